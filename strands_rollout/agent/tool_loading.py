@@ -5,13 +5,18 @@ lost is an outage, never an answer that the policy is to learn from.
 """
 
 import asyncio
+import contextlib
 import difflib
 import functools
 import importlib
+import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, Final
 
@@ -29,8 +34,14 @@ from strands_rollout.settings import McpServer
 
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
+_LOGGER: Final = logging.getLogger(__name__)
+# that log a traceback of hundreds of lines for each agent that can't have its server's tools
+_TRACEBACK_LOGGERS: Final = ("strands.tools.mcp.mcp_client", "strands.tools.registry")
+_HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
+# for so long a server that did not start is not started again, by the hundreds of episodes that wait for it
+_NOT_AGAIN_S: Final = 5.0
 # a server that starts among hundreds would not be there in time
 _STARTING: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
 
@@ -79,21 +90,31 @@ class GuardedMcpClient(ToolProvider):
         self._name = name
         self._consumers: set[Any] = set()
         self.may_be_lost = False  # then the connection is tried before another agent relies on it
-        self._lock = threading.RLock()  # Strands' client has none, and agents' finalizers may come in between
+        self._lock = threading.Lock()  # Strands' client has none
+        self._failure = ""  # why its last start failed
+        self._failed_at = -_NOT_AGAIN_S
+        for logger in map(logging.getLogger, _TRACEBACK_LOGGERS):
+            logger.addFilter(_hides_tracebacks)
+        # Strands' client does so where its own thread has ended
+        warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
         """Connect if need be; the server's tools.
 
         Raises:
-            SandboxError: The server can't be reached.
+            SandboxError: The server can't be reached, or could not a moment ago.
         """
-        with foreign_code("Strands wraps what the connection raised") as outcome, self._lock, _STARTING:
-            if self.may_be_lost:
-                self._drop_lost_connection()
-            tools = await self._client.load_tools(**kwargs)
-        if (error := outcome.error) is not None:
-            why = masked_text(str(error.__cause__ or error))
-            raise SandboxError(f"the MCP server {self._name!r} did not start: {why}") from error
+        with self._lock:
+            if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
+                raise SandboxError(self._failure)
+            with foreign_code("Strands wraps what the connection raised") as outcome, _STARTING, _hidden_tracebacks():
+                if self.may_be_lost:
+                    self._drop_lost_connection()
+                tools = await self._client.load_tools(**kwargs)
+            if (error := outcome.error) is not None:
+                self._failure = f"the MCP server {self._name!r} did not start: {masked_text(_first_cause(error))}"
+                self._failed_at = time.monotonic()
+                raise SandboxError(self._failure) from error
         return [_GuardedTool(tool, self) for tool in tools]
 
     def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
@@ -103,10 +124,20 @@ class GuardedMcpClient(ToolProvider):
             self._client.add_consumer(consumer_id, **kwargs)
 
     def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
-        """See `ToolProvider`."""
-        with self._lock:
+        """See `ToolProvider`; returns at once.
+
+        Agents call this in their finalizers, on whatever thread collects garbage: it may be the client's own, for which
+        the holder of the lock waits.
+        """
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the connection with it
+            threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
+
+    def _remove(self, consumer_id: object, **kwargs: object) -> None:
+        with self._lock, foreign_code("the kind depends on how the connection ended") as outcome, _hidden_tracebacks():
             self._consumers.discard(consumer_id)
             self._client.remove_consumer(consumer_id, **kwargs)
+        if outcome.error is not None:
+            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(outcome.error)))
 
     def _drop_lost_connection(self) -> None:
         """Let the client connect anew, though other agents use it yet."""
@@ -160,6 +191,30 @@ class _GuardedTool(AgentTool):
             raise self._client.lost(outcome.error) from outcome.error
 
 
+@contextlib.contextmanager
+def _hidden_tracebacks() -> Iterator[None]:
+    token = _HIDES_TRACEBACKS.set(True)
+    try:
+        yield
+    finally:
+        _HIDES_TRACEBACKS.reset(token)
+
+
+def _hides_tracebacks(record: logging.LogRecord) -> bool:
+    """Whether a record is shown: not what Strands logs of an error that the episode reports in one line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_HIDES_TRACEBACKS.get() or isinstance(error, SandboxError))
+
+
+def _first_cause(error: BaseException) -> str:
+    """What all began with: `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
+    text = str(error)
+    while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
+        error = below
+        text = str(error) or text
+    return text
+
+
 def _is_clients_own(result: object) -> bool:
     if not isinstance(result, dict) or result.get("status") != "error":
         return False
@@ -188,6 +243,22 @@ def load_tools(named: Sequence[str | McpServer]) -> list[AgentTool | ToolProvide
         paths = [one if isinstance(one, str) else one.shown_name for one in named]
         raise ToolError(f"tools {paths} hold more than one tool named {', '.join(doubled)}; names must be unique")
     return tools
+
+
+async def try_tools(named: Sequence[str | McpServer]) -> None:
+    """Load tools as an episode does, and connect once to each MCP server among them.
+
+    Raises:
+        ToolError: See `load_tools`.
+        SandboxError: A server can't be reached.
+    """
+    for provider in load_tools(named):
+        if isinstance(provider, GuardedMcpClient):
+            provider.add_consumer(try_tools)
+            try:
+                await provider.load_tools()
+            finally:
+                provider.remove_consumer(try_tools)
 
 
 def load_conversation_manager(path: str | None) -> ConversationManager | None:

@@ -19,7 +19,7 @@ import yaml
 
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, skipped, warning
-from strands_rollout.errors import ConfigError, PromptError, RolloutError
+from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.evaluation.rows import Row, each_row
 from strands_rollout.files import MAX_JSON_BYTES, open_regular, read_regular
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
@@ -32,6 +32,7 @@ _INDEX: Final = "model.safetensors.index.json"
 # no file of weights is this small; what git leaves in place of one is
 _SMALLEST_WEIGHTS: Final = 1024
 _IMPORTABLE: Final = "correct it; a module of your own must be installed, or its folder be on PYTHONPATH"
+_REACHABLE: Final = "start it, or correct its command or URL"
 _ROWS: Final = 200
 _SCRIPTS: Final = {
     "dapo-math-17k": "dapo_math_17k",
@@ -146,8 +147,8 @@ def _load_named(settings: RolloutSettings) -> Iterator[Finding]:
 
     load = tool_loading.load_function
     steps: dict[str, Callable[[], object]] = {
-        "tools": lambda: tool_loading.load_tools(settings.tools),
-        "row_tools": lambda: tool_loading.load_tools(settings.row_tools),
+        "tools": lambda: asyncio.run(tool_loading.try_tools(settings.tools)),
+        "row_tools": lambda: asyncio.run(tool_loading.try_tools(settings.row_tools)),
         "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent"),
         "environment": lambda: settings.environment and load(settings.environment, "an environment"),
         "resources": lambda: [load(path, "a resource") for path in settings.resources.values()],
@@ -163,7 +164,7 @@ def _load_named(settings: RolloutSettings) -> Iterator[Finding]:
             step()
         except RolloutError as e:
             all_loaded = False
-            yield error(f"config: {name}", str(e), _IMPORTABLE)
+            yield error(f"config: {name}", str(e), _REACHABLE if isinstance(e, SandboxError) else _IMPORTABLE)
     if all_loaded:
         tools = ", ".join(tool if isinstance(tool, str) else tool.shown_name for tool in settings.tools) or "none"
         yield good("config: names", f"tools {tools} and all else that the settings name can be loaded")

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -136,6 +137,27 @@ async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokeni
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "sandbox_error")
     assert "the MCP server 'none' did not start" in played.facts["error"]
     assert "no-such-program" in played.facts["error"]
+
+
+async def test_a_server_that_refuses_connections_fails_all_episodes_at_once_and_is_tried_once(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Garbage is collected on every thread, the client's own among them: finalizers must wait for nothing there."""
+    url = "http://127.0.0.1:1/mcp"
+    frequency = gc.get_threshold()
+    gc.set_threshold(10)
+    try:
+        async with FakeSGLang([]) as fake:
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={"tools": [url]})
+            rows = [Sample(prompt="?", index=index) for index in range(8)]
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(generate(args, row, {"max_new_tokens": 64}) for row in rows))
+    finally:
+        gc.set_threshold(*frequency)
+    assert {row.metadata["strands_rollout"]["stop_reason"] for row in rows} == {"sandbox_error"}
+    for row in rows:
+        assert re.search("did not start: .*Connect call failed", row.metadata["strands_rollout"]["error"])
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def test_names_are_prefixed_and_filtered(shipped_tokenizer: Any, served: str) -> None:

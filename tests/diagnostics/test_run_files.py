@@ -174,6 +174,11 @@ def test_what_settings_name_must_be_there(name: str, value: str, word: str, tmp_
     assert_fault(found, f"config: {name}", "error", word, remedy="PYTHONPATH")
 
 
+def test_a_server_that_is_down_is_an_error(tmp_path: Path) -> None:
+    found = config(tmp_path, "strands_rollout: {tools: ['http://127.0.0.1:1/mcp']}")
+    assert_fault(found, "config: tools", "error", "http://127.0.0.1:1/mcp", "did not start", remedy="start it")
+
+
 def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {}\nrollout_batch_size: 4")
     assert_fault(found, "config: other keys", "warning", "rollout_batch_size", remedy="command line")

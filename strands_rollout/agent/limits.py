@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from strands import Agent
 from strands.hooks import (
+    AfterToolCallEvent,
     AfterToolsEvent,
     BeforeModelCallEvent,
     BeforeToolCallEvent,
@@ -124,6 +125,7 @@ class EpisodeWatch(HookProvider):
         registry.add_callback(BeforeModelCallEvent, self._before_model_call)
         registry.add_callback(BeforeToolsEvent, self._before_tools)
         registry.add_callback(BeforeToolCallEvent, self._before_tool_call)
+        registry.add_callback(AfterToolCallEvent, self._after_tool_call)
         registry.add_callback(AfterToolsEvent, self._after_tools)
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
@@ -142,6 +144,11 @@ class EpisodeWatch(HookProvider):
             given = event.tool_use["input"]  # which a user's hook may have changed
             reason = given.get("reason") if isinstance(given, dict) else None
             event.cancel_tool = failure_message(str(reason or "it does not follow the format"))
+
+    def _after_tool_call(self, event: AfterToolCallEvent[Any]) -> None:
+        is_answered = event.cancel_message is not None or event.result["status"] != "error"
+        if event.selected_tool is None and not is_answered:  # nor by a hook or middleware
+            self._stats.count_unknown(event.tool_use)
 
     def _after_tools(self, event: AfterToolsEvent) -> None:
         if self._stats.infrastructure_error is not None:

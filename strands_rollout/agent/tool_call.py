@@ -34,15 +34,15 @@ class ToolStats:
     Attributes:
         seconds: Wall-clock time in tools; parallel calls each count.
         waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
-        errors: Results with status error, time-outs included.
+        errors: Results with status error, time-outs and calls of unknown tools included.
         timeouts: Calls that were cut at the limit.
         infrastructure_error: The first failure of the sandbox itself, which is never the policy's fault.
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
-        calls: In the order of their ends: `id`, `tool`, `status` (success, error or timeout), `s` (seconds), `at_s`
-            (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code tool
-            ran: `code_tool.tool.CALL_OUTCOME`.
+        calls: In the order of their ends: `id`, `tool`, `status` (success, error, timeout or unknown), `s` (seconds),
+            `at_s` (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code
+            tool ran: `code_tool.tool.CALL_OUTCOME`.
     """
 
     seconds: float = 0.0
@@ -56,6 +56,12 @@ class ToolStats:
     waited_s: float = 0.0
     _running: int = 0
     _since: float = 0.0
+
+    def count_unknown(self, tool_use: ToolUse) -> None:
+        """Count a call of a tool that the agent does not have."""
+        self.errors += 1
+        call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
+        self.calls.append({**call, "s": 0.0, "at_s": began_at_s(0.0)})
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:

@@ -101,6 +101,7 @@ class CodeCalls:
     run_s: float = 0.0  # seconds that they ran
     timeouts: int = 0  # how many the time limit ended
     killed: int = 0  # how many ended by another limit, or by a signal
+    nonzero_exits: int = 0  # how many ended by themselves with an error, such as an exception
 
     def add(self, result: ExecutionResult) -> None:
         """Count one result."""
@@ -109,6 +110,7 @@ class CodeCalls:
         self.run_s += result.duration_s
         self.timeouts += result.timed_out
         self.killed += result.killed_by is not None and not result.timed_out
+        self.nonzero_exits += bool(result.exit_code) and result.killed_by is None and not result.timed_out
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:

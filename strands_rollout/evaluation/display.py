@@ -194,7 +194,9 @@ def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"{data_set['scored']} of {data_set['planned']} samples scored, {data_set['without_answer']} without an "
-        f"answer; {data_set['tool_calls']} tool calls, {data_set['tool_errors']} with an error; "
+        f"answer; {data_set['tool_calls']} tool calls, {data_set['tool_errors']} with an error, "
+        f"{data_set['unknown_tools']} of them "
+        f"of tools that do not exist; {data_set['nonzero_exits']} pieces of code exited with an error; "
         f"{data_set['sampled_tokens']} sampled tokens"
     )
     yield f"stop reasons: {_listed(data_set['stop_reasons']) or 'none'}"

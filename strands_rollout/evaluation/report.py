@@ -201,6 +201,8 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "sampled_tokens": sum(result.sampled_tokens for result in scored),
         "tool_calls": sum(result.tool_calls for result in scored),
         "tool_errors": sum(result.tool_errors for result in scored),
+        "unknown_tools": sum(result.unknown_tools for result in scored),
+        "nonzero_exits": sum(result.nonzero_exits for result in scored),
         "drift": _drift(scored),
         "by_problem": problems,
     }

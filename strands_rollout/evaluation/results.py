@@ -106,6 +106,8 @@ class SampleResult(_Read):
     turns: NonNegativeInt
     tool_calls: NonNegativeInt
     tool_errors: NonNegativeInt
+    unknown_tools: NonNegativeInt = 0  # older runs have neither
+    nonzero_exits: NonNegativeInt = 0
     seconds: float
     weight_versions: list[str]
     violations: list[str]

@@ -59,7 +59,7 @@ EXIT_INTERRUPTED: Final = 130
 REPORT_NAME: Final = "report.json"
 _LEAST_PATIENCE: Final = 8
 _MOST_ERRORS: Final = 5
-_COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "parse_failures")
+_COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "unknown_tools", "parse_failures")
 
 
 def run_evaluation(options: EvalOptions) -> int:
@@ -259,6 +259,7 @@ def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
         "prompt_tokens": len(sample.tokens) - sample.response_length,
         "response_tokens": sample.response_length,
         **{name: facts.get(name, 0) for name in _COUNTS},
+        "nonzero_exits": facts.get("code", {}).get("nonzero_exits", 0),
         "seconds": facts.get("duration_s", 0.0),
         "weight_versions": list(dict.fromkeys(str(version) for version in versions if version is not None)),
         "violations": [*outcome.contract_violations, *outcome.tito_violations],

@@ -366,6 +366,7 @@ def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) 
         "user_turns": episode.user_turns,
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
+        "unknown_tools": sum(call["status"] == "unknown" for call in episode.tools.calls),
         "tool_s": episode.tools.seconds,
         "calls": episode.tools.calls,
         "code": asdict(code_calls),

@@ -56,6 +56,7 @@ async def test_each_call_starts_fresh_and_the_policy_is_told_so(shipped_tokenize
     done = await run(shipped_tokenizer, [call_text("x = 1"), call_text("x"), ANSWER])
     assert done.sample.status.value == "completed"
     assert "NameError" in done.context_after(1)
+    assert (done.facts["code"]["calls"], done.facts["code"]["nonzero_exits"]) == (2, 1)
     prompt = done.decode(done.fake.requests[0].input_ids)
     assert "Each call starts fresh: variables and files are not kept." in prompt
     assert "Installed besides the standard library: numpy, sympy." in prompt
@@ -124,7 +125,14 @@ async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_
 
 async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], settings=own())
-    assert done.facts["code"] == {"calls": 2, "queued_s": 0.5, "run_s": 1.0, "timeouts": 0, "killed": 0}
+    assert done.facts["code"] == {
+        "calls": 2,
+        "queued_s": 0.5,
+        "run_s": 1.0,
+        "timeouts": 0,
+        "killed": 0,
+        "nonzero_exits": 0,
+    }
 
 
 @pytest.mark.parametrize(

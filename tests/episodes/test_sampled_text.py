@@ -309,6 +309,7 @@ async def test_a_tool_of_an_internal_name_is_an_unknown_one(shipped_tokenizer: A
     assert others == ["Unknown tool: invalid_tool_call", "(1) 0 0.0 None False None"]
     assert results_after(done, 2) == others[:1]
     assert (done.facts["parse_failures"], done.facts["tool_calls"]) == (1, len(INTERNAL_NAMES) + 3)
+    assert (done.facts["unknown_tools"], done.facts["tool_errors"]) == (len(INTERNAL_NAMES) + 2,) * 2
     assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
 
 

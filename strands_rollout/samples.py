@@ -238,6 +238,7 @@ METADATA_VERSION: Final = 2
 RESUME_KEY: Final = "resume"
 FAN_OUT_KEY: Final = "fan_out"
 SCORE_KEY: Final = "environment_score"
+QUESTION_KEY: Final = "question"  # what the environment asked in place of the row
 REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there

@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout.agent.tool_loading import load_function
 from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
@@ -209,6 +209,7 @@ class EpisodeContext:
         task: With resources, environment and the environment's tools.
         timeout_s: Seconds that each step of the environment, and each opening, may take.
         should_abort: Ends them.
+        question: What the environment asks in place of the row; None for the row's.
 
     Raises:
         EnvironmentFaultError: By each step: the environment failed, or gave something else than expected.
@@ -217,6 +218,7 @@ class EpisodeContext:
     task: Task
     timeout_s: float | None
     should_abort: Callable[[], bool]
+    question: str | None = None
 
     @property
     def answers(self) -> bool:
@@ -254,16 +256,17 @@ class EpisodeContext:
             "if it likes, one as `acc`"
         )
 
-    async def prepare(self) -> Task:
-        """Bring the environment into its first state; the task, with its message in the row's place if it gave one."""
+    async def prepare(self) -> Self:
+        """Bring the environment into its first state; its message takes the row's place if it gave one."""
         if not hasattr(self.task.environment, "prepare"):
-            return self.task
+            return self
         said = await self._asked("prepare")
         if said is None:
-            return self.task
+            return self
         if not isinstance(said, str) or not said.strip():
             raise EnvironmentFaultError(f"environment.prepare gave {_shown(said)}; expected text, or None")
-        return replace(self.task, messages=[*self.task.messages[:-1], {"role": "user", "content": [{"text": said}]}])
+        messages = [*self.task.messages[:-1], {"role": "user", "content": [{"text": said}]}]
+        return replace(self, task=replace(self.task, messages=messages), question=said)
 
     async def _asked(self, name: str, *given: object) -> object:
         return await self.guarded(f"environment.{name}", getattr(self.task.environment, name), *given)
@@ -322,8 +325,8 @@ async def open_context(
         if settings.environment is not None:
             context = await _with_environment(stack, settings.environment, context)
         prepared = await context.prepare()
-        with running(prepared):
-            yield replace(context, task=prepared)
+        with running(prepared.task):
+            yield prepared
 
 
 async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeContext) -> EpisodeContext:

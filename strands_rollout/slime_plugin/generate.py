@@ -21,7 +21,7 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_co
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
-from strands_rollout.samples import METADATA_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
+from strands_rollout.samples import METADATA_KEY, QUESTION_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
@@ -145,6 +145,8 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     facts["sampling_params"] = dict(job.sampling_params)
     if finished.score is not None:
         facts[SCORE_KEY] = finished.score
+    if finished.question is not None:
+        facts[QUESTION_KEY] = finished.question
     segments = segments if job.fans_out else []
     return sample_writer.siblings(job.args, job.sample, segments, max_staleness=settings.max_staleness)
 
@@ -180,6 +182,7 @@ class _Finished:
     code_calls: CodeCalls
     sub_agents: AgentModels
     score: dict[str, Any] | None
+    question: str | None  # what the environment asked in place of the row
 
 
 async def _run(job: RolloutJob) -> _Finished:
@@ -187,7 +190,7 @@ async def _run(job: RolloutJob) -> _Finished:
     await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
     model = job.build_model()
     task = await _task(job, model)
-    code_calls = CodeCalls(**resume.code) if resume else CodeCalls()
+    code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(lambda name: job.build_model(name, lambda: sub_agents.is_closed or job.should_abort()))
@@ -197,13 +200,14 @@ async def _run(job: RolloutJob) -> _Finished:
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
                 async with open_context(settings, task, job.should_abort) as opened:
+                    question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
                     episode = await _play(job, model, opened.task, self_timed, answer)
                     score = await opened.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
             else:
                 with running(task):
                     episode, score = await _play(job, model, task, self_timed), None
-    return _Finished(model, episode, code_calls, sub_agents, score)
+    return _Finished(model, episode, code_calls, sub_agents, score, question)
 
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:

@@ -13,7 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from strands_rollout.agent.stop_reason import EpisodeProgress
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
 from strands_rollout.model.trajectory import Part, Trajectory
-from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, RESUME_KEY, SampleLike, episode_facts, statuses_of
+from strands_rollout.samples import (
+    METADATA_KEY,
+    METADATA_VERSION,
+    QUESTION_KEY,
+    RESUME_KEY,
+    SampleLike,
+    episode_facts,
+    statuses_of,
+)
 from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 logger = logging.getLogger(__name__)
@@ -227,6 +235,7 @@ class Beginning:
     resume: ResumeState | None = None  # None to start afresh
     aborts: int = 0  # how often the sample has come back ABORTED
     resumes: int = 0  # how often it was resumed, this time included
+    question: str | None = None  # what an environment had asked in place of the row
 
 
 def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
@@ -247,7 +256,7 @@ def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
     ]
     sample.status, sample.reward, sample.remove_sample = statuses_of(sample).PENDING, None, False
     sample.metadata = {key: value for key, value in sample.metadata.items() if key != METADATA_KEY}
-    return Beginning(resume, aborts, resumes)
+    return Beginning(resume, aborts, resumes, facts.get(QUESTION_KEY))
 
 
 def _count(facts: Mapping[str, Any], name: str) -> int:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from strands_rollout import tool_parsers as parsers
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.files import Json
-from strands_rollout.samples import FinishedSample, SampleLike, fan_out_part, kept
+from strands_rollout.samples import QUESTION_KEY, FinishedSample, SampleLike, fan_out_part, kept
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.drift import (
     Placed,
@@ -178,7 +178,7 @@ class RenderCheck:
         is_rewritten = isinstance(segments, int) and segments > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._encoding_difference(context)
-        question = _last_user_text(getattr(episode.sample, "prompt", None))
+        question = episode.facts.get(QUESTION_KEY, _last_user_text(getattr(episode.sample, "prompt", None)))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
         at = len(context) - sum(map(len, self._split(context)[-len(expected) :]))
         if found := self._template_difference(context[at:], expected, has_free_start=True):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from family_episodes import ENDINGS, play
 from family_templates import CHATML, HERMES, TEMPLATES, tokenizer_with
-from harness import ANSWER, call_text, run
+from harness import ANSWER, TOOL_CALL, call_text, run
 from saved import Parts, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 
@@ -42,6 +42,18 @@ async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -
     assert (found.turn_drift, found.text_drift, found.off_policy, found.first, found.mismatches) == (0, 0, 0, None, [])
     assert found.sampled_tokens == sum(sample.loss_mask)
     assert found.classes == dict.fromkeys(CLASSES, 0)
+
+
+async def test_the_question_is_the_environments_where_it_asks_another(tokenizer: Any) -> None:
+    settings = {"environment": "strands_rollout.examples.guessing_game.GuessingGame", "tools": []}
+    sample = Sample(prompt="Play.", label="37")
+    played = await run(
+        tokenizer,
+        [TOOL_CALL.format(name="guess", arguments='{"number": 37}'), ANSWER],
+        settings=settings,
+        sample=sample,
+    )
+    assert measured(tokenizer, played.sample).mismatches == []
 
 
 async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None:

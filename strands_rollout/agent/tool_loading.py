@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.hooks import HookProvider
@@ -31,6 +31,9 @@ from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import SandboxError, ToolError, foreign_code
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
+
+Named: TypeAlias = Sequence[str | McpServer]
+"""Tools as the settings name them."""
 
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
@@ -222,7 +225,7 @@ def _is_clients_own(result: object) -> bool:
     return any(text.startswith(_CLIENTS_OWN) for text in texts)
 
 
-def load_tools(named: Sequence[str | McpServer]) -> list[AgentTool | ToolProvider]:
+def load_tools(named: Named) -> list[AgentTool | ToolProvider]:
     """Resolve names of tools to Strands tools.
 
     Args:
@@ -245,7 +248,7 @@ def load_tools(named: Sequence[str | McpServer]) -> list[AgentTool | ToolProvide
     return tools
 
 
-async def try_tools(named: Sequence[str | McpServer]) -> None:
+async def try_tools(named: Named) -> None:
     """Load tools as an episode does, and connect once to each MCP server among them.
 
     Raises:

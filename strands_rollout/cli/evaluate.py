@@ -58,7 +58,7 @@ def evaluate(
     defaults = _REAL if given["base_url"] is not None else _EMBEDDED
     given |= {name: given[name] or default for name, default in defaults.items()}
     given["data"] = given["data"] or []
-    given["out"] = given["out"] or Path("eval_results") / time.strftime("%Y%m%d-%H%M%S")
+    given["out"] = given["out"] or Path("eval_results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     raise typer.Exit(run_evaluation(made(EvalOptions, given, sampling=made(Sampling, given), ks=ks)))
 
 

@@ -1,5 +1,6 @@
 """Options of several commands, commands whose options are a dataclass, and `config`, which prints settings."""
 
+import asyncio
 import functools
 import json
 from collections.abc import Callable
@@ -96,9 +97,10 @@ def config(
     ] = None,
     as_json: JsonLine = False,
 ) -> None:
-    """Check a configuration, and print every setting with its meaning and its value.
+    """Check a configuration and all that it names, and print every setting with its meaning and its value.
 
-    What is printed is itself a valid configuration, with secrets masked. Exits with 2 if the file can't be used.
+    What is printed is itself a valid configuration, with secrets masked. Exits with 2 if the file
+    can't be used, or names what is not there.
     """
     from strands_rollout.settings import (
         MASK_NOTE,
@@ -115,3 +117,7 @@ def config(
     typer.echo(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
+    if file is not None:
+        from strands_rollout.slime_plugin.config_file import check_names
+
+        asyncio.run(check_names(file, settings))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ _TRACKER: Final = "latest_checkpointed_iteration.txt"
 _INDEX: Final = "model.safetensors.index.json"
 # no file of weights is this small; what git leaves in place of one is
 _SMALLEST_WEIGHTS: Final = 1024
-_IMPORTABLE: Final = "correct it; a module of your own must be installed, or its folder be on PYTHONPATH"
+_IMPORTABLE: Final = "correct it; a module of your own must be beside the file, installed, or in a folder on PYTHONPATH"
 _REACHABLE: Final = "start it, or correct its command or URL"
 _ROWS: Final = 200
 _SCRIPTS: Final = {
@@ -135,37 +135,18 @@ def check_config(question: Question) -> Iterator[Finding]:
     if others := sorted(str(key) for key in yaml.safe_load(yaml_text(path)) if key != KEY):
         found = f"{path} also sets {', '.join(others)}: slime lets these override its command line, in silence"
         yield warning("config: other keys", found, "give them on slime's command line instead")
-    yield from _load_named(settings)
+    yield from _load_named(path, settings)
 
 
-def _load_named(settings: RolloutSettings) -> Iterator[Finding]:
-    """An error for each setting whose named thing can't be loaded; the tools first, which may register parsers."""
-    from strands_rollout.agent import tool_loading
-    from strands_rollout.code_tool.executors import make_executor
-    from strands_rollout.slime_plugin.slime_adapter import load_should_abort
-    from strands_rollout.tool_parsers import AUTO, get_parser
+def _load_named(path: Path, settings: RolloutSettings) -> Iterator[Finding]:
+    """An error for each setting whose named thing can't be loaded, or whose server can't be reached."""
+    from strands_rollout.slime_plugin.config_file import named_faults, search_beside
 
-    load = tool_loading.load_function
-    steps: dict[str, Callable[[], object]] = {
-        "tools": lambda: asyncio.run(tool_loading.try_tools(settings.tools)),
-        "row_tools": lambda: asyncio.run(tool_loading.try_tools(settings.row_tools)),
-        "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent"),
-        "environment": lambda: settings.environment and load(settings.environment, "an environment"),
-        "resources": lambda: [load(path, "a resource") for path in settings.resources.values()],
-        "hooks": lambda: tool_loading.load_hooks(settings.hooks),
-        "conversation_manager": lambda: tool_loading.load_conversation_manager(settings.conversation_manager),
-        "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
-        "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
-        "executor": lambda: asyncio.run(make_executor(settings.executor).aclose()),
-    }
-    all_loaded = True
-    for name, step in steps.items():
-        try:
-            step()
-        except RolloutError as e:
-            all_loaded = False
-            yield error(f"config: {name}", str(e), _REACHABLE if isinstance(e, SandboxError) else _IMPORTABLE)
-    if all_loaded:
+    search_beside(path)
+    faults = asyncio.run(named_faults(settings, connects=True))
+    for name, fault in faults:
+        yield error(f"config: {name}", str(fault), _REACHABLE if isinstance(fault, SandboxError) else _IMPORTABLE)
+    if not faults:
         tools = ", ".join(tool if isinstance(tool, str) else tool.shown_name for tool in settings.tools) or "none"
         yield good("config: names", f"tools {tools} and all else that the settings name can be loaded")
 

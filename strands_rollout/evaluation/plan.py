@@ -23,7 +23,8 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
-from strands_rollout.settings import RolloutSettings, read_config_file, yaml_text
+from strands_rollout.settings import RolloutSettings, yaml_text
+from strands_rollout.slime_plugin.config_file import read_checked_config
 from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -319,9 +320,9 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
     return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
 
 
-def load_settings(options: EvalOptions) -> RolloutSettings:
+async def load_settings(options: EvalOptions) -> RolloutSettings:
     """The settings of --config, with the shipped model's executor where they name none and it is served."""
-    settings = RolloutSettings() if options.config is None else read_config_file(options.config)
+    settings = RolloutSettings() if options.config is None else await read_checked_config(options.config)
     runs_own_code = options.base_url is None and options.model_dir is None
     if runs_own_code and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})

@@ -90,7 +90,7 @@ def run_evaluation(options: EvalOptions) -> int:
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings, sets = load_settings(options), load_sets(options, note)
+    settings, sets = await load_settings(options), load_sets(options, note)
     for chosen in sets:
         chosen.check_settings(settings)
         samples = chosen.sampling.samples
@@ -324,6 +324,7 @@ def run_demo(options: DemoOptions) -> Summary:
 async def _demo(options: DemoOptions) -> Summary:
     log = make_console(stderr=True)
     rows = read_rows(options.data or shipped_rows(), options.samples)
+    check_writable(options.dump_dir)
     started = time.monotonic()
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
@@ -355,6 +356,13 @@ async def _demo(options: DemoOptions) -> Summary:
         print_summary(console, outcomes, summary, seconds=seconds)
         console.print(f"all samples: {written}", soft_wrap=True)
     return summary
+
+
+def check_writable(folder: Path) -> None:
+    """Raise ConfigError where no dump can be written to a folder, which may have to be made."""
+    existing = next(place for place in (folder, *folder.resolve().parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ConfigError(f"{existing} is no folder that can be written to; choose another one with --dump")
 
 
 def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedTokenizerBase = None) -> Path:

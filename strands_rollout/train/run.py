@@ -21,7 +21,8 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
-from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, read_config_file
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
+from strands_rollout.slime_plugin.config_file import read_checked_config
 from strands_rollout.train.batch import TrainingMethod
 from strands_rollout.train.curves import NOT_DRAWN, can_draw, draw_run
 from strands_rollout.train.options import TrainOptions
@@ -76,7 +77,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
 
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = _settings(options, method), TrainFolder(options.out)
+    settings, folder = await _settings(options, method), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
@@ -149,11 +150,11 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
+async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
     if options.config is None:
         settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
     else:
-        settings = read_config_file(options.config)
+        settings = await read_checked_config(options.config)
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "

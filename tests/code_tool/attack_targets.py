@@ -106,33 +106,13 @@ class FileFact(SecretFile):
     def __init__(self, stage: Stage, fact: str) -> None:
         super().__init__(stage)
         path = Path(self.facts["path"])
-        if fact == "time":
-            os.utime(path, ns=(0, secrets.randbelow(10**18)))
-            self.secret = str(path.stat().st_mtime_ns)
-        elif fact == "link":
+        if fact == "link":
             (path.parent / "link").symlink_to(self.secret)
         elif fact == "attribute":
             with contextlib.suppress(OSError):  # where files have no attributes
                 os.setxattr(path, "user.label", self.secret.encode())
         elif fact == "name":
             (path.parent / self.secret).touch()
-
-
-class SharedMemoryFile(Target):
-    """A file in /dev/shm, as processes share tensors; anybody may read and write it."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage)
-        self._path = Path("/dev/shm", self.name)
-        self._path.write_text(self.secret)
-        self._path.chmod(0o666)
-        self.facts |= {"path": str(self._path)}
-
-    def seen(self) -> bool:
-        return self._path.read_text() != self.secret
-
-    def close(self) -> None:
-        self._path.unlink()
 
 
 class SystemFile(Target):

@@ -80,23 +80,9 @@ def stopped(result: ExecutionResult) -> bool:
 _LOOPS: Final = (
     Disturbance("loop", "while True: pass", timed_out),
     Disturbance("loop-in-c", "sum(range(10**12))", timed_out),
-    Disturbance("loop-in-a-number", "10 ** 10 ** 10", timed_out),
-    Disturbance("loop-in-a-pattern", "import re\nre.match('(a*)*b', 'a' * 40)", timed_out),
-    Disturbance("sleep", "import time\ntime.sleep(99)", timed_out),
-    Disturbance("wait-for-input", "import os\nos.read(os.pipe()[0], 1)", timed_out),
     Disturbance(
         "loop-with-all-signals-blocked",
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))\nwhile True: pass",
-        timed_out,
-    ),
-    Disturbance(
-        "loop-with-all-signals-ignored",
-        """
-import signal
-for s in set(signal.Signals) - {9, 19}:
-    signal.signal(s, signal.SIG_IGN)
-while True: pass
-""",
         timed_out,
     ),
     Disturbance(
@@ -107,25 +93,9 @@ while True: pass
         "import threading, time\nthreading.Thread(target=time.sleep, args=(99,)).start()",
         timed_out,
     ),
-    Disturbance(
-        "threads-that-spin-after-the-end",
-        "import threading\ndef spin():\n    while True: pass\nfor _ in range(8): threading.Thread(target=spin).start()",
-        timed_out,
-    ),
     Disturbance("exit-handler-that-never-ends", "import atexit, time\natexit.register(time.sleep, 99)", timed_out),
-    Disturbance("loop-in-del", "class A:\n    def __del__(self):\n        while True: pass\nA()", timed_out),
     Disturbance("stopped-by-itself", "import os\nos.kill(os.getpid(), 19)", timed_out),
-    Disturbance(
-        "output-that-pretends-to-be-in-time",
-        "print('x' * 100, flush=True)\nwhile True: print(end='', flush=True)",
-        timed_out,
-    ),
     Disturbance("closed-output", "import os\nos.close(1); os.close(2)\nwhile True: pass", timed_out),
-    Disturbance(
-        "nice-and-slow",
-        "import os, time\nos.nice(19)\nwhile True: time.sleep(0)",
-        lambda r: timed_out(r) or r.exit_code == 1,
-    ),
     Disturbance(
         "stdout-without-an-end",
         """
@@ -162,10 +132,6 @@ while True:
 
 _OUTPUTS: Final = (
     Disturbance("endless-stdout", "while True: print('x' * 1000)", cut),
-    Disturbance("endless-stderr", "import sys\nwhile True: sys.stderr.write('x' * 1000)", cut),
-    Disturbance("endless-line", "import sys\nwhile True: sys.stdout.write('x')", lambda r: timed_out(r) or cut(r), 0.3),
-    Disturbance("endless-bytes", "import os\nwhile True: os.write(1, bytes(range(256)) * 256)", cut),
-    Disturbance("one-huge-line", "print('x' * 10**8)", cut),
     Disturbance("invalid-text", "import os\n_ = os.write(1, b'\\xff\\xfe\\xc3')", ended(stdout="\ufffd\ufffd\ufffd")),
     Disturbance("zero-bytes", "print('\\0' * 3)", ended(stdout="\0\0\0\n")),
     Disturbance("lone-surrogates", "print('\\ud800')", ended(stdout="\\ud800\n")),
@@ -179,16 +145,10 @@ raise TimeoutError('time limit')
 """,
         ended(1),
     ),
-    Disturbance("terminal-codes", "print('\\x1b[2J\\r\\x1b]0;x\\7')", ended(stdout="\x1b[2J\r\x1b]0;x\x07\n")),
     Disturbance(
         "output-after-nonblocking",
         "import os\nos.set_blocking(1, False)\nos.set_blocking(2, False)\nprint('a')",
         ended(stdout="a\n"),
-    ),
-    Disturbance(
-        "printed-by-many-threads",
-        "import threading\n[threading.Thread(target=print, args=('x' * 9,)).start() for _ in range(9)]",
-        ended(),
     ),
 )
 
@@ -196,44 +156,19 @@ raise TimeoutError('time limit')
 _ENDS: Final = (
     Disturbance("hard-exit", "import os\nprint('a', flush=True)\nos._exit(7)", ended(7, "a\n")),
     Disturbance("hard-exit-as-if-killed", "import os; os._exit(137)", ended(137, "")),
-    Disturbance("hard-exit-as-if-ended", "import os; os._exit(143)", ended(143, "")),
     Disturbance("exit-of-a-giant-number", "import sys\nsys.exit(10**30)", survived),
     Disturbance(
         "exit-with-an-object", "import sys\nclass A:\n    def __str__(self): raise ValueError\nsys.exit(A())", survived
     ),
-    Disturbance(
-        "success-after-failure", "import os\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    os._exit(0)", ended(0, "")
-    ),
     Disturbance("abort", "import os; os.abort()", died(6)),
-    Disturbance("null-pointer", "import ctypes; ctypes.string_at(0)", died(11)),
     Disturbance("kill-itself", "import os\nos.kill(os.getpid(), 9)", died(9)),
-    Disturbance("terminate-itself", "import os\nos.kill(os.getpid(), 15)", died(15)),
-    Disturbance(
-        "alarm-itself", "import signal, time\nsignal.setitimer(signal.ITIMER_REAL, 0.01)\ntime.sleep(9)", died(14)
-    ),
     Disturbance("interrupt-itself", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)", survived),
     Disturbance("stack-overflow", "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", survived, 0.5),
-    Disturbance(
-        "stack-overflow-in-c",
-        "import sys\nsys.setrecursionlimit(10**9)\nx = []\nfor _ in range(2 * 10**5): x = [x]\nrepr(x)",
-        survived,
-    ),
-    Disturbance(
-        "storm-of-signals",
-        """
-import os, signal
-signal.signal(10, lambda *_: None)
-for _ in range(3000): os.kill(os.getpid(), 10)
-print('a')
-""",
-        ended(stdout="a\n"),
-    ),
     Disturbance("close-everything", "import os\nos.closerange(0, 1000)", ended()),
     Disturbance(
         "swap-descriptors", "import os\nfor i in range(3, 30): os.dup2(1, i)\nos.dup2(2, 1)\nprint('a')", ended()
     ),
     Disturbance("closed-stdout", "import sys\nsys.stdout.close()\nprint('a')", ended(1)),
-    Disturbance("detached-stdout", "import sys\nsys.stdout.detach()\nprint('a')", ended(None)),
     Disturbance(
         "stdout-that-raises",
         """
@@ -246,7 +181,6 @@ print('a')
 """,
         survived,
     ),
-    Disturbance("stdout-that-is-none", "import sys\nsys.stdout = sys.stderr = None\nprint('a')\n1 / 0", survived),
     Disturbance(
         "exit-handlers-that-raise", "import atexit\natexit.register(lambda: 1 / 0)\nprint('a')", ended(None, "a\n")
     ),
@@ -256,16 +190,10 @@ print('a')
         "import builtins\nfor name in list(vars(builtins)):\n    if name != 'delattr': delattr(builtins, name)",
         survived,
     ),
-    Disturbance(
-        "broken-builtins",
-        "import builtins\nbuiltins.print = builtins.len = builtins.isinstance = builtins.repr = None\n1 / 0",
-        survived,
-    ),
     Disturbance("main-that-is-gone", "import sys\ndel sys.modules['__main__']\nprint('a')", ended(stdout="a\n")),
     Disturbance(
         "tracing", "import sys\nsys.settrace(lambda *a: 1 / 0)\nsys.setprofile(lambda *a: 1 / 0)\nlen('a')", survived
     ),
-    Disturbance("fault-handler", "import faulthandler, ctypes\nfaulthandler.enable()\nctypes.string_at(0)", died(11)),
     Disturbance(
         "forged-frames",
         FORGED_FRAMES
@@ -289,7 +217,6 @@ raise SystemExit(3)
         ended(3),
     ),
     Disturbance("memory-that-is-not-there", "x = bytearray(10**15)", ended(1, "", "MemoryError")),
-    Disturbance("memory-bit-by-bit", "x = []\nwhile True: x.append(bytearray(10**8))", survived),
 )
 
 # code whose error can hardly be shown, and code that is hardly code
@@ -302,16 +229,10 @@ _ERRORS: Final = (
         ended(1),
     ),
     Disturbance(
-        "message-that-prints",
-        "class A(Exception):\n    def __str__(self):\n        print('b')\n        return 'c'\nraise A",
-        ended(1),
-    ),
-    Disturbance(
         "message-that-exits", "import sys\nclass A(Exception):\n    def __str__(self): sys.exit(0)\nraise A", survived
     ),
     Disturbance("replaced-hook", "import sys\nsys.excepthook = lambda *a: print('b')\n1 / 0", ended(1, "b\n")),
     Disturbance("hook-that-raises", "import sys\nsys.excepthook = lambda *a: 1 / 0\n1 / 0", ended(1)),
-    Disturbance("hook-that-is-gone", "import sys\ndel sys.excepthook\n1 / 0", ended(1)),
     Disturbance(
         "cycle-of-causes",
         "a, b = ValueError('a'), ValueError('b')\na.__cause__, b.__cause__ = b, a\nraise a",
@@ -322,44 +243,24 @@ _ERRORS: Final = (
         "e = None\nfor i in range(2000):\n    n = ValueError(i)\n    n.__context__ = e\n    e = n\nraise e",
         ended(1),
     ),
-    Disturbance(
-        "group-of-groups", "e = ValueError()\nfor _ in range(5000): e = ExceptionGroup('a', [e])\nraise e", ended(1)
-    ),
-    Disturbance("not-an-exception", "raise 5", ended(1, "", "TypeError")),
     Disturbance("keyboard-interrupt", "raise KeyboardInterrupt", survived),
-    Disturbance("exit-from-a-generator", "raise GeneratorExit", ended(1)),
-    Disturbance(
-        "error-from-a-thread",
-        "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
-        ended(0, "", "ZeroDivisionError"),
-    ),
     Disturbance(
         "value-that-can-not-be-shown",
         "class A:\n    def __repr__(self): raise ValueError('no')\nA()",
         ended(1, "", "ValueError"),
     ),
     Disturbance("value-of-endless-length", "class A:\n    def __repr__(self): return 'x' * 10**8\nA()", cut),
-    Disturbance("value-that-is-no-text", "class A:\n    def __repr__(self): return 5\nA()", ended(1, "", "TypeError")),
 )
 
 _CODES: Final = (
     Disturbance("empty", "", ended(stdout="")),
     Disturbance("zero-byte-in-the-code", "print(1)\0print(2)", ended(1, "")),
     Disturbance("surrogate-in-the-code", "print('\ud800')", survived),
-    Disturbance("byte-order-mark", "\ufeffprint(1)", survived),
     Disturbance("other-encoding", "# -*- coding: latin-1 -*-\nprint('\u00e9')", ended(stdout="\u00e9\n")),
-    Disturbance("unknown-encoding", "# -*- coding: nonsense -*-\nprint(1)", survived),
     Disturbance("carriage-returns", "print(1)\r\nprint(2)\rprint(3)", ended(stdout="1\n2\n3\n")),
     Disturbance("ten-megabytes", "x = '" + "x" * 10_000_000 + "'\nprint(len(x))", ended(stdout="10000000\n")),
     Disturbance("deep-parentheses", "(" * 100_000 + ")" * 100_000, survived),
-    Disturbance("deep-operators", "x = " + "-" * 100_000 + "1", survived),
-    Disturbance("deep-attributes", "x" + ".a" * 100_000, survived),
     Disturbance("deep-blocks", "".join(" " * i + "if 1:\n" for i in range(200)) + " " * 200 + "pass", ended(1, "")),
-    Disturbance("many-lines", "pass\n" * 50_000, survived),
-    Disturbance("wide-expression", "+".join("1" for _ in range(100_000)), survived),
-    Disturbance("huge-constant", "x = 'a' * 10**9 * 10", survived),
-    Disturbance("await-outside", "await x", ended(1, "", "SyntaxError")),
-    Disturbance("only-a-comment", "# nothing", ended(stdout="")),
     Disturbance("future-annotations", "from __future__ import annotations\nx: nothing = 1\nx", ended(stdout="1\n")),
 )
 

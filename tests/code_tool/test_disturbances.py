@@ -12,16 +12,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel
 
 _TRUTH: str = "import random, sys\nprint(len(sys.argv), sys.gettrace(), isinstance(1, int), sorted([2, 1]))\n1 / 0"
 _SPARE_S = 30.0  # only a hang takes longer
-_SHOWN_EVERY = 3  # the others are in the slow suite
+_NAMED = [pytest.param(disturbance, id=disturbance.name) for disturbance in DISTURBANCES]
 
 
-@pytest.mark.parametrize(
-    "disturbance",
-    [
-        pytest.param(d, id=d.name, marks=[pytest.mark.slow] * bool(number % _SHOWN_EVERY))
-        for number, d in enumerate(DISTURBANCES)
-    ],
-)
+@pytest.mark.parametrize("disturbance", _NAMED)
 async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, isolated: CodeExecutor) -> None:
     async with asyncio.timeout(disturbance.timeout_s + _SPARE_S):
         result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)
@@ -32,7 +26,7 @@ async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, is
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("disturbance", [pytest.param(d, id=d.name) for d in DISTURBANCES])
+@pytest.mark.parametrize("disturbance", _NAMED)
 async def test_the_plain_backend_tells_the_truth(disturbance: Disturbance, plain: CodeExecutor) -> None:
     result = await plain.run(disturbance.code, timeout_s=disturbance.timeout_s)
     assert disturbance.is_true(result), result

@@ -18,15 +18,9 @@ MAX_THREADS: Final = 32
 # Only what libc has no function for. The numbers from 424 on are the same on every machine.
 _SAME: Final = {"io_uring_setup": 425, "fsopen": 430}
 _BY_MACHINE: Final = {
-    "x86_64": {
-        "clone": 56, "vfork": 58, "exit": 60, "tgkill": 234, "add_key": 248, "perf_event_open": 298, "bpf": 321,
-        "execveat": 322, "userfaultfd": 323,
-    },
-    "aarch64": {
-        "exit": 93, "tgkill": 131, "add_key": 217, "clone": 220, "perf_event_open": 241, "bpf": 280, "execveat": 281,
-        "userfaultfd": 282,
-    },
-}  # fmt: skip
+    "x86_64": {"exit": 60, "tgkill": 234, "perf_event_open": 298, "bpf": 321, "execveat": 322, "userfaultfd": 323},
+    "aarch64": {"exit": 93, "tgkill": 131, "perf_event_open": 241, "bpf": 280, "execveat": 281, "userfaultfd": 282},
+}
 SYSCALLS: Final = _SAME | _BY_MACHINE.get(platform.machine(), {})
 
 PRELUDE: Final = '''

@@ -12,12 +12,10 @@ from attack import Attack
 from attack_targets import (
     EnvironmentVariable,
     FileFact,
-    FolderNames,
     ForeignFolder,
     Possessions,
     ScratchRoot,
     SecretFile,
-    SystemFile,
     WordsOf,
 )
 from host_view import Sight
@@ -31,32 +29,11 @@ _SITE_PACKAGES: Final = Path(pytest.__file__).parents[1]
 _READ: Final = "print(open(TARGET['path'], errors='replace').read(15_000))"
 _CLEAN: Final = "it starts its children with a clean environment too"
 _NO_PTRACE: Final = "Yama, or a container without CAP_SYS_PTRACE, keeps processes from each other's memory"
-_SYSTEM_FILES: Final = ("/etc/passwd", "/proc/self/mounts", "/proc/net/tcp", "/proc/sys/kernel/random/boot_id")
-
 _READ_MEMORY: Final = """
 with open(f"/proc/{TARGET['pid']}/mem", "rb", buffering=0) as memory:
     memory.seek(TARGET["address"])
     print(memory.read(TARGET["length"]))
 """
-_COPY_MEMORY: Final = """
-class Piece(ctypes.Structure):
-    _fields_ = [("start", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-buffer = ctypes.create_string_buffer(TARGET["length"])
-here = ctypes.byref(Piece(ctypes.addressof(buffer), TARGET["length"]))
-there = ctypes.byref(Piece(TARGET["address"], TARGET["length"]))
-checked(libc.process_vm_readv(TARGET["pid"], here, number(1), there, number(1), number(0)))
-print(buffer.raw)
-"""
-
-
-def _has_words(path: str) -> bool:
-    """Whether this machine has such a file; in containers some are hidden behind empty ones."""
-    try:
-        return bool(Path(path).read_bytes()[:4000].strip())
-    except OSError:
-        return False
-
-
 OF_PROCESSES: Final = (
     Attack("environment", "print(dict(os.environ))", EnvironmentVariable, never_on_plain=_CLEAN),
     Attack(
@@ -67,7 +44,6 @@ OF_PROCESSES: Final = (
     ),
     Attack("environment-of-another-process", "print(open(f\"/proc/{TARGET['pid']}/environ\").read())", Stranger),
     Attack("memory-of-another-process", _READ_MEMORY, Stranger, seldom_on_plain=_NO_PTRACE),
-    Attack("memory-of-another-process-copied", _COPY_MEMORY, Stranger, seldom_on_plain=_NO_PTRACE),
 )
 
 OF_FILES: Final = (
@@ -95,10 +71,6 @@ for handle in range(256):
         SecretFile,
     ),
     Attack("names-in-a-folder", "print(os.listdir(TARGET['folder']))", partial(FileFact, fact="name")),
-    *(
-        Attack(f"names-in-{name}", "print(os.listdir(TARGET['folder'])[:50])", partial(FolderNames, folder=folder))
-        for name, folder in {"the-root-folder": "/", "site-packages": str(_SITE_PACKAGES), "etc": "/etc"}.items()
-    ),
     Attack("goal-of-a-link", "print(os.readlink(TARGET['folder'] + '/link'))", partial(FileFact, fact="link")),
     Attack(
         "attribute-of-a-file",
@@ -113,13 +85,8 @@ for handle in range(256):
         "import inspect, strands_rollout.errors\nprint(inspect.getsource(strands_rollout.errors)[:9000])",
         partial(WordsOf, path=_PACKAGE / "errors.py"),
     ),
-    *(
-        Attack(f"system-file{path.replace('/', '-')}", _READ, partial(SystemFile, path=path))
-        for path in _SYSTEM_FILES
-        if _has_words(path)
-    ),
+    Attack("system-file", _READ, partial(WordsOf, path=Path("/etc/passwd"))),
 )
-
 
 _CREATE: Final = "open(TARGET['path'], 'w').close()"
 _ONLY_ROOT: Final = "only root may"

@@ -41,23 +41,6 @@ for address in [libc.sbrk(number(0)), *inside]:
     search_from(address - chunk, -chunk)
 print(found)
 """
-SEARCH_OBJECTS: Final = """
-import gc
-wanted = re.compile("secret-[0-9a-f]{32}")
-found, frame = set(), sys._getframe()
-while frame:
-    found.update(wanted.findall(repr(frame.f_locals) + repr(frame.f_globals)))
-    frame = frame.f_back
-for thing in gc.get_objects():
-    try:
-        found.update(wanted.findall(repr(thing)))
-    except BaseException:
-        pass
-    for inner in gc.get_referents(thing):
-        if isinstance(inner, (str, bytes, bytearray)):
-            found.update(wanted.findall(str(inner)))
-print(found)
-"""
 _SEARCH_NEIGHBOUR: Final = """
 for line in open(f"/proc/{TARGET['pid']}/maps"):
     if "rw" in line:
@@ -74,9 +57,8 @@ _ON_A_NEIGHBOUR: Final = {
     "write-its-output": "open(f\"/proc/{TARGET['pid']}/fd/1\", 'w').write('mine')",
     "search-its-memory": _SEARCH_NEIGHBOUR,
     "search-own-memory": SEARCH_OWN_MEMORY,
-    "search-own-objects": SEARCH_OBJECTS,
 }
-_NEVER: Final = {"search-own-memory": _OWN_INTERPRETER, "search-own-objects": _OWN_INTERPRETER}
+_NEVER: Final = {"search-own-memory": _OWN_INTERPRETER}
 _SELDOM: Final = {"search-its-memory": _NO_PTRACE, "write-its-output": _NO_PTRACE}
 _SEARCH_FILES: Final = """
 import glob
@@ -94,7 +76,6 @@ ALL: Final = (
         Attack(f"earlier-runs-{name}", code, EarlierRuns, never_on_plain=reason, timeout_s=10)
         for name, code, reason in (
             ("search-memory", SEARCH_OWN_MEMORY, _OWN_INTERPRETER),
-            ("search-objects", SEARCH_OBJECTS, _OWN_INTERPRETER),
             ("search-files", _SEARCH_FILES, "it deletes the files of a run with it"),
         )
     ),

@@ -20,29 +20,12 @@ _PROGRAMS: Final = {
 _IN_THE_CHILD: Final = "if pid == 0:\n    time.sleep(9)\n    os._exit(0)\nhold()"
 
 
-def _raw_fork(name: str, flags: int = 0) -> str:
-    """Fork by a number of a system call. PyDLL, since the child needs the interpreter's lock."""
-    return f"""
-be_known()
-keep_lock = ctypes.PyDLL(None, use_errno=True).syscall
-pid = checked(keep_lock(number(TARGET["syscalls"][{name!r}]), number({flags}), *[number(0)] * 4))
-{_IN_THE_CHILD}
-"""
-
-
 _FORKS: Final = {
     "fork": "be_known()\npid = os.fork()\n" + _IN_THE_CHILD,
-    "vfork-by-number": _raw_fork("vfork"),
-    "clone-by-number": _raw_fork("clone", 17),
-    "clone-in-a-new-user-namespace": _raw_fork("clone", 0x1000_0000 | 17),
     "clone3": "be_known()\narguments = struct.pack('11Q', 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0)\n"
     "pid = checked(ctypes.PyDLL(None, use_errno=True).syscall(number(435), arguments, number(88)))\n" + _IN_THE_CHILD,
 }
-_FORKS_SELDOM: Final = {
-    "vfork-by-number": "this kind of processor has no vfork",
-    "clone-in-a-new-user-namespace": "the machine may refuse user namespaces",
-    "clone3": "a container may refuse clone3",
-}
+_FORKS_SELDOM: Final = {"clone3": "a container may refuse clone3"}
 
 BY_STARTING: Final = (
     *(Attack(f"start-{name}", _SLEEP + code, Program) for name, code in _PROGRAMS.items()),

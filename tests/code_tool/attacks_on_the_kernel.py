@@ -48,39 +48,6 @@ class SharedMemory(Target):
             ctypes.CDLL(None).shmctl(number, 0, None)
 
 
-class Keys(Target):
-    """The kernel's keyrings: no key of the attack's name may come to be, and none of a user who had none."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage)
-        self._before = self._users()
-
-    def _users(self) -> set[str]:
-        return {line.partition(":")[0] for line in Path("/proc/key-users").read_text().splitlines()}
-
-    def seen(self) -> bool:
-        return self.name in Path("/proc/keys").read_text() or bool(self._users() - self._before)
-
-
-class Watched(Target):
-    """A file that the host writes to while the sandbox may be watching it: that it did is the secret."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage)
-        folder = stage.folder / f"watched-{self.name}"
-        folder.mkdir()
-        folder.chmod(0o755)
-        self._path = folder / self.secret
-        self.facts |= {"folder": str(folder)}
-
-    def seen(self) -> bool:
-        self._path.write_text("new")
-        return False
-
-    def close(self) -> None:
-        self._path.unlink(missing_ok=True)
-
-
 def _has_rights(process: Process) -> bool:
     return int(process.status("CapEff") or "0", 16) != 0
 
@@ -120,12 +87,6 @@ ALL: Final = (
     ),
     Attack("make-shared-memory", "checked(libc.shmget(TARGET['key'], 65536, 0o1666))", SharedMemory),
     Attack(
-        "add-key-to-session-keyring",
-        "print(syscall('add_key', b'user', TARGET['name'].encode(), b'x', 1, -3))\nhold()",
-        Keys,
-        seldom_on_plain=_NO_RIGHT,
-    ),
-    Attack(
         "become-root",
         """
 be_known()
@@ -146,14 +107,5 @@ hold(0.3)
         "be_known()\nlibc.prctl(38, 0, 0, 0, 0)\nhold(0.3)",
         partial(Sight, shows=lambda processes: any(_may_trace(process) for process in processes)),
         seldom_on_plain="a container may have taken that from all of its processes",
-    ),
-    Attack(
-        "watch-files",
-        """
-watch = checked(libc.inotify_init1(0))
-checked(libc.inotify_add_watch(watch, TARGET["folder"].encode(), 0xFFF))
-print(os.read(watch, 4096))
-""",
-        Watched,
     ),
 )

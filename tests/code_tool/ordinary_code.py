@@ -47,21 +47,6 @@ for mode in ("delete", "wal"):
     assert db.execute("select a from t").fetchall() == [(1,)]
     db.close()
 """,
-    "two connections to sqlite": """
-import sqlite3
-first, second = (sqlite3.connect("shared.db", timeout=0, check_same_thread=False) for _ in range(2))
-first.execute("create table t (a)")
-first.execute("begin immediate"), first.execute("insert into t values (1)")
-try:
-    second.execute("begin immediate")
-except sqlite3.OperationalError as e:
-    assert "locked" in str(e)
-else:
-    raise AssertionError("both write at once")
-first.commit()
-assert second.execute("select a from t").fetchall() == [(1,)]
-first.close(), second.close()
-""",
     "files": """
 import fcntl, shutil, mmap
 with open("f", "w+b") as f:

@@ -28,11 +28,9 @@ def memory_above(mebibytes: int) -> Shows:
     return lambda processes: sum(process.number("VmRSS") for process in processes) > mebibytes * 1024
 
 
-def holds(*words: str) -> Shows:
-    """A descriptor is open whose description contains one of these."""
-    return lambda processes: any(
-        word in link for process in processes for link in process.handles().values() for word in words
-    )
+def holds(word: str) -> Shows:
+    """A descriptor is open whose description contains this."""
+    return lambda processes: any(word in link for process in processes for link in process.handles().values())
 
 
 def holds_socket(processes: Sequence[Process]) -> bool:

@@ -5,11 +5,16 @@ import os
 import sys
 from collections.abc import Callable
 
+import attacks_on_files
+import attacks_on_other_runs
+import attacks_on_processes
+import attacks_on_resources
+import attacks_on_the_kernel
+import attacks_on_the_network
 import pytest
 from attack import MAX_THREADS, PRELUDE, Attack
 from attack_targets import Stage
-from attacks import ATTACKS
-from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
+from attacks_on_other_runs import SEARCH_OWN_MEMORY
 from host_view import Sight
 from ordinary_user import ordinary_user
 from signs import holds
@@ -18,7 +23,18 @@ from strands_rollout.code_tool import CodeExecutor, ExecutionResult
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
-_LOOK_S = 0.01
+ATTACKS = (
+    *attacks_on_files.OF_PROCESSES,
+    *attacks_on_files.OF_FILES,
+    *attacks_on_files.ALL,
+    *attacks_on_the_network.ALL,
+    *attacks_on_processes.BY_STARTING,
+    *attacks_on_processes.ON_PROCESSES,
+    *attacks_on_resources.ALL,
+    *attacks_on_resources.ON_LIMITS,
+    *attacks_on_the_kernel.ALL,
+    *attacks_on_other_runs.ALL,
+)
 _NAMED = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
 
 
@@ -30,7 +46,7 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
         code = attack.code_for(target.facts, hold_s=4 * patience)
         run = asyncio.create_task(stage.executor.run(code, timeout_s=attack.timeout_s * patience))
         while not run.done() and not target.seen():
-            await asyncio.wait({run}, timeout=_LOOK_S)
+            await asyncio.wait({run}, timeout=0.01)
         run.cancel()
         (result,) = await asyncio.gather(run, return_exceptions=True)
         await asyncio.to_thread(target.finish)
@@ -79,10 +95,9 @@ async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
 
 
-@pytest.mark.parametrize("search", [SEARCH_OWN_MEMORY, SEARCH_OBJECTS], ids=["memory", "objects"])
-async def test_a_search_finds_what_is_there(search: str, isolated: CodeExecutor) -> None:
+async def test_a_search_finds_what_is_there(isolated: CodeExecutor) -> None:
     hidden = "a = ('secret-' + 'ab' * 16) * 5000\nb = a.encode()\nc = [a[:50] for _ in range(99)]\n"
-    result = await isolated.run(PRELUDE.format(facts="{}", hold_s=4) + hidden + search, timeout_s=120)
+    result = await isolated.run(PRELUDE.format(facts="{}", hold_s=4) + hidden + SEARCH_OWN_MEMORY, timeout_s=120)
     assert "secret-abababababababababababababababab" in result.stdout
 
 

@@ -12,7 +12,7 @@ import pytest
 from attack import PRELUDE
 from attack_targets import Stage, shallow_paths
 from attacks_on_other_runs import SEARCH_OWN_MEMORY
-from host_view import Process, descendants, pids
+from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor
 
@@ -90,19 +90,6 @@ async def test_messages_of_its_own_end_no_other_run(
     async with theirs(isolated):
         result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
         assert result.infra_error is None or result.session_lost
-
-
-async def test_whoever_pretends_to_be_done_is_stopped(
-    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]]
-) -> None:
-    name = f"atk-{secrets.token_hex(5)}"
-    go_on = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
-    be_known = f"import ctypes\nctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)"
-    await mine(f"{be_known}\n{go_on}\nsend({_DONE})\nwhile True: pass")
-    runners = [process for process in map(Process, pids()) if process.text("comm").strip() == name]
-    async with asyncio.timeout(30):
-        while any(process.status("State")[:1] not in ("", "T", "Z", "X") for process in runners):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize(

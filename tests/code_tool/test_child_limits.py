@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -7,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from strands_rollout.code_tool.local.sandbox import watch as run_watch
+from strands_rollout.code_tool.local.sandbox.fork_server import ForkServer
 from strands_rollout.code_tool.local.sandbox.watch import RunWatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
@@ -82,3 +84,14 @@ def test_a_child_that_shares_a_user_is_given_threads_anew_when_others_come_and_g
     child.user = 60_000
     watch.allow_threads(child)
     assert len(sent) == 3
+
+
+def test_the_fork_server_limits_the_threads_of_the_child_in_a_place():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        fork_server = ForkServer(None, None, "/")
+        fork_server._children = {process.pid: 3}
+        before = resource.prlimit(process.pid, resource.RLIMIT_NPROC)
+        for place, expected in ((4, before), (3, (100, before[1]))):
+            fork_server._act_on({"do": "limit", "place": place, "threads": 100})
+            assert resource.prlimit(process.pid, resource.RLIMIT_NPROC) == expected
+        process.communicate(b"\n")

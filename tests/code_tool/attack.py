@@ -16,24 +16,11 @@ MAX_THREADS: Final = 32
 
 
 # Only what libc has no function for. The numbers from 424 on are the same on every machine.
-_SAME: Final = {
-    "pidfd_send_signal": 424, "io_uring_setup": 425, "open_tree": 428, "fsopen": 430, "pidfd_open": 434, "clone3": 435,
-    "openat2": 437, "pidfd_getfd": 438, "fchmodat2": 452, "setxattrat": 463,
-}  # fmt: skip
+_SAME: Final = {"io_uring_setup": 425, "fsopen": 430}
 _BY_MACHINE: Final = {
-    "x86_64": {
-        "clone": 56, "fork": 57, "vfork": 58, "exit": 60, "execveat": 322, "tkill": 200, "tgkill": 234, "keyctl": 250,
-        "rt_sigqueueinfo": 129, "rt_tgsigqueueinfo": 297, "add_key": 248, "perf_event_open": 298, "bpf": 321,
-        "userfaultfd": 323, "mq_open": 240, "ioprio_set": 251, "kcmp": 312, "sched_setattr": 314, "msgget": 68,
-        "semget": 64, "shmget": 29,
-    },
-    "aarch64": {
-        "clone": 220, "exit": 93, "execveat": 281, "tkill": 130, "tgkill": 131, "keyctl": 219,
-        "rt_sigqueueinfo": 138, "rt_tgsigqueueinfo": 240, "add_key": 217, "perf_event_open": 241, "bpf": 280,
-        "userfaultfd": 282, "mq_open": 180, "ioprio_set": 30, "kcmp": 272, "sched_setattr": 274, "msgget": 186,
-        "semget": 190, "shmget": 194,
-    },
-}  # fmt: skip
+    "x86_64": {"exit": 60, "tgkill": 234, "perf_event_open": 298, "bpf": 321, "execveat": 322, "userfaultfd": 323},
+    "aarch64": {"exit": 93, "tgkill": 131, "perf_event_open": 241, "bpf": 280, "execveat": 281, "userfaultfd": 282},
+}
 SYSCALLS: Final = _SAME | _BY_MACHINE.get(platform.machine(), {})
 
 PRELUDE: Final = '''
@@ -83,8 +70,6 @@ class Attack:
         never_on_plain: Why the plain backend is safe from it as well, or why it must not be tried there.
         seldom_on_plain: What on some machines stops it even without isolation.
         timeout_s: Wall-clock limit of the run.
-        open_on_isolated: Why it works on the isolated backend as well, which is known and told.
-        slow_on_plain: To show that it works there is too slow for the default suite.
     """
 
     name: str
@@ -93,8 +78,6 @@ class Attack:
     never_on_plain: str = ""
     seldom_on_plain: str = ""
     timeout_s: float = 6.0
-    open_on_isolated: str = ""
-    slow_on_plain: bool = False
 
     def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:
         """The whole program, with the facts of its target."""

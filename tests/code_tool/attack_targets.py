@@ -97,7 +97,7 @@ class SecretFile(Target):
         path = folder / "labels.jsonl"
         path.write_text(f'{{"label": "{self.secret}"}}\n')
         path.chmod(mode)
-        self.facts |= {"path": str(path), "folder": str(folder), "parent": str(stage.folder)}
+        self.facts |= {"path": str(path), "folder": str(folder)}
 
 
 class FileFact(SecretFile):
@@ -106,10 +106,7 @@ class FileFact(SecretFile):
     def __init__(self, stage: Stage, fact: str) -> None:
         super().__init__(stage)
         path = Path(self.facts["path"])
-        if fact == "time":
-            os.utime(path, ns=(0, secrets.randbelow(10**18)))
-            self.secret = str(path.stat().st_mtime_ns)
-        elif fact == "link":
+        if fact == "link":
             (path.parent / "link").symlink_to(self.secret)
         elif fact == "attribute":
             with contextlib.suppress(OSError):  # where files have no attributes
@@ -118,35 +115,8 @@ class FileFact(SecretFile):
             (path.parent / self.secret).touch()
 
 
-class SharedMemoryFile(Target):
-    """A file in /dev/shm, as processes share tensors; anybody may read and write it."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage)
-        self._path = Path("/dev/shm", self.name)
-        self._path.write_text(self.secret)
-        self._path.chmod(0o666)
-        self.facts |= {"path": str(self._path)}
-
-    def seen(self) -> bool:
-        return self._path.read_text() != self.secret
-
-    def close(self) -> None:
-        self._path.unlink()
-
-
-class SystemFile(Target):
-    """A file of the machine that tells something of it; the longest word of its first line is the proof."""
-
-    def __init__(self, stage: Stage, path: str) -> None:
-        super().__init__(stage)
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            self.secret = max(file.readline().split(), key=len)
-        self.facts |= {"path": path}
-
-
 class WordsOf(Target):
-    """A file of this package: its labels, its reward. The longest of its first lines is the proof."""
+    """A file of the machine or of this package; the longest of its first lines is the proof."""
 
     def __init__(self, stage: Stage, path: Path) -> None:
         super().__init__(stage)
@@ -154,29 +124,17 @@ class WordsOf(Target):
         self.facts |= {"path": str(path)}
 
 
-class FolderNames(Target):
-    """The names in a folder of the machine."""
-
-    def __init__(self, stage: Stage, folder: str) -> None:
-        super().__init__(stage)
-        self._names = [path.name for path in Path(folder).iterdir()][:20]
-        self.facts |= {"folder": folder}
-
-    def told(self, result: ExecutionResult) -> bool:
-        return all(name in result.stdout for name in self._names)
-
-
 class Possessions(Target):
     """A folder of somebody else, with a file in it; any change of them is seen. Such modes has /tmp."""
 
-    def __init__(self, stage: Stage, mode: int = 0o666, folder_mode: int = 0o1777) -> None:
+    def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
         self._folder = stage.folder / f"theirs-{secrets.token_hex(4)}"
         self._folder.mkdir()
         path = self._folder / "file.txt"
         path.write_text("theirs\n" * 100)
-        path.chmod(mode)
-        self._folder.chmod(folder_mode)
+        path.chmod(0o666)
+        self._folder.chmod(0o1777)
         self._before = self._state()
         self.facts |= {"path": str(path), "folder": str(self._folder)}
 

@@ -41,37 +41,6 @@ for address in [libc.sbrk(number(0)), *inside]:
     search_from(address - chunk, -chunk)
 print(found)
 """
-_SEARCH_MAPPED: Final = """
-wanted = re.compile(rb"secret-[0-9a-f]{32}")
-found = set()
-for line in open("/proc/self/maps"):
-    start, end = (int(number, 16) for number in line.split()[0].split("-"))
-    if line.split()[1].startswith("r") and "[v" not in line:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            try:
-                memory.seek(start)
-                found.update(wanted.findall(memory.read(end - start)))
-            except OSError:
-                pass
-print(found)
-"""
-SEARCH_OBJECTS: Final = """
-import gc
-wanted = re.compile("secret-[0-9a-f]{32}")
-found, frame = set(), sys._getframe()
-while frame:
-    found.update(wanted.findall(repr(frame.f_locals) + repr(frame.f_globals)))
-    frame = frame.f_back
-for thing in gc.get_objects():
-    try:
-        found.update(wanted.findall(repr(thing)))
-    except BaseException:
-        pass
-    for inner in gc.get_referents(thing):
-        if isinstance(inner, (str, bytes, bytearray)):
-            found.update(wanted.findall(str(inner)))
-print(found)
-"""
 _SEARCH_NEIGHBOUR: Final = """
 for line in open(f"/proc/{TARGET['pid']}/maps"):
     if "rw" in line:
@@ -80,39 +49,17 @@ for line in open(f"/proc/{TARGET['pid']}/maps"):
             memory.seek(start)
             print(set(re.findall(rb"secret-[0-9a-f]{32}", memory.read(end - start))))
 """
-_WRITE_OUTPUT: Final = "open(f\"/proc/{TARGET['pid']}/fd/1\", 'w').write('mine')"
 _ON_A_NEIGHBOUR: Final = {
     "read-files": "print(open(TARGET['path']).read())",
     "list-files": "print(os.listdir(TARGET['folder']))\nopen(TARGET['folder'] + '/foreign', 'w').close()",
     "change-files": "open(TARGET['path'], 'w').write('mine')",
-    "read-files-by-working-directory": "print(open(f\"/proc/{TARGET['pid']}/cwd/work/{TARGET['victim']}.txt\").read())",
-    "read-files-through-dots": "here = os.getcwd().split('/')\n"
-    "print(open('../' + TARGET['path'].split('/')[-3] + '/' + '/'.join(TARGET['path'].split('/')[-2:])).read())",
-    "read-files-of-all": "import glob\nfor path in glob.glob('../*/work/*.txt') + glob.glob('/tmp/*/*/work/*.txt'):\n"
-    "    each(lambda: open(path).read())",
     "kill": "os.kill(TARGET['pid'], 9)",
-    "kill-near-numbers": "for pid in range(os.getpid() - 30, os.getpid()):\n"
-    "    if pid == TARGET['pid']:\n        os.kill(pid, 9)",
-    "stop": "os.kill(TARGET['pid'], 19)",
-    "kill-its-group": "os.killpg(TARGET['pid'], 9)",
-    "limit": "import resource\nresource.prlimit(TARGET['pid'], resource.RLIMIT_CPU, (0, 0))\n"
-    "resource.prlimit(TARGET['pid'], resource.RLIMIT_FSIZE, (0, 0))\nos.kill(TARGET['pid'], 0)",
-    "write-its-output": _WRITE_OUTPUT,
+    "write-its-output": "open(f\"/proc/{TARGET['pid']}/fd/1\", 'w').write('mine')",
     "search-its-memory": _SEARCH_NEIGHBOUR,
     "search-own-memory": SEARCH_OWN_MEMORY,
-    "search-own-objects": SEARCH_OBJECTS,
 }
-_NEVER: Final = {
-    "search-own-memory": _OWN_INTERPRETER,
-    "search-own-objects": _OWN_INTERPRETER,
-    "limit": "a limit on its time or files comes too late to be seen",
-}
-_SELDOM: Final = {
-    "search-its-memory": _NO_PTRACE,
-    "write-its-output": _NO_PTRACE,
-    "read-files-by-working-directory": _NO_PTRACE,
-    "kill-near-numbers": "its number may be far away",
-}
+_NEVER: Final = {"search-own-memory": _OWN_INTERPRETER}
+_SELDOM: Final = {"search-its-memory": _NO_PTRACE, "write-its-output": _NO_PTRACE}
 _SEARCH_FILES: Final = """
 import glob
 for folder in (".", "..", os.environ["HOME"], os.environ.get("TMPDIR", ".")):
@@ -129,8 +76,6 @@ ALL: Final = (
         Attack(f"earlier-runs-{name}", code, EarlierRuns, never_on_plain=reason, timeout_s=10)
         for name, code, reason in (
             ("search-memory", SEARCH_OWN_MEMORY, _OWN_INTERPRETER),
-            ("search-mapped-memory", _SEARCH_MAPPED, _OWN_INTERPRETER),
-            ("search-objects", SEARCH_OBJECTS, _OWN_INTERPRETER),
             ("search-files", _SEARCH_FILES, "it deletes the files of a run with it"),
         )
     ),

@@ -68,29 +68,11 @@ class Process:
             self._note(e, "fd")
             return {}
 
-    def handle_stat(self, handle: int) -> os.stat_result | None:
-        """fstat of one of its descriptors."""
-        try:
-            return Path(f"/proc/{self.pid}/fd/{handle}").stat()
-        except OSError:
-            return None
-
     def files(self) -> Iterator[os.stat_result]:
-        """What is behind its descriptors, and behind its mappings of files that have been deleted."""
+        """What is behind its descriptors."""
         for handle in self.handles():
             with contextlib.suppress(OSError):
                 yield Path(f"/proc/{self.pid}/fd/{handle}").stat()
-        for name in self._mappings():
-            if self.link(f"map_files/{name}").endswith("(deleted)"):
-                with contextlib.suppress(OSError):
-                    yield Path(f"/proc/{self.pid}/map_files/{name}").stat()
-
-    def _mappings(self) -> list[str]:
-        try:
-            return [path.name for path in Path(f"/proc/{self.pid}/map_files").iterdir()]
-        except OSError as e:
-            self._note(e, "map_files")
-            return []
 
     def is_alive(self) -> bool:
         """Whether it is there and no zombie."""

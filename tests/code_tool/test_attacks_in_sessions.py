@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from attack import PRELUDE
 from attack_targets import Stage, shallow_paths
-from attacks_on_other_runs import SEARCH_OBJECTS, SEARCH_OWN_MEMORY
-from host_view import Process, descendants, pids
+from attacks_on_other_runs import SEARCH_OWN_MEMORY
+from host_view import Process, descendants
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor
 
@@ -49,11 +49,8 @@ async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
     "code",
     [
         pytest.param(SEARCH_OWN_MEMORY, id="search-own-memory"),
-        pytest.param(SEARCH_OBJECTS, id="search-own-objects"),
-        pytest.param("print(mine)", id="use-its-variable"),
         pytest.param("each(*[lambda p=p: open(p).read() for p in {paths}])", id="read-its-file"),
         pytest.param("each(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
-        pytest.param("each(*[lambda p=p: open(p, 'w').close() for p in {paths}])", id="empty-its-file"),
     ],
 )
 async def test_a_session_is_out_of_reach(
@@ -85,7 +82,7 @@ async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[
 
 @pytest.mark.parametrize(
     "message",
-    ["b'R'", "b'S'", _DONE, "b'E{}'", "b'S' + bytes(9)", "b'x' * 65536", "b''.join(bytes([i]) for i in range(256))"],
+    ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"],
 )
 async def test_messages_of_its_own_end_no_other_run(
     isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]], message: str
@@ -95,42 +92,13 @@ async def test_messages_of_its_own_end_no_other_run(
         assert result.infra_error is None or result.session_lost
 
 
-async def test_a_flood_of_messages_holds_nobody_up(
-    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]]
-) -> None:
-    flood = asyncio.create_task(mine("while True: send(b'x' * 65536)", 1.0))
-    async with asyncio.timeout(30):
-        assert (await isolated.run("print(1)")).stdout == "1\n"
-        assert (await flood).exit_code in (None, -9)
-
-
-async def test_whoever_pretends_to_be_done_is_stopped(
-    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]]
-) -> None:
-    name = f"atk-{secrets.token_hex(5)}"
-    go_on = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
-    be_known = f"import ctypes\nctypes.CDLL(None).prctl(15, {name!r}.encode(), 0, 0, 0)"
-    await mine(f"{be_known}\n{go_on}\nsend({_DONE})\nwhile True: pass")
-    runners = [process for process in map(Process, pids()) if process.text("comm").strip() == name]
-    async with asyncio.timeout(30):
-        while any(process.status("State")[:1] not in ("", "T", "Z", "X") for process in runners):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-
-
 @pytest.mark.parametrize(
     "code",
     [
         "os.closerange(3, 64)",
-        "for line in range(3, 64): os.dup2(os.open('/dev/null', os.O_RDWR), line)",
-        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01); time.sleep(9)",
-        "import signal; signal.setitimer(signal.ITIMER_REAL, 0.01)",
         "threading.Thread(target=lambda: (time.sleep(0.05), os._exit(0))).start()",
         "threading.Thread(target=lambda: [(time.sleep(0.02), os.kill(os.getpid(), 19)) for _ in range(9)]).start()",
-        "threading.Thread(target=lambda: (time.sleep(0.05), os.kill(os.getpid(), 9))).start()",
-        "os._exit(0)",
         "os.kill(os.getpid(), 19)",
-        "import gc, socket\nfor thing in gc.get_objects():\n    if isinstance(thing, socket.socket): thing.close()",
-        "import gc, socket\nfor thing in gc.get_objects():\n    if isinstance(thing, socket.socket): thing.shutdown(2)",
         "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
     ],
 )

@@ -1,8 +1,6 @@
 import errno
 import os
-import shutil
 import site
-import socket
 import sys
 import sysconfig
 from pathlib import Path
@@ -13,7 +11,6 @@ from ordinary_code import USERS, WORKS
 from strands_rollout.code_tool.local.sandbox import landlock
 from strands_rollout.code_tool.local.sandbox.landlock import Ruleset
 
-STATIC_PROGRAM = next(Path("/").glob("lib*/ld-*.so*"), Path(sys.executable))  # the loader needs no other file
 KERNEL_ABI = landlock.abi_version()
 needs_landlock = pytest.mark.skipif(KERNEL_ABI == 0, reason="the kernel offers no Landlock")
 ABIS = [
@@ -89,20 +86,6 @@ say(
 
 
 @needs_landlock
-@pytest.mark.parametrize("user", USERS)
-def test_what_is_readable_can_be_read_and_not_executed(child, place, user):
-    shutil.copy(STATIC_PROGRAM, place / "open" / "program")
-    script = f"""
-before = answer(subprocess.run, ["open/program"], capture_output=True)
-confine(user={user}, read=["open"])
-listing, words = sorted(os.listdir("open")), open("open/shown").read()
-say(before=before, after=answer(subprocess.run, ["open/program"]), listing=listing, words=words)
-"""
-    answers = {"before": "done", "after": "EACCES", "listing": ["program", "shown"], "words": "words"}
-    assert child(script) == answers
-
-
-@needs_landlock
 @pytest.mark.parametrize("abi", ABIS)
 def test_every_abi_confines_and_lets_work(child, abi):
     script = f"""
@@ -136,83 +119,11 @@ say(
 
 @needs_landlock
 @pytest.mark.parametrize("user", USERS)
-def test_no_special_files_are_made_and_nothing_there_is_executed(child, place, user):
-    shutil.copy(STATIC_PROGRAM, place / "work" / "program")
-    script = f"""
-confine(user={user})
-os.chdir("work")
-server = socket.socket(socket.AF_UNIX)
-say(
-    fifo=answer(os.mkfifo, "fifo"), socket=answer(server.bind, "socket"),
-    run=answer(subprocess.run, ["./program"], capture_output=True),
-    char=answer(os.mknod, "char", 0o20666, os.makedev(1, 3)),
-    block=answer(os.mknod, "block", 0o60666, os.makedev(7, 0)),
-)
-"""
-    answers = child(script)
-    refused = {"EACCES", "EPERM"}  # EPERM where the user may not make devices anyway
-    assert {answers.pop("char"), answers.pop("block")} <= refused
-    assert answers == dict.fromkeys(answers, "EACCES")
-
-
-@needs_landlock
-def test_a_device_is_one_node(child):
-    script = """
-confine()
-with open("/dev/null", "r+b", buffering=0) as null:
-    null.write(b"x"), null.read()
-say(truncating=answer(open, "/dev/null", "w"), zero=answer(open, "/dev/zero"), listing=answer(os.listdir, "/dev"))
-"""
-    assert child(script) == {"truncating": "done", "zero": "EACCES", "listing": "EACCES"}
-
-
-@needs_landlock
-@pytest.mark.skipif(KERNEL_ABI < 6, reason="signals and abstract sockets are scoped from ABI 6 on")
-def test_other_processes_abstract_sockets_and_tcp_are_out_of_reach(child):
-    with socket.socket(socket.AF_UNIX) as abstract, socket.create_server(("127.0.0.1", 0)) as tcp:
-        abstract.bind(f"\0landlock-{os.getpid()}")
-        abstract.listen()
-        script = f"""
-confine()
-stream = socket.socket(socket.AF_UNIX)
-say(
-    abstract=answer(stream.connect, "\\0landlock-{os.getpid()}"), parent=answer(os.kill, os.getppid(), 0),
-    itself=answer(os.kill, os.getpid(), 0), connect=answer(socket.socket().connect, {tcp.getsockname()!r}),
-    loopback=answer(socket.socketpair),
-)
-"""
-        answers = child(script)
-    assert {name for name, answer in answers.items() if answer == "done"} == {"itself", "loopback"}
-    assert (answers["abstract"], answers["parent"], answers["connect"]) == ("EPERM", "EPERM", "EACCES")
-
-
-@needs_landlock
-def test_one_ruleset_serves_many_forked_children_and_not_the_parent(child):
-    script = """
-rules = landlock.Ruleset()
-rules.allow_scratch("work")
-codes = []
-for _ in range(3):
-    pid = os.fork()
-    if pid == 0:
-        rules.restrict_self()
-        os._exit(int(answer(open, "secret") == "EACCES"))
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-status = open("/proc/self/status").read()
-say(children=codes, parent=answer(open, "secret"), privileges="NoNewPrivs:\\t0" in status)
-"""
-    assert child(script) == {"children": [1, 1, 1], "parent": "done", "privileges": True}
-
-
-@needs_landlock
-@pytest.mark.parametrize("user", USERS)
 def test_ordinary_code_works(child, user):
     folders = {sys.base_prefix, sys.prefix, *site.getsitepackages(), sysconfig.get_path("stdlib"), "/proc", "/sys"}
     folders |= {name for name in ("/usr", "/lib", "/lib64", "/etc") if Path(name).exists()}
     script = f"""
 WORKS = {WORKS!r}
-for name in ("no other program", "no network", "multiprocessing.dummy"):
-    del WORKS[name]
 for code in WORKS.values() if {user} else ():  # who may not be able to read the libraries: have them imported before
     os.makedirs("before"), os.chdir("before"), exec(code, dict(globals())), os.chdir(".."), shutil.rmtree("before")
 confine(user={user}, read={sorted(folders)!r})

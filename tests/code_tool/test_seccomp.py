@@ -1,7 +1,6 @@
 """The seccomp filter on the running kernel, in real children, and for machines that are not here, in a simulation."""
 
 import errno
-import itertools
 import os
 import re
 import signal
@@ -11,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ordinary_code import DENIED, NEEDED, USERS, WORKS
+from ordinary_code import DENIED, NEEDED
 
 from strands_rollout.code_tool.local.sandbox import kernel, landlock, seccomp
 from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter
@@ -28,11 +27,7 @@ from strands_rollout.code_tool.local.sandbox.kernel import syscall_numbers
 NUMBERS = syscall_numbers(platform.machine())
 FILTER = seccomp.SyscallFilter.for_machine(platform.machine())
 
-def confine(user=0):
-    if user:
-        os.setgroups([])
-        os.setgid(user)
-        os.setuid(user)
+def confine():
     seccomp.install(FILTER.program(os.getpid()))
 
 def refusal(call, *arguments):
@@ -47,78 +42,6 @@ def refusal(call, *arguments):
 @pytest.fixture
 def child(confined_child):
     return lambda script, **more: confined_child(PROLOGUE + script, **more)
-
-
-RUN_ALL = """
-import socket, subprocess, traceback
-WORKS, user = {works!r}, {user}
-if user:  # who may not be able to read the libraries: have them imported before
-    os.mkdir("before"), os.chdir("before")
-    for name, code in WORKS.items():
-        name.startswith("no ") or exec(code, dict(globals()))
-    os.chdir("..")
-confine(user)
-failures = {{}}
-for name, code in WORKS.items():
-    try:
-        exec(code, dict(globals()))
-    except BaseException as e:
-        failures[name] = traceback.format_exc()
-print(json.dumps(failures))
-"""
-
-
-@needs_seccomp
-@pytest.mark.parametrize("user", USERS)
-def test_ordinary_code_works(child, user):
-    quick = {name: code for name, code in WORKS.items() if name not in ("numpy", "sympy")}  # with Landlock's tests
-    assert child(RUN_ALL.format(works=quick, user=user)) == {}
-
-
-@needs_seccomp
-@pytest.mark.parametrize("user", USERS)
-def test_what_is_dangerous_fails_with_eperm(child, user):
-    script = f"""
-confine({user})
-names = [name for name in {DENIED!r} if name in NUMBERS]
-print(json.dumps({{name: refusal(syscall, NUMBERS[name], -1, -1, -1, -1, -1, -1) for name in names}}))
-"""
-    answers = child(script)
-    assert len(answers) > 100
-    assert answers == dict.fromkeys(answers, "EPERM")
-
-
-@needs_seccomp
-@pytest.mark.parametrize("user", USERS)
-def test_no_other_process_can_be_signalled(child, user):
-    script = f"""
-others = os.getppid(), 1, 0, -1, -os.getpgid(0)
-confine({user})
-thread = lambda pid: syscall(NUMBERS["tgkill"], pid, pid, 0)
-print(json.dumps([refusal(os.kill, pid, 0) for pid in others] + [refusal(thread, pid) for pid in others[:2]]))
-"""
-    assert child(script) == ["EPERM"] * 7
-
-
-@needs_seccomp
-@pytest.mark.parametrize("user", USERS)
-def test_nothing_is_told_of_other_processes(child, user):
-    script = f"""
-import resource
-other = os.getppid()
-confine({user})
-cpu_time = (~other << 3 | 2) % 2**32
-attempts = [
-    *[lambda f=f: f(other) for f in (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler)],
-    lambda: os.sched_getparam(other),
-    lambda: os.getpriority(os.PRIO_PROCESS, other),
-    lambda: os.getpriority(os.PRIO_USER, 0),
-    lambda: resource.prlimit(other, resource.RLIMIT_NOFILE),
-    *[lambda name=name: syscall(NUMBERS[name], cpu_time, 0, 0, 0) for name in ("clock_gettime", "clock_nanosleep")],
-]
-print(json.dumps([refusal(attempt) for attempt in attempts]))
-"""
-    assert child(script) == ["EPERM", "EPERM", "ENOSYS", *["EPERM"] * 5, "EINVAL", "EINVAL"]
 
 
 @needs_seccomp
@@ -145,39 +68,6 @@ print(json.dumps([refusal(attempt) for attempt in attempts]))
         answers = child(script)
         assert answers == [errno.errorcode[errno.EOPNOTSUPP]] * 2 + ["EPERM"] * 2 + ["returned None"] + ["EINVAL"] * 4
         assert os.preadv(file.fileno(), [bytearray(size)], 0, os.RWF_NOWAIT) == size
-
-
-@needs_seccomp
-def test_locks_of_byte_ranges_take_no_memory_of_the_kernel(child):
-    script = """
-import fcntl
-confine()
-f = open("f", "wb")
-fcntl.lockf(f, fcntl.LOCK_EX)
-for start in range(2000, 0, -2):
-    fcntl.lockf(f, fcntl.LOCK_UN, 1, start)
-unknown = [refusal(fcntl.fcntl, f, command, bytes(32)) for command in (36, 37, 38, 1024, 1026)]
-fcntl.flock(f, fcntl.LOCK_EX)
-held = [line.split()[1] for line in open("/proc/locks") if str(os.getpid()) in line.split()]
-print(json.dumps([unknown, held]))
-"""
-    assert child(script) == [["EPERM"] * 5, ["FLOCK"]]
-
-
-@needs_seccomp
-def test_threads_are_confined_and_no_namespace_comes_with_them(child):
-    script = """
-confine()
-seen = []
-thread = threading.Thread(target=lambda: seen.append(refusal(os.setsid)))
-thread.start(), thread.join()
-clone = lambda flags: syscall(NUMBERS["clone"], flags, 0, 0, 0, 0)
-for flags in (signal.SIGCHLD, 0x4111, 0x3D0F00 | 0x10000000, 0x3D0F00 | 0x20000):
-    seen.append(refusal(clone, flags))
-seen.append(refusal(syscall, NUMBERS["clone3"], 0, 0))
-print(json.dumps(seen))
-"""
-    assert child(script) == ["EPERM"] * 5 + ["ENOSYS"]
 
 
 @needs_seccomp
@@ -209,31 +99,6 @@ print(json.dumps([*seen, refusal(a.sendto, b"x", "streams")]))
 
 
 @needs_seccomp
-def test_a_file_that_may_only_be_read_is_not_truncated(child, confined_folder):
-    Path(confined_folder, "f").write_text("words")
-    script = """
-confine()
-opening = lambda flags: refusal(os.open, "f", flags | os.O_TRUNC)
-print(json.dumps([opening(os.O_RDONLY), opening(os.O_ACCMODE), os.stat("f").st_size, opening(os.O_WRONLY)]))
-"""
-    *refused, written = child(script)
-    assert refused == ["EPERM", "EPERM", 5]
-    assert written.startswith("returned")
-
-
-@needs_seccomp
-def test_the_filter_holds_for_good(child):
-    script = """
-confine()
-print(json.dumps([refusal(confine), refusal(os.execv, sys.executable, ["python"]), open("/proc/self/status").read()]))
-"""
-    again, execution, status = child(script)
-    assert (again, execution) == ("EPERM", "EPERM")
-    assert "Seccomp:\t2" in status
-    assert "NoNewPrivs:\t1" in status
-
-
-@needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the code is x86-64's")
 def test_a_32_bit_call_ends_the_process(child):
     script = """
@@ -260,14 +125,6 @@ def test_the_kernel_takes_the_other_machines_program_and_the_first_call_ends_the
     child(
         f"seccomp.install(seccomp.SyscallFilter.for_machine({other!r}).program(os.getpid()))", ends_with=-signal.SIGSYS
     )
-
-
-@needs_seccomp
-def test_asking_for_support_changes_nothing(child):
-    script = 'assert seccomp.is_supported(); print(json.dumps(open("/proc/self/status").read()))'
-    status = child(script)
-    assert "Seccomp:\t0" in status
-    assert "NoNewPrivs:\t0" in status
 
 
 # ---- the program, run as the kernel runs it
@@ -297,17 +154,8 @@ MESSAGES = (
 CASES = {  # name -> (arguments that are let through, arguments that are refused[, how, if not with EPERM])
     "clone": (
         [(CLONE_THREAD,), (0x7D0F00,)],  # glibc's threads, musl's threads
-        [
-            (0,),
-            (17,),
-            (0x4111,),
-            (0x100,),
-            (0x10000,),
-            (0x10100,),
-            (0x10B00,),
-            *((CLONE_THREAD | 1 << bit,) for bit in (12, 13, 15, 17, 23)),
-        ]
-        + [(CLONE_THREAD | 1 << bit,) for bit in range(25, 31)],
+        [(flags,) for flags in (0, 17, 0x4111, 0x100, 0x10000, 0x10100, 0x10B00)]
+        + [(CLONE_THREAD | 1 << bit,) for bit in (12, 13, 15, 17, 23, *range(25, 31))],
     ),
     "close_range": ([(3, 9, 0), (3, 9, 4)], [(3, 9, 2), (3, 9, 6)]),
     "getsockopt": ([(5, 1, 4), (5, 1, 39)], [(5, 1, 77), (5, 6, 4), (5, 1, 26)]),
@@ -377,27 +225,6 @@ def verdict(program: bytes, number: int, arguments=(), arch: int = ARCH["x86_64"
             position += if_true if holds else if_false
 
 
-def expected(machine: str, number: int, arguments) -> int:
-    """The specification once more, without BPF."""
-    names = {n: name for name, n in kernel.syscall_numbers(machine).items()}
-    if machine == "x86_64" and number & 0x40000000:
-        return KILL
-    name = names.get(number)
-    if number > max(names) or name in seccomp.ABSENT:
-        return ENOSYS
-    if name in seccomp.UNSUPPORTED:
-        return EOPNOTSUPP
-    if name in seccomp.NO_LINKS:
-        return EINVAL
-    if name in seccomp.CONDITIONAL:
-        for argument, values, mask, high, error in seccomp.CONDITIONAL[name]:
-            half = arguments[argument] >> 32 if high else arguments[argument] & 0xFFFFFFFF
-            if half & mask not in [PID if value == -1 else value for value in values]:
-                return 0x50000 | error
-        return ALLOW
-    return ALLOW if name in seccomp.ALLOWED else EPERM
-
-
 @pytest.fixture(params=MACHINES)
 def machine(request):
     return request.param
@@ -448,18 +275,6 @@ def test_every_name_of_the_filter_is_a_system_call():
     assert {"open", "stat", "fork", "poll"}.isdisjoint(kernel.AARCH64)
 
 
-@pytest.mark.slow
-def test_a_number_has_the_verdict_that_is_specified_whatever_the_arguments(machine):
-    program = SyscallFilter.for_machine(machine).program(PID)
-    interesting = [0, 1, 2, 15, PID, 0x200, 0x5401, 1032, 0x3D0F00, HIGH, HIGH | 1, 2**64 - 1]
-    all_arguments = [(*three, *reversed(three)) for three in itertools.product(interesting, repeat=3)]
-    conditional = {kernel.syscall_numbers(machine).get(name) for name in seccomp.CONDITIONAL}
-    for number in [*range(501), 512, 547, 0x3FFFFFFF, 0x40000000, 0x40000027, 0xFFFFFFFF]:
-        for arguments in all_arguments if number in conditional else all_arguments[::700]:
-            got = verdict(program, number, arguments, ARCH[machine])
-            assert got == expected(machine, number, arguments), (number, arguments)
-
-
 def test_what_is_dangerous_is_refused(judge, machine):
     answers = {name: judge(name) for name in DENIED if name in kernel.syscall_numbers(machine)}
     assert answers == dict.fromkeys(answers, EPERM)
@@ -496,14 +311,6 @@ def test_another_architectures_calls_end_the_process(machine):
     program = SyscallFilter.for_machine(machine).program(PID)
     for arch in {0x40000003, 0x40000028, *ARCH.values()} - {ARCH[machine]}:
         assert {verdict(program, number, (), arch) for number in range(500)} == {KILL}
-
-
-def test_all_jumps_stay_inside_and_every_path_returns(machine):
-    instructions = [*struct.iter_unpack("<HBBI", SyscallFilter.for_machine(machine).program(PID))]
-    assert len(instructions) <= 4096
-    for position, (code, if_true, if_false, value) in enumerate(instructions):
-        further = {0x06: [], 0x05: [value]}.get(code, [if_true, if_false])
-        assert all(position + 1 + distance < len(instructions) for distance in further)
 
 
 def test_one_filter_serves_processes_of_different_numbers():

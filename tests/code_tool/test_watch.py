@@ -119,23 +119,6 @@ async def test_a_look_is_due_when_as_much_is_gone_as_could_pass_the_limit(disk: 
         assert watch.has_grown(0)
 
 
-async def test_a_look_that_could_not_be_taken_for_want_of_descriptors_blames_nobody(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch, child = make(disk), disk.put(0, 80)
-
-    def refused(*args: object) -> Any:
-        raise OSError(24, "Too many open files")
-        yield
-
-    with watch.watching(0):
-        with monkeypatch.context() as patch:
-            patch.setattr(scratch, "measure", refused)
-            patch.setattr(scratch, "free_space", lambda folder: (PLENTY, PLENTY))
-            assert await watch.passed_limit(child) is None
-        assert await watch.passed_limit(child) == "disk limit of 64 MiB"
-
-
 async def test_a_look_at_many_files_lets_the_loop_do_other_work(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_watch, "_SLICE_S", 0.0)
     watch, child = make(disk, max_files=4000), disk.put(0, 0, 3000)

@@ -1,9 +1,7 @@
 """What attacks are aimed at: processes, servers and other runs."""
 
 import contextlib
-import ctypes
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -44,8 +42,6 @@ class Stranger(Target):
             [self._view.status(field) for field in _FIXED],
             *(self._view.text(file) for file in ("environ", "limits", "oom_score_adj")),
             os.getpriority(os.PRIO_PROCESS, pid),
-            os.sched_getscheduler(pid),
-            _input_output_priority(pid),
         )
 
     def seen(self) -> bool:
@@ -58,11 +54,6 @@ class Stranger(Target):
         self._process.communicate()
 
 
-def _input_output_priority(pid: int) -> int:
-    number = {"x86_64": 252, "aarch64": 31}.get(os.uname().machine)
-    return int(ctypes.CDLL(None).syscall(number, 1, pid)) if number else 0
-
-
 class Owner(Target):
     """This process, which owns the executor, and the helpers of that.
 
@@ -71,15 +62,12 @@ class Owner(Target):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self._memory = ctypes.create_string_buffer(self.secret.encode())
         family = descendants(os.getpid())
         self._helpers = family & {Process(pid).number("PPid") for pid in family}  # who has children: no run has
         self._signalled = False
         self._handler = signal.signal(signal.SIGURG, self._take)
         self.facts |= {
             "pid": os.getpid(),
-            "address": ctypes.addressof(self._memory),
-            "length": len(self.secret),
             "signal": signal.SIGURG,
             "signal_to_parent": signal.SIGUSR1 if stage.has_helpers else signal.SIGURG,
         }
@@ -89,13 +77,7 @@ class Owner(Target):
         self._signalled = True
 
     def seen(self) -> bool:
-        changed = self._memory.value != self.secret.encode()
-        for process in map(Process, self._helpers):
-            if process.status("State")[:1] == "T":  # or nothing would ever end again
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGCONT)
-                changed = True
-        return changed or self._signalled or not all(process.is_alive() for process in map(Process, self._helpers))
+        return self._signalled or not all(process.is_alive() for process in map(Process, self._helpers))
 
     def close(self) -> None:
         signal.signal(signal.SIGURG, self._handler)
@@ -136,37 +118,6 @@ class Server(Target):
             Path(self.facts["address"]).unlink()
 
 
-class HandleCatcher(Server):
-    """A unix socket that was reached only when a descriptor came over it."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage, "path", "dgram")
-
-    def seen(self) -> bool:
-        with contextlib.suppress(BlockingIOError):
-            _, handles, _, _ = socket.recv_fds(self._socket, 100, 4)
-            self._reached = self._reached or bool(handles)
-            for handle in handles:
-                os.close(handle)
-        return self._reached
-
-
-class Caller(Target):
-    """Tries to reach a server that the sandbox opens at `port`."""
-
-    def __init__(self, stage: Stage) -> None:
-        super().__init__(stage)
-        with socket.socket() as free:
-            free.bind((f"127.{secrets.randbelow(255)}.{secrets.randbelow(255)}.7", 0))  # where nobody else listens
-            self._address = free.getsockname()
-        self.facts |= {"address": self._address}
-
-    def seen(self) -> bool:
-        with socket.socket() as client:
-            client.settimeout(1)
-            return client.connect_ex(self._address) == 0
-
-
 _WORK = """
 import os, time, ctypes
 secret = {secret!r}
@@ -191,17 +142,14 @@ class Neighbour(Target):
 
     def __init__(self, stage: Stage) -> None:
         super().__init__(stage)
-        self._stopped = False
         self._expected = f"working\n{self.secret} 0\n"
         self._run: Future[ExecutionResult] = stage.start(
             _WORK.format(secret=self.secret, name=self.name), timeout_s=120
         )
         self._file = self._wait_for_file(stage.scratch_root)
         pid = next((p for p in descendants(os.getpid()) if Process(p).text("comm").strip() == self.name), 0)
-        self._victim = self.name
         self.name = f"{self.name[:-2]}-2"
-        self.facts |= {"name": self.name, "victim": self._victim, "pid": pid, "path": str(self._file)}
-        self.facts |= {"folder": str(self._file.parent)}
+        self.facts |= {"name": self.name, "pid": pid, "path": str(self._file), "folder": str(self._file.parent)}
 
     def _wait_for_file(self, root: Path) -> Path:
         give_up_at = time.monotonic() + 30
@@ -217,13 +165,10 @@ class Neighbour(Target):
         if self._file.parent.exists():
             (self._file.parent / "stop").touch()
         while not self._run.done():
-            if Process(self.facts["pid"]).status("State")[:1] == "T":  # the attack stopped it
-                os.kill(self.facts["pid"], signal.SIGCONT)
-                self._stopped = True
             time.sleep(0.02)
 
     def seen(self) -> bool:
-        return self._stopped or (self._run.done() and self._run.result().stdout != self._expected)
+        return self._run.done() and self._run.result().stdout != self._expected
 
     def close(self) -> None:
         if not self._run.done():

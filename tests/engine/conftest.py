@@ -22,7 +22,6 @@ def _folder_of(model: TinyQwen3) -> Any:
 
 
 tiny_dir = _folder_of(TinyQwen3())
-other_dir = _folder_of(TinyQwen3(seed=1))  # of the same shape with other weights
 long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough for a generation to be interrupted
 
 

@@ -63,10 +63,3 @@ async def test_logprobs_agree_in_a_batch_by_chunks_and_after_cache_hits(start, f
         again = await api.generate(continued, **fields)
         assert again["meta_info"]["cached_tokens"] == len(prompt) + 19
         _check(reference, continued, again, temperature)
-
-
-async def test_greedy_tokens_and_logprobs_at_one_agree(start, folder, reference):
-    api = await start(folder)
-    prompt = list(range(30, 90))
-    answer = await api.generate(prompt, max_new_tokens=30, temperature=0, ignore_eos=True, return_logprob=True)
-    _check(reference, prompt, answer, 1.0)

@@ -40,8 +40,6 @@ def in_process(**more: Any) -> CamelExecutor:
         ("print(1)", "1\n"),
         ("x = 2\nx + 3", "5\n"),
         ("'é'", "'é'\n"),
-        ("", ""),
-        ("# nothing to do", ""),
         ("print('(stderr')", "(stderr\n"),
     ],
 )
@@ -64,7 +62,6 @@ async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(execu
     [
         ("1+", "SyntaxError"),
         ("match 1:\n    case 1: print(1)", "Match"),  # what astor does not know
-        ("+".join("1" * 3000), "RecursionError"),
         ("x = '\ud800'", "surrogates not allowed"),
         ("import sys; n = sys.stdout.buffer.write(b'\\xff')", "can't decode"),
     ],
@@ -100,11 +97,6 @@ async def test_no_directory_is_left_behind(
     assert os.listdir(tmp_path) == []  # noqa: PTH208
 
 
-async def test_nothing_is_printed_here(executor: CamelExecutor, capfd: pytest.CaptureFixture[str]) -> None:
-    await executor.run("import sys; print(1); print(2, file=sys.stderr)")
-    assert capfd.readouterr() == ("", "")
-
-
 async def test_a_missing_python_is_an_infrastructure_error(
     executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -124,38 +116,6 @@ async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure(
 
     async with CamelExecutor(Failing) as executor:
         assert "Docker daemon is not running" in ((await executor.run("1")).infra_error or "")
-
-
-async def test_an_interpreter_error_of_somebodys_own_interpreter_is_the_codes_fault() -> None:
-    class Own(interpreters.BaseInterpreter):  # type: ignore[misc, name-defined]
-        def run(self, code: str, code_type: str) -> str:
-            raise interpreters.InterpreterError("use fewer lines")
-
-        def supported_code_types(self) -> list[str]:
-            return ["python"]
-
-        def update_action_space(self, action_space: dict[str, Any]) -> None: ...
-
-        def execute_command(self, command: str) -> str:
-            return ""
-
-    async with CamelExecutor(Own) as executor:
-        result = await executor.run("1")
-    assert (result.stderr, result.exit_code, result.infra_error) == ("InterpreterError: use fewer lines\n", 1, None)
-
-
-async def test_a_maker_that_fails_once_is_retried() -> None:
-    made = []
-
-    def make() -> Any:
-        made.append(1)
-        if len(made) == 1:
-            raise ConnectionError("no quota")
-        return interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False)
-
-    async with CamelExecutor(make) as executor:
-        assert (await executor.run("1 + 1")).stdout == "2\n"
-    assert len(made) == 2
 
 
 async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,10 +148,8 @@ async def test_an_instance_is_shared_by_calls_with_limits_of_their_own() -> None
     ("interpreter", "options", "words"),
     [
         ("NoInterpreter", None, "those of camel.interpreters are"),
-        ("no.such.Interpreter", None, "no module|No module"),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
-        (lambda: None, {"timeout": 3}, "expected a name or a class"),
         (3, None, "expected a name, class, function or instance"),
     ],
 )
@@ -215,10 +173,8 @@ async def test_an_interpreter_that_asks_is_refused() -> None:
     ("code", "stdout", "stderr", "exit_code"),
     [
         ("x = 2\nx + 3", "5", "", 0),
-        ("print", "<built-in function print>", "", 0),
         ("None", "", "", 0),
         ("foo()", "", "InterpreterError: Evaluation of the code stopped at node 0", 1),
-        ("1+", "", "InterpreterError: Syntax error", 1),
         ("1/0", "", "ZeroDivisionError: division by zero", 1),
     ],
 )

@@ -9,18 +9,16 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from host_view import Process, pids
-from processes import ends, is_running, written_number
+from processes import ends, written_number
 
 from strands_rollout.code_tool import CodeExecutor, ray_cluster
 from strands_rollout.code_tool import ray as ray_caller
@@ -36,13 +34,6 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
-
-
-async def becomes_true(claim: Callable[[], bool], within_s: float = 30.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while not claim() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - the claims are about other processes
-        await asyncio.sleep(0.05)
-    return claim()
 
 
 def processes_that_inherited(name: str) -> list[int]:
@@ -102,13 +93,6 @@ def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
     asyncio.run(executor.aclose())
 
 
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(timeout_s=20)
-    yield executor
-    asyncio.run(executor.aclose())
-
-
 @pytest.fixture
 async def answering(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
     """An executor whose answers are the process ids of the actors."""
@@ -157,24 +141,6 @@ async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
     assert (result.truncated, len(result.stdout) < 200) == (True, True)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('é')\n2 ** 10",
-        "import sys; print('err', file=sys.stderr); sys.exit(3)",
-        "def f(x):\n    return 1 / x\nf(0)",
-        "import os; os.abort()",
-        "print('x' * 50_000)",
-        "1 +",
-    ],
-)
-async def test_results_are_those_of_the_nodes_executor(executor: RayExecutor, local: LocalExecutor, code: str) -> None:
-    def told(result: Any) -> tuple[object, ...]:
-        return result.stdout, result.stderr, result.exit_code, result.truncated, result.killed_by, result.infra_error
-
-    assert told(await executor.run(code)) == told(await local.run(code))
-
-
 async def test_calls_are_spread_by_the_nodes_cpus(answering: RayExecutor, gate: Path) -> None:
     await actor_pids(answering)
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(16)]
@@ -209,21 +175,6 @@ async def test_it_works_inside_an_actor(cluster: SimpleNamespace) -> None:
     actor = Rollout.remote()
     assert await actor.run.remote() == "42\n"
     cluster.ray.kill(actor)
-
-
-def test_two_event_loops_in_two_threads_share_it(executor: RayExecutor) -> None:
-    printed: list[str] = []
-
-    async def ten(start: int) -> None:
-        results = await asyncio.gather(*(executor.run(f"print({n})") for n in range(start, start + 10)))
-        printed.extend(result.stdout for result in results)
-
-    threads = [threading.Thread(target=lambda start=start: asyncio.run(ten(start))) for start in (0, 10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(printed, key=int) == [f"{n}\n" for n in range(20)]
 
 
 async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(answering: RayExecutor, gate: Path) -> None:
@@ -315,14 +266,6 @@ async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor)
     assert "NameError" in (await executor.run("x", session="a")).stderr
 
 
-async def test_sessions_are_spread_by_the_nodes_cpus(answering: RayExecutor) -> None:
-    await actor_pids(answering)
-    homes = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
-    assert sorted(homes.values()) == [2, 6]
-    again = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
-    assert again == homes
-
-
 @pytest.mark.parametrize("in_flight", [True, False])
 async def test_a_session_whose_process_died_is_never_silently_fresh(
     answering: RayExecutor, gate: Path, in_flight: bool
@@ -350,21 +293,12 @@ async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: Sim
     await closing
     assert call.done()
     assert await call in actors
-    assert await becomes_true(lambda: not any(is_running(pid) for pid in actors))
+    for pid in actors:
+        assert await asyncio.to_thread(ends, pid)
     assert cluster.ray.is_initialized()
     await executor.aclose()
     with pytest.raises(SandboxError, match="after aclose"):
         await executor.run("")
-
-
-async def test_an_executor_that_no_node_has_is_an_infrastructure_error(cluster: SimpleNamespace) -> None:
-    module = ModuleType("only_here")
-    module.Executor = type("Executor", (LocalExecutor,), {})  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "only_here", module)
-        async with RayExecutor(executor="only_here.Executor") as executor:
-            result = await executor.run("1")
-    assert "can't load the executor 'only_here.Executor'" in (result.infra_error or "")
 
 
 async def test_an_address_where_nobody_listens_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,13 +367,9 @@ async def test_nodes_come_and_go(
     ("settings", "message"),
     [
         ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"max_output_chars": -1}, "max_output_chars is -1"),
         ({"executor": "nowhere.Executor"}, "can't load the executor 'nowhere.Executor'"),
-        ({"executor": "pathlib.Path"}, "made a PosixPath, which is no CodeExecutor"),
         ({"options": {"memory": 1}}, "can't take the options .*did you mean 'memory_mb'"),
-        ({"options": {"memory_mb": 0}}, "memory_mb is 0"),
         ({"nodes": "10.0.0.1"}, "expected 'all', or a list"),
-        ({"nodes": []}, "expected 'all', or a list"),
         ({"address": "ray://10.0.0.1:10001"}, "Ray Client"),
         ({"actor_options": {"num_cpus": 1, "name": "x"}}, "names name, num_cpus"),
     ],

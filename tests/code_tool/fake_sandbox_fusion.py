@@ -1,6 +1,6 @@
 """A SandboxFusion on a real loopback socket: really runs the Python that it is sent, and answers in its schema.
 
-    async with FakeSandboxFusion([Trouble.status(503), None]) as fake:
+    async with FakeSandboxFusion([Trouble(code=503), None]) as fake:
         ...  # requests to fake.url: the first gets a 503, all others are run
 
 Its flaws are SandboxFusion's own: it waits for the script before it reads the pipes, reads once and without waiting,
@@ -28,19 +28,14 @@ from aiohttp import web
 class Trouble:
     """What one request gets instead of a run.
 
-    An HTTP status; a 200 with exactly this body; a connection that closes; no answer; a 200 that says that the server
-    failed, and quotes the code; or a run by a shell that finds no Python.
+    Exactly this answer; a connection that closes; no answer; a 200 that says that the server failed, and quotes the
+    code; or a run by a shell that finds no Python.
     """
 
-    kind: Literal["status", "raw", "reset", "hang", "sandbox_error", "no_python"]
+    kind: Literal["answer", "reset", "hang", "sandbox_error", "no_python"] = "answer"
     code: int = 200
-    body: bytes = b""
+    body: bytes = b'{"detail": "busy"}'
     headers: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def status(cls, code: int, body: str = '{"detail": "busy"}', **headers: str) -> Self:
-        """An HTTP status; `retry_after="3"` is a header."""
-        return cls("status", code, body.encode(), {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 class FakeSandboxFusion:
@@ -49,21 +44,14 @@ class FakeSandboxFusion:
     Args:
         troubles: For the first requests, in order; None for a real run, as for all further ones.
         always: For every request, instead.
-        delay_s: Seconds before each run starts, as on a busy server.
 
     Attributes:
         requests: The JSON of every request. `headers`: likewise.
         arrived: Set by the first request.
     """
 
-    def __init__(
-        self,
-        troubles: Sequence[Trouble | None] = (),
-        *,
-        always: Trouble | None = None,
-        delay_s: float = 0.0,
-    ) -> None:
-        self._troubles, self._always, self._delay_s = troubles, always, delay_s
+    def __init__(self, troubles: Sequence[Trouble | None] = (), *, always: Trouble | None = None) -> None:
+        self._troubles, self._always = troubles, always
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.arrived = asyncio.Event()
@@ -91,7 +79,6 @@ class FakeSandboxFusion:
         self.headers.append(dict(http.headers))
         self.arrived.set()
         trouble = self._always or (self._troubles[number] if number < len(self._troubles) else None)
-        await asyncio.sleep(self._delay_s)
         if trouble is None or trouble.kind == "no_python":
             return web.json_response(await _run(request, with_python=trouble is None))
         return await self._make(trouble, http, request)

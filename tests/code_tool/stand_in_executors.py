@@ -10,16 +10,15 @@ from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, E
 class ProcessExecutor(CodeExecutor):
     """Runs nothing: each answer names the actor's process, and the code is a file that is waited for, or nothing."""
 
-    def __init__(self, *, faulty_node: str = "", faults_log: str = "", deaf: bool = False) -> None:
+    def __init__(self, *, faulty_node: str = "", faults_log: str = "") -> None:
         self.facts = ExecutorFacts(keeps_sessions=True)
         self._faulty_node = faulty_node
         self._faults_log = faults_log
-        self._deaf = deaf
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         import ray
 
-        while self._deaf or (code and not Path(code).exists()):  # noqa: ASYNC110, ASYNC240 - another process makes it
+        while code and not Path(code).exists():  # noqa: ASYNC110, ASYNC240 - another process makes it
             await asyncio.sleep(0.02)
         if ray.get_runtime_context().get_node_id() == self._faulty_node:
             self._note_fault()

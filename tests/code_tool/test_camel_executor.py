@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import written_number
 
 from strands_rollout.code_tool import camel as camel_executor
 from strands_rollout.code_tool.camel import CamelExecutor
@@ -88,27 +87,6 @@ async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monk
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
 
 
-async def test_no_directory_is_left_behind(
-    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    await executor.run("print(1)")
-    await executor.run("1+")
-    assert os.listdir(tmp_path) == []  # noqa: PTH208
-
-
-async def test_a_missing_python_is_an_infrastructure_error(
-    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "which").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "which").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for code in ("1", "1+"):  # camel asks `which` for Python only where it can't parse the code
-        result = await executor.run(code)
-        assert "python" in (result.infra_error or "")
-        assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
-
-
 async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure() -> None:
     class Failing(interpreters.DockerInterpreter):  # type: ignore[misc, name-defined]
         def run(self, code: str, code_type: str) -> str:
@@ -133,15 +111,6 @@ async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch
 async def test_an_interpreter_is_found_by_name(name: str) -> None:
     async with CamelExecutor(name, options={"execution_timeout": 5}) as executor:
         assert (await executor.run("1 + 1")).stdout == "2\n"
-
-
-async def test_an_instance_is_shared_by_calls_with_limits_of_their_own() -> None:
-    instance = interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False, execution_timeout=50)
-    async with CamelExecutor(instance) as executor:
-        calls = executor.run("0", timeout_s=20), executor.run("import time; time.sleep(60)", timeout_s=1)
-        fast, slow = await asyncio.gather(*calls)
-    assert (fast.stdout, fast.timed_out, slow.timed_out) == ("0\n", False, True)
-    assert instance.execution_timeout == 50
 
 
 @pytest.mark.parametrize(
@@ -219,18 +188,3 @@ async def test_code_in_this_process_runs_one_at_a_time() -> None:
     async with CamelExecutor(lambda: interpreters.InternalPythonInterpreter()) as executor:
         with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
             await executor.run("1")
-
-
-# ---- concurrency, cancellation, closing
-
-
-async def test_cancelling_stops_waiting_and_the_thread_ends_at_the_limit(tmp_path: Path) -> None:
-    code = f"import time\nopen({str(tmp_path / 'note')!r}, 'w').write('1\\n')\ntime.sleep(20)"
-    async with CamelExecutor(max_concurrency=1) as executor:
-        running = asyncio.create_task(executor.run(code, timeout_s=1))
-        await asyncio.to_thread(written_number, tmp_path / "note")
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        result = await executor.run("1")
-    assert (result.stdout, result.infra_error) == ("1\n", None)

@@ -11,7 +11,7 @@ from unittest.mock import ANY
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from strands import Agent, ToolContext, tool
+from strands import Agent
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 
@@ -54,14 +54,6 @@ async def test_answers_about_files_that_the_code_forged_are_its_own_fault(
     for access in (kept.read_file, kept.list_files, kept.remove_file, lambda path: kept.write_file(path, b"x")):
         with pytest.raises(OSError, match="broke the access to files|no access to|keeps too little output"):
             await access("f")
-
-
-@pytest.mark.parametrize("listing", ["5", "[[1, 2]]", "[" * 9000])
-async def test_a_folder_that_the_code_forged_is_its_own_fault(kept: CodeExecutorSandbox, listing: str) -> None:
-    code = f"import json\nhonest = json.dumps\njson.dumps = lambda a: {listing!r} if isinstance(a, list) else honest(a)"
-    await items(kept.execute_code_streaming(code, "python"))
-    with pytest.raises(OSError, match="broke the access to files"):
-        await kept.list_files(".")
 
 
 async def test_a_file_without_an_end_is_refused(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,16 +182,6 @@ async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecu
         await kept.write_file("file/below", b"")
 
 
-async def test_file_operations_leave_no_variable_and_need_none(kept: CodeExecutorSandbox) -> None:
-    await kept.execute_code("path = data = json = 'mine'", "python3")
-    await kept.write_file("f", b"1")
-    assert await kept.read_file("f") == b"1"
-    result = await kept.execute_code(
-        "print(path, data, json, [n for n in dir() if n in ('mark', 'answer', 'os')])", "python3"
-    )
-    assert result.stdout.splitlines()[0] == "mine mine mine []"
-
-
 async def test_reads_shrink_to_what_the_executor_keeps() -> None:
     content = os.urandom(5000)
     async with local(max_output_chars=1500) as executor:
@@ -236,33 +218,6 @@ async def test_a_lost_session_is_told() -> None:
 # ---- a real agent
 
 
-@tool(context=True)
-async def calculate(code: str, tool_context: ToolContext) -> str:
-    """Run code in the agent's sandbox.
-
-    Args:
-        code: Python.
-    """
-    return (await tool_context.agent.sandbox.execute_code(code, "python3", timeout=10)).stdout
-
-
-async def converse(tokenizer: Any, calls: list[str], tools: list[Any], sandbox: Sandbox) -> list[Any]:
-    """An agent's tool results, where the model makes these calls one by one."""
-    replies = [Reply.tokens(ids_of(tokenizer, text)) for text in [*calls, ANSWER]]
-    async with FakeSGLang(replies, context_length=8192) as fake:
-        model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
-        agent = Agent(model=model, tools=tools, sandbox=sandbox, callback_handler=None)
-        await agent.invoke_async("go")
-    blocks = [block for message in agent.messages for block in message["content"]]
-    return [block["toolResult"] for block in blocks if "toolResult" in block]
-
-
-async def test_an_agents_tool_runs_code_in_the_executor(shipped_tokenizer: Any, plain: CodeExecutorSandbox) -> None:
-    call = TOOL_CALL.format(name="calculate", arguments='{"code": "17 * 2"}')
-    (result,) = await converse(shipped_tokenizer, [call], [calculate], plain)
-    assert (result["status"], result["content"]) == ("success", [{"text": "34\n"}])
-
-
 async def test_strands_file_editor_works_on_the_sessions_files(
     shipped_tokenizer: Any, kept: CodeExecutorSandbox
 ) -> None:
@@ -275,6 +230,11 @@ async def test_strands_file_editor_works_on_the_sessions_files(
         name="file_editor",
         arguments=f'{{"command": "str_replace", "path": "{path}", "old_str": "two", "new_str": "three"}}',
     )
-    results = await converse(shipped_tokenizer, [create, change], [file_editor], kept)
-    assert [result["status"] for result in results] == ["success", "success"]
+    replies = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (create, change, ANSWER)]
+    async with FakeSGLang(replies, context_length=8192) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        agent = Agent(model=model, tools=[file_editor], sandbox=kept, callback_handler=None)
+        await agent.invoke_async("go")
+    blocks: list[Any] = [block for message in agent.messages for block in message["content"]]
+    assert [block["toolResult"]["status"] for block in blocks if "toolResult" in block] == ["success", "success"]
     assert await kept.read_text(path) == "one\nthree"

@@ -118,20 +118,6 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
     asyncio.run(run())
 
 
-async def test_an_owner_with_many_calls_does_not_go_before_the_others() -> None:
-    queue = FairQueue(1)
-    order: list[str] = []
-
-    async def call(owner: str) -> None:
-        CALL_OWNER.set(owner)
-        async with queue.place():
-            order.append(owner)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(call("a") for _ in range(4)), *(call("b") for _ in range(2)), call("c"))
-    assert order == ["a", "a", "b", "c", "a", "b", "a"]
-
-
 @pytest.mark.parametrize(
     ("files", "cpus"),
     [

@@ -4,23 +4,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from strands.tools.registry import ToolRegistry
 
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, ExecutorFacts, SubprocessExecutor
 from strands_rollout.code_tool.tool import (
     CODE_LIBRARIES,
     CODE_MEMORY_MB,
-    CODE_TOOL_DESCRIPTION,
-    CODE_TOOL_NAME,
-    CODE_TOOL_SCHEMA,
     code_tool,
     execute_python_code,
     format_result,
 )
 from strands_rollout.errors import SandboxError, ToolError
-
-SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
 
 
 class ScriptedExecutor(CodeExecutor):
@@ -37,13 +31,6 @@ class ScriptedExecutor(CodeExecutor):
         return self.result
 
     async def aclose(self) -> None: ...
-
-
-def test_the_registry_adds_nothing_to_the_specification() -> None:
-    registry = ToolRegistry()
-    registry.process_tools([execute_python_code])
-    assert registry.get_all_tool_specs() == [SPEC]
-    assert list(registry.get_all_tool_specs()[0]["inputSchema"]["json"]) == list(CODE_TOOL_SCHEMA)
 
 
 async def test_a_fault_of_the_executor_is_raised_and_never_shown() -> None:

@@ -135,3 +135,14 @@ async def test_an_update_from_a_spoilt_folder_is_refused_and_leaves_the_old_weig
     assert str(tmp_path) in answer.body["message"]
     after = await embedded.generate(max_new_tokens=10, temperature=0)
     assert (after["output_ids"], after["meta_info"]["weight_version"]) == (before["output_ids"], "default")
+
+
+async def test_a_folder_that_can_not_be_read_is_refused_and_the_worker_lives(embedded, tmp_path, monkeypatch):
+    def refuse(_: Path) -> bool:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    answer = await embedded.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
+    assert (answer.status, answer.body["success"]) == (400, False)
+    assert "no memory" in answer.body["message"]
+    assert len((await embedded.generate(max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

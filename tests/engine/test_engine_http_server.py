@@ -35,6 +35,8 @@ BAD = {
     "chat options that replace the messages": _chat(chat_template_kwargs={"messages": []}),
     "a function that is a number": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": 5}]}]),
     "deep arguments": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 10**5}}]}]),
+    "no texts": ("/generate", {"text": []}),
+    "an unknown pause": ("/pause_generation", {"mode": "x" * 10**6}),
     "an abort of a number": ("/abort_request", {"rid": 10**18}),
     "weights in a number": ("/update_weights_from_disk", {"model_path": 10**18}),
     "weights at a long path": ("/update_weights_from_disk", {"model_path": "/x" * 50_000}),
@@ -89,10 +91,10 @@ HEADERS = [
     ({"Host": "localhost", "Origin": "http://localhost"}, "127.0.0.1", 200),
     ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1", 403),
     ({"Sec-Fetch-Site": "cross-site"}, "127.0.0.1", 403),
-    ({"Sec-Fetch-Site": "none"}, "127.0.0.1", 200),
     # a server that was opened to the network answers to any name, but not to other sites
-    ({"Host": "10.0.0.7:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
+    ({"Host": "engine.cluster.local:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
     ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, "0.0.0.0", 200),  # noqa: S104
+    ({"Host": "evil.example", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
     ({"Host": "10.0.0.7", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
 ]
 

@@ -49,6 +49,7 @@ def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_mod
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "does not support rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "does not support quantization_config"),
         ({"hidden_size": "absent"}, "missing or wrong Qwen3 setting: KeyError('hidden_size')"),
+        ({"intermediate_size": 50}, "mlp.gate_proj.weight has shape (48, 32), config.json says (50, 32)"),
         ({"num_hidden_layers": 3}, "the weights have no tensor model.layers.2.self_attn.q_proj.weight"),
     ],
 )

@@ -1,16 +1,16 @@
 """A SandboxFusion on a real loopback socket: really runs the Python that it is sent, and answers in its schema.
 
-    async with FakeSandboxFusion([Trouble.status(503), None]) as fake:
+    async with FakeSandboxFusion([Trouble(code=503), None]) as fake:
         ...  # requests to fake.url: the first gets a 503, all others are run
 
 Its flaws are SandboxFusion's own: it waits for the script before it reads the pipes, reads once and without waiting,
-replaces output that is not UTF-8, ends only the script's process group, and does not notice a client that went away.
+replaces output that is not UTF-8, ends only the script's process group, does not notice a client that went away, and
+limits no memory, as with `isolation: lite`.
 """
 
 import asyncio
 import contextlib
 import os
-import resource
 import signal
 import sys
 import tempfile
@@ -26,42 +26,16 @@ from aiohttp import web
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What one request gets instead of a run. Build it with the class methods."""
+    """What one request gets instead of a run.
 
-    kind: Literal["status", "raw", "reset", "hang", "sandbox_error", "no_python"]
+    Exactly this answer; a connection that closes; no answer; a 200 that says that the server failed, and quotes the
+    code; or a run by a shell that finds no Python.
+    """
+
+    kind: Literal["answer", "reset", "hang", "sandbox_error", "no_python"] = "answer"
     code: int = 200
-    body: bytes = b""
+    body: bytes = b'{"detail": "busy"}'
     headers: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def status(cls, code: int, body: str = '{"detail": "busy"}', **headers: str) -> Self:
-        """An HTTP status; `retry_after="3"` is a header."""
-        return cls("status", code, body.encode(), {name.replace("_", "-"): value for name, value in headers.items()})
-
-    @classmethod
-    def raw(cls, body: bytes) -> Self:
-        """A 200 with exactly this body."""
-        return cls("raw", body=body)
-
-    @classmethod
-    def reset(cls) -> Self:
-        """The connection closes before an answer."""
-        return cls("reset")
-
-    @classmethod
-    def hang(cls) -> Self:
-        """No answer at all."""
-        return cls("hang")
-
-    @classmethod
-    def sandbox_error(cls) -> Self:
-        """A 200 that says that the server failed, and quotes the code."""
-        return cls("sandbox_error")
-
-    @classmethod
-    def no_python(cls) -> Self:
-        """A run by a shell that finds no Python."""
-        return cls("no_python")
 
 
 class FakeSandboxFusion:
@@ -70,32 +44,17 @@ class FakeSandboxFusion:
     Args:
         troubles: For the first requests, in order; None for a real run, as for all further ones.
         always: For every request, instead.
-        delay_s: Seconds before each run starts, as on a busy server.
-        limits_memory: Whether it heeds `memory_limit_MB`; with `isolation: lite`, SandboxFusion doesn't.
-        python: The interpreter.
 
     Attributes:
         requests: The JSON of every request. `headers`: likewise.
         arrived: Set by the first request.
-        most_at_once: Most requests in flight at one time.
     """
 
-    def __init__(
-        self,
-        troubles: Sequence[Trouble | None] = (),
-        *,
-        always: Trouble | None = None,
-        delay_s: float = 0.0,
-        limits_memory: bool = True,
-        python: str = sys.executable,
-    ) -> None:
-        self._troubles, self._always, self._delay_s, self._python = troubles, always, delay_s, python
-        self._limits_memory = limits_memory
+    def __init__(self, troubles: Sequence[Trouble | None] = (), *, always: Trouble | None = None) -> None:
+        self._troubles, self._always = troubles, always
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.arrived = asyncio.Event()
-        self.most_at_once = 0
-        self._at_once = 0
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -119,19 +78,10 @@ class FakeSandboxFusion:
         self.requests.append(request)
         self.headers.append(dict(http.headers))
         self.arrived.set()
-        missing = [name for name in ("code", "language") if name not in request]
-        if missing:
-            return web.json_response({"detail": [{"loc": ["body", missing[0]], "msg": "Field required"}]}, status=422)
         trouble = self._always or (self._troubles[number] if number < len(self._troubles) else None)
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
-            await asyncio.sleep(self._delay_s)
-            if trouble is None or trouble.kind == "no_python":
-                return web.json_response(await self._run(request, with_python=trouble is None))
-            return await self._make(trouble, http, request)
-        finally:
-            self._at_once -= 1
+        if trouble is None or trouble.kind == "no_python":
+            return web.json_response(await _run(request, with_python=trouble is None))
+        return await self._make(trouble, http, request)
 
     async def _make(self, trouble: Trouble, http: web.Request, request: dict[str, Any]) -> web.StreamResponse:
         if trouble.kind == "hang":
@@ -144,15 +94,6 @@ class FakeSandboxFusion:
         return web.Response(
             body=trouble.body, status=trouble.code, headers=trouble.headers, content_type="application/json"
         )
-
-    async def _run(self, request: dict[str, Any], *, with_python: bool) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            script = Path(folder, "script.py")
-            await asyncio.to_thread(script.write_text, request["code"])
-            command = f"{self._python if with_python else 'python_is_not_here'} {script}"
-            memory_mb = request.get("memory_limit_MB", -1) if self._limits_memory else -1
-            ran = await _run_command(command, request.get("run_timeout", 10), folder, memory_mb)
-        return _answer("Success" if ran["return_code"] == 0 else "Failed", "", ran)
 
 
 @contextlib.contextmanager
@@ -172,11 +113,16 @@ def served() -> Iterator[str]:
         loop.close()
 
 
-async def _run_command(command: str, timeout_s: float, folder: str, memory_mb: int) -> dict[str, Any]:
-    def limit_memory() -> None:
-        if memory_mb > 0:
-            resource.setrlimit(resource.RLIMIT_AS, (memory_mb << 20, resource.RLIM_INFINITY))
+async def _run(request: dict[str, Any], *, with_python: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        script = Path(folder, "script.py")
+        await asyncio.to_thread(script.write_text, request["code"])
+        command = f"{sys.executable if with_python else 'python_is_not_here'} {script}"
+        ran = await _run_command(command, request.get("run_timeout", 10), folder)
+    return _answer("Success" if ran["return_code"] == 0 else "Failed", "", ran)
 
+
+async def _run_command(command: str, timeout_s: float, folder: str) -> dict[str, Any]:
     process = await asyncio.create_subprocess_shell(
         command,
         stdin=asyncio.subprocess.PIPE,
@@ -184,7 +130,6 @@ async def _run_command(command: str, timeout_s: float, folder: str, memory_mb: i
         stderr=asyncio.subprocess.PIPE,
         cwd=folder,
         start_new_session=True,
-        preexec_fn=limit_memory,
     )
     assert process.stdin is not None
     process.stdin.close()

@@ -115,19 +115,14 @@ async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor
 @pytest.mark.parametrize(
     ("code", "stdout"),
     [
-        ("print(1)", "1\n"),
-        ("2 + 3", "5\n"),
         ("x = 2\nx", "2\n"),
         ("print(1)\n'a'", "1\n'a'\n"),
         ("None", ""),
-        ("print('x')", "x\n"),
-        ("x = 3", ""),
         ("", ""),
         ("print(len(str(7 ** 20000)))", "16902\n"),
         ("import numpy, sympy; numpy.arange(3).sum() + 0", None),
         ("__name__", "'__main__'\n"),
         ("import sys; sys.stdin.read()", "''\n"),
-        ("import os, stat; stat.S_ISCHR(os.fstat(0).st_mode)", "True\n"),
         ("print('é', '\\ud800')", "é \\ud800\n"),
         ("from dataclasses import dataclass\n@dataclass\nclass A:\n    b: int\nA(1)", "A(b=1)\n"),
         ("import pickle\nclass A: pass\npickle.loads(pickle.dumps(A)) is A", "True\n"),
@@ -168,11 +163,6 @@ async def test_code_runs_as_a_script_whose_last_expression_is_shown(
             "Traceback (most recent call last):\n  File \"<code>\", line 2, in <module>\n    json.loads('[')\n"
             "json.decoder.JSONDecodeError: Expecting value: line 1 column 2 (char 1)\n",
         ),
-        (
-            "from json import nothing",
-            'Traceback (most recent call last):\n  File "<code>", line 1, in <module>\n    from json import nothing\n'
-            "ImportError: cannot import name 'nothing' from 'json'\n",
-        ),
         ("import warnings; warnings.warn('old')", "UserWarning: old (line 1)\n"),
         ("import sys; sys.exit('bad')", "bad\n"),
     ],
@@ -183,29 +173,6 @@ async def test_errors_show_the_codes_own_frames_and_no_machine_paths(
 ) -> None:
     lines = (await executor.run(code)).stderr.splitlines(keepends=True)
     assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
-
-
-@on(SEEN)
-async def test_a_chain_of_errors_is_trimmed_throughout(executor: CodeExecutor) -> None:
-    code = "import json\ntry:\n    json.loads('{')\nexcept ValueError as e:\n    raise KeyError('k') from e"
-    result = await executor.run(code)
-    assert result.exit_code == 1
-    assert "direct cause" in result.stderr
-    assert result.stderr.count('File "<code>"') == result.stderr.count("File ") == 2
-
-
-@on(SEEN)
-async def test_an_error_in_a_thread_is_trimmed_too(executor: CodeExecutor) -> None:
-    result = await executor.run("import threading\nthreading.Thread(target=lambda: 1/0).start()")
-    assert "ZeroDivisionError" in result.stderr
-    assert result.stderr.count("File ") == result.stderr.count('File "<code>"') == 1
-
-
-@on(PLAIN)
-async def test_text_that_no_encoding_takes_is_the_codes_fault(executor: CodeExecutor) -> None:
-    result = await executor.run("x = '\ud800'")
-    assert "surrogates not allowed" in result.stderr
-    assert (result.exit_code, result.infra_error) == (1, None)
 
 
 @on(PLAIN)
@@ -243,7 +210,6 @@ async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(exec
         ("import os; os.closerange(0, 100); os._exit(7)", 7, None),
         ("import os; os.kill(os.getpid(), 9)", -9, "SIGKILL (probably out of memory)"),
         ("import os; os.kill(os.getpid(), 11)", -11, "SIGSEGV (crash)"),
-        ("import os; os.abort()", -6, "SIGABRT (abort)"),
         ("import os; os.kill(os.getpid(), 35)", -35, "signal 35"),
     ],
 )
@@ -312,24 +278,6 @@ async def test_cancelling_ends_the_code(
 async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
     assert ends(int((await executor.run(code)).stdout))
-    code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60']).pid)\ntime.sleep(60)"
-    for limit_s in (0.5, 5.0, 50.0):  # until it is enough to print, on a busy machine too
-        result = await executor.run(code, timeout_s=limit_s)
-        if result.stdout:
-            break
-    assert result.timed_out
-    assert ends(int(result.stdout))
-
-
-@on([*REMOTE, CAMEL])
-async def test_the_callers_loop_goes_on_meanwhile(executor: CodeExecutor, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    code = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)"
-    running = asyncio.create_task(executor.run(code))
-    for _ in range(10):
-        await asyncio.sleep(0.01)
-    go.touch()
-    assert (await running).exit_code == 0
 
 
 @pytest.mark.parametrize("name", STATELESS)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import written_number
 
 from strands_rollout.code_tool import camel as camel_executor
 from strands_rollout.code_tool.camel import CamelExecutor
@@ -40,8 +39,6 @@ def in_process(**more: Any) -> CamelExecutor:
         ("print(1)", "1\n"),
         ("x = 2\nx + 3", "5\n"),
         ("'é'", "'é'\n"),
-        ("", ""),
-        ("# nothing to do", ""),
         ("print('(stderr')", "(stderr\n"),
     ],
 )
@@ -64,7 +61,6 @@ async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(execu
     [
         ("1+", "SyntaxError"),
         ("match 1:\n    case 1: print(1)", "Match"),  # what astor does not know
-        ("+".join("1" * 3000), "RecursionError"),
         ("x = '\ud800'", "surrogates not allowed"),
         ("import sys; n = sys.stdout.buffer.write(b'\\xff')", "can't decode"),
     ],
@@ -91,32 +87,6 @@ async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monk
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
 
 
-async def test_no_directory_is_left_behind(
-    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    await executor.run("print(1)")
-    await executor.run("1+")
-    assert os.listdir(tmp_path) == []  # noqa: PTH208
-
-
-async def test_nothing_is_printed_here(executor: CamelExecutor, capfd: pytest.CaptureFixture[str]) -> None:
-    await executor.run("import sys; print(1); print(2, file=sys.stderr)")
-    assert capfd.readouterr() == ("", "")
-
-
-async def test_a_missing_python_is_an_infrastructure_error(
-    executor: CamelExecutor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "which").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "which").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    for code in ("1", "1+"):  # camel asks `which` for Python only where it can't parse the code
-        result = await executor.run(code)
-        assert "python" in (result.infra_error or "")
-        assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
-
-
 async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure() -> None:
     class Failing(interpreters.DockerInterpreter):  # type: ignore[misc, name-defined]
         def run(self, code: str, code_type: str) -> str:
@@ -124,38 +94,6 @@ async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure(
 
     async with CamelExecutor(Failing) as executor:
         assert "Docker daemon is not running" in ((await executor.run("1")).infra_error or "")
-
-
-async def test_an_interpreter_error_of_somebodys_own_interpreter_is_the_codes_fault() -> None:
-    class Own(interpreters.BaseInterpreter):  # type: ignore[misc, name-defined]
-        def run(self, code: str, code_type: str) -> str:
-            raise interpreters.InterpreterError("use fewer lines")
-
-        def supported_code_types(self) -> list[str]:
-            return ["python"]
-
-        def update_action_space(self, action_space: dict[str, Any]) -> None: ...
-
-        def execute_command(self, command: str) -> str:
-            return ""
-
-    async with CamelExecutor(Own) as executor:
-        result = await executor.run("1")
-    assert (result.stderr, result.exit_code, result.infra_error) == ("InterpreterError: use fewer lines\n", 1, None)
-
-
-async def test_a_maker_that_fails_once_is_retried() -> None:
-    made = []
-
-    def make() -> Any:
-        made.append(1)
-        if len(made) == 1:
-            raise ConnectionError("no quota")
-        return interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False)
-
-    async with CamelExecutor(make) as executor:
-        assert (await executor.run("1 + 1")).stdout == "2\n"
-    assert len(made) == 2
 
 
 async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,23 +113,12 @@ async def test_an_interpreter_is_found_by_name(name: str) -> None:
         assert (await executor.run("1 + 1")).stdout == "2\n"
 
 
-async def test_an_instance_is_shared_by_calls_with_limits_of_their_own() -> None:
-    instance = interpreters.SubprocessInterpreter(require_confirm=False, print_stderr=False, execution_timeout=50)
-    async with CamelExecutor(instance) as executor:
-        calls = executor.run("0", timeout_s=20), executor.run("import time; time.sleep(60)", timeout_s=1)
-        fast, slow = await asyncio.gather(*calls)
-    assert (fast.stdout, fast.timed_out, slow.timed_out) == ("0\n", False, True)
-    assert instance.execution_timeout == 50
-
-
 @pytest.mark.parametrize(
     ("interpreter", "options", "words"),
     [
         ("NoInterpreter", None, "those of camel.interpreters are"),
-        ("no.such.Interpreter", None, "no module|No module"),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
-        (lambda: None, {"timeout": 3}, "expected a name or a class"),
         (3, None, "expected a name, class, function or instance"),
     ],
 )
@@ -215,10 +142,8 @@ async def test_an_interpreter_that_asks_is_refused() -> None:
     ("code", "stdout", "stderr", "exit_code"),
     [
         ("x = 2\nx + 3", "5", "", 0),
-        ("print", "<built-in function print>", "", 0),
         ("None", "", "", 0),
         ("foo()", "", "InterpreterError: Evaluation of the code stopped at node 0", 1),
-        ("1+", "", "InterpreterError: Syntax error", 1),
         ("1/0", "", "ZeroDivisionError: division by zero", 1),
     ],
 )
@@ -263,18 +188,3 @@ async def test_code_in_this_process_runs_one_at_a_time() -> None:
     async with CamelExecutor(lambda: interpreters.InternalPythonInterpreter()) as executor:
         with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
             await executor.run("1")
-
-
-# ---- concurrency, cancellation, closing
-
-
-async def test_cancelling_stops_waiting_and_the_thread_ends_at_the_limit(tmp_path: Path) -> None:
-    code = f"import time\nopen({str(tmp_path / 'note')!r}, 'w').write('1\\n')\ntime.sleep(20)"
-    async with CamelExecutor(max_concurrency=1) as executor:
-        running = asyncio.create_task(executor.run(code, timeout_s=1))
-        await asyncio.to_thread(written_number, tmp_path / "note")
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        result = await executor.run("1")
-    assert (result.stdout, result.infra_error) == ("1\n", None)

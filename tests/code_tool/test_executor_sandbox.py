@@ -5,24 +5,20 @@ import importlib
 import os
 import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from stand_in_executors import SessionExecutor
-from strands import Agent, ToolContext, tool
+from strands import Agent
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 
 from strands_rollout import SGLangModel
-from strands_rollout.code_tool import ExecutionResult, SubprocessExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor, SubprocessExecutor
 from strands_rollout.code_tool.strands_sandbox import _TIMEOUT_TAKES_OUTPUT, CodeExecutorSandbox
 from strands_rollout.errors import ConfigError, SandboxError
-
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the local executor is Linux's")
 
 
 @pytest.fixture
@@ -32,16 +28,14 @@ async def plain() -> AsyncIterator[CodeExecutorSandbox]:
         yield CodeExecutorSandbox(executor)
 
 
-@pytest.fixture(params=["session", pytest.param("local", marks=LINUX)])
-async def kept(request: pytest.FixtureRequest) -> AsyncIterator[CodeExecutorSandbox]:
-    """With a session: on a plain process, and on the default executor."""
-    if request.param == "session":
-        executor: Any = SessionExecutor()
-    else:
-        from strands_rollout.code_tool import LocalExecutor
+def local(**more: Any) -> LocalExecutor:
+    return LocalExecutor(isolation="rlimits", libraries=(), **more)
 
-        executor = LocalExecutor(isolation="rlimits", libraries=())
-    async with executor:
+
+@pytest.fixture
+async def kept() -> AsyncIterator[CodeExecutorSandbox]:
+    """With a session."""
+    async with local() as executor:
         yield CodeExecutorSandbox(executor)
 
 
@@ -49,10 +43,9 @@ async def items(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-FORGED = ["{}", "none}", "[" * 100_000 + "}", '{"data": 5}', '{"data": "***"}', '{"errno": "x", "words": 1}', '"data}']
+FORGED = ["{}", "none}", "[" * 100_000 + "}", '{"data": "***"}', '{"errno": "x", "words": 1}']
 
 
-@pytest.mark.parametrize("kept", [pytest.param("local", marks=LINUX)], indirect=True)
 @pytest.mark.parametrize("answer", FORGED, ids=[answer[:9] for answer in FORGED])
 async def test_answers_about_files_that_the_code_forged_are_its_own_fault(
     kept: CodeExecutorSandbox, answer: str
@@ -61,15 +54,6 @@ async def test_answers_about_files_that_the_code_forged_are_its_own_fault(
     for access in (kept.read_file, kept.list_files, kept.remove_file, lambda path: kept.write_file(path, b"x")):
         with pytest.raises(OSError, match="broke the access to files|no access to|keeps too little output"):
             await access("f")
-
-
-@pytest.mark.parametrize("kept", [pytest.param("local", marks=LINUX)], indirect=True)
-@pytest.mark.parametrize("listing", ["5", "[5]", "[[1, 2]]", '[["f", true, "x"]]', "[" * 9000])
-async def test_a_folder_that_the_code_forged_is_its_own_fault(kept: CodeExecutorSandbox, listing: str) -> None:
-    code = f"import json\nhonest = json.dumps\njson.dumps = lambda a: {listing!r} if isinstance(a, list) else honest(a)"
-    await items(kept.execute_code_streaming(code, "python"))
-    with pytest.raises(OSError, match="broke the access to files"):
-        await kept.list_files(".")
 
 
 async def test_a_file_without_an_end_is_refused(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,26 +160,19 @@ async def test_code_and_files_share_the_session(kept: CodeExecutorSandbox) -> No
         await kept.remove_file("out")
 
 
-@pytest.mark.parametrize("size", [0, 1, 11_999, 12_000, 12_001, 150_000])
+@pytest.mark.parametrize("size", [0, 12_000, 150_000])
 @pytest.mark.slow
 async def test_any_bytes_survive_the_way_there_and_back(kept: CodeExecutorSandbox, size: int) -> None:
     content = os.urandom(size)
-    await kept.write_file("data", b"what was there before, and longer" if size == 1 else b"")
+    await kept.write_file("data", b"what was there before")
     await kept.write_file("data", content)
     assert await kept.read_file("data") == content
-
-
-async def test_a_long_listing_comes_whole(kept: CodeExecutorSandbox) -> None:
-    await kept.execute_code("import os\nos.mkdir('many')\nfor i in range(900): open(f'many/{i:040}', 'w')", "python3")
-    assert len(await kept.list_files("many")) == 900
 
 
 async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecutorSandbox) -> None:
     await kept.write_file("file", b"")
     with pytest.raises(SandboxPathNotFoundError):
         await kept.list_files("nowhere")
-    with pytest.raises(SandboxPathNotFoundError):
-        await kept.list_files("file")
     with pytest.raises(IsADirectoryError):
         await kept.read_file(".")
     with pytest.raises(OSError, match="null") as caught:
@@ -205,23 +182,13 @@ async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecu
         await kept.write_file("file/below", b"")
 
 
-async def test_file_operations_leave_no_variable_and_need_none(kept: CodeExecutorSandbox) -> None:
-    await kept.execute_code("path = data = json = 'mine'", "python3")
-    await kept.write_file("f", b"1")
-    assert await kept.read_file("f") == b"1"
-    result = await kept.execute_code(
-        "print(path, data, json, [n for n in dir() if n in ('mark', 'answer', 'os')])", "python3"
-    )
-    assert result.stdout.splitlines()[0] == "mine mine mine []"
-
-
 async def test_reads_shrink_to_what_the_executor_keeps() -> None:
     content = os.urandom(5000)
-    async with SessionExecutor(max_output_chars=1500) as executor:
+    async with local(max_output_chars=1500) as executor:
         sandbox = CodeExecutorSandbox(executor)
         await sandbox.write_file("data", content)
         assert await sandbox.read_file("data") == content
-    async with SessionExecutor(max_output_chars=100) as executor:
+    async with local(max_output_chars=100) as executor:
         sandbox = CodeExecutorSandbox(executor)
         await sandbox.write_file("data", content)
         with pytest.raises(OSError, match="too little output"):
@@ -229,7 +196,7 @@ async def test_reads_shrink_to_what_the_executor_keeps() -> None:
 
 
 async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> None:
-    async with SessionExecutor() as executor:
+    async with local() as executor:
         one, other = CodeExecutorSandbox(executor), CodeExecutorSandbox(executor, session="named")
         await one.execute_code("x = 1", "python3")
         assert "NameError" in (await other.execute_code("x", "python3")).stderr
@@ -240,7 +207,7 @@ async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> Non
 
 
 async def test_a_lost_session_is_told() -> None:
-    async with SessionExecutor() as executor:
+    async with local() as executor:
         sandbox = CodeExecutorSandbox(executor)
         result = await sandbox.execute_code("import os; os._exit(1)", "python3")
         assert result.stderr.endswith("Its variables and files are gone.\n")
@@ -251,50 +218,11 @@ async def test_a_lost_session_is_told() -> None:
 # ---- a real agent
 
 
-@tool(context=True)
-async def calculate(code: str, tool_context: ToolContext) -> str:
-    """Run code in the agent's sandbox.
-
-    Args:
-        code: Python.
-    """
-    return (await tool_context.agent.sandbox.execute_code(code, "python3", timeout=10)).stdout
-
-
-async def converse(tokenizer: Any, calls: list[str], tools: list[Any], sandbox: Sandbox) -> list[Any]:
-    """An agent's tool results, where the model makes these calls one by one."""
-    replies = [Reply.tokens(ids_of(tokenizer, text)) for text in [*calls, ANSWER]]
-    async with FakeSGLang(replies, context_length=8192) as fake:
-        model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
-        agent = Agent(model=model, tools=tools, sandbox=sandbox, callback_handler=None)
-        await agent.invoke_async("go")
-    blocks = [block for message in agent.messages for block in message["content"]]
-    return [block["toolResult"] for block in blocks if "toolResult" in block]
-
-
-async def test_an_agents_tool_runs_code_in_the_executor(shipped_tokenizer: Any, plain: CodeExecutorSandbox) -> None:
-    call = TOOL_CALL.format(name="calculate", arguments='{"code": "17 * 2"}')
-    (result,) = await converse(shipped_tokenizer, [call], [calculate], plain)
-    assert (result["status"], result["content"]) == ("success", [{"text": "34\n"}])
-
-
-@pytest.mark.slow
-async def test_strands_python_tool_runs_code_in_the_executor(
-    shipped_tokenizer: Any, plain: CodeExecutorSandbox
+async def test_strands_file_editor_works_on_the_sessions_files(
+    shipped_tokenizer: Any, kept: CodeExecutorSandbox
 ) -> None:
-    python_repl = pytest.importorskip("strands.vended_tools.python_repl", reason="came after strands-agents 1.51")
-    call = TOOL_CALL.format(name="python_repl", arguments='{"code": "17 * 2"}')
-    endless = TOOL_CALL.format(name="python_repl", arguments='{"code": "print(5)\\nwhile True: pass", "timeout": 1}')
-    good, bad = await converse(shipped_tokenizer, [call, endless], [python_repl.python_repl], plain)
-    assert good["status"] == "success"
-    assert "34" in str(good["content"])
-    assert bad["status"] == "error"
-    assert "timed out after 1 seconds" in str(bad["content"])
-
-
-async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer: Any, tmp_path: Path) -> None:
     file_editor = importlib.import_module("strands.vended_tools").file_editor
-    path = tmp_path / "notes.txt"
+    path = (await kept.execute_code("import os; print(os.path.abspath('notes.txt'))", "python3")).stdout.strip()
     create = TOOL_CALL.format(
         name="file_editor", arguments=f'{{"command": "create", "path": "{path}", "file_text": "one\\ntwo"}}'
     )
@@ -302,7 +230,11 @@ async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer
         name="file_editor",
         arguments=f'{{"command": "str_replace", "path": "{path}", "old_str": "two", "new_str": "three"}}',
     )
-    async with SessionExecutor() as executor:
-        results = await converse(shipped_tokenizer, [create, change], [file_editor], CodeExecutorSandbox(executor))
-    assert [result["status"] for result in results] == ["success", "success"]
-    assert path.read_text() == "one\nthree"
+    replies = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (create, change, ANSWER)]
+    async with FakeSGLang(replies, context_length=8192) as fake:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        agent = Agent(model=model, tools=[file_editor], sandbox=kept, callback_handler=None)
+        await agent.invoke_async("go")
+    blocks: list[Any] = [block for message in agent.messages for block in message["content"]]
+    assert [block["toolResult"]["status"] for block in blocks if "toolResult" in block] == ["success", "success"]
+    assert await kept.read_text(path) == "one\nthree"

@@ -1,12 +1,8 @@
-"""Executors by name, and their small parts: places in turn, usable CPUs, capped output, frames on a socket."""
-
-from __future__ import annotations
+"""Executors by name, and their small parts: places in turn, usable CPUs, capped output."""
 
 import asyncio
 import random
 import re
-import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +18,11 @@ from strands_rollout.code_tool.executors import (
     shared_executor,
     usable_cpus,
 )
-from strands_rollout.code_tool.local.sandbox.output import CappedOutput, shorten
-from strands_rollout.code_tool.local.sandbox.protocol import FrameReader, frame
+from strands_rollout.code_tool.local.sandbox.output import CappedOutput
 from strands_rollout.errors import ConfigError
 
 
-class EchoExecutor:
+class EchoExecutor(CodeExecutor):
     """An executor of a user's own."""
 
     def __init__(self, prefix: str = "") -> None:
@@ -36,14 +31,7 @@ class EchoExecutor:
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         return ExecutionResult(self.prefix + code, "", 0)
 
-    async def close_session(self, session: str) -> None: ...
-
     async def aclose(self) -> None: ...
-
-    async def __aenter__(self) -> EchoExecutor:
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None: ...
 
 
 def nothing() -> dict[str, str]:
@@ -80,11 +68,8 @@ def test_a_dotted_path_makes_an_executor_of_the_users_own() -> None:
     ("setting", "message"),
     [
         ("lokal", "unknown executor 'lokal'; did you mean 'local'?"),
-        ("zzz", "unknown executor 'zzz'; expected one of local, subprocess"),
         ({"memory_mb": 1}, "expected a name, or a mapping with the key name"),
         ({"name": "local", "memory": 1}, "can't take the options memory: .*did you mean 'memory_mb'?"),
-        ({"name": "local", "memory_mb": -1}, "memory_mb is -1"),
-        ({"name": "local", "isolation": "some"}, "isolation is 'some'"),
         ("no_such.module", "can't load the executor 'no_such.module'"),
         (f"{__name__}.pytest", "is a module; expected a class or a function"),
         (f"{__name__}.nothing", "made a dict, which is no CodeExecutor"),
@@ -133,53 +118,12 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
     asyncio.run(run())
 
 
-async def test_an_owner_with_many_calls_does_not_go_before_the_others() -> None:
-    queue = FairQueue(1)
-    order: list[str] = []
-
-    async def call(owner: str) -> None:
-        CALL_OWNER.set(owner)
-        async with queue.place():
-            order.append(owner)
-            await asyncio.sleep(0)
-
-    await asyncio.gather(*(call("a") for _ in range(4)), *(call("b") for _ in range(2)), call("c"))
-    assert order == ["a", "a", "b", "c", "a", "b", "a"]
-
-
-def test_a_ticket_of_a_loop_that_was_closed_is_passed_over() -> None:
-    queue = FairQueue(1)
-    loop = asyncio.new_event_loop()
-
-    async def hold() -> None:
-        async with queue.place():
-            await asyncio.sleep(3600)
-
-    holder = loop.create_task(hold())
-    waiter = loop.create_task(hold())
-    loop.run_until_complete(asyncio.sleep(0))
-    loop.run_until_complete(asyncio.sleep(0))
-    holder.cancel()
-    waiter.cancel()
-    loop.run_until_complete(asyncio.gather(holder, waiter, return_exceptions=True))
-    loop.close()
-
-    async def use() -> str:
-        async with queue.place():
-            return "used"
-
-    assert asyncio.run(asyncio.wait_for(use(), 5)) == "used"
-
-
-_V1 = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-
-
 @pytest.mark.parametrize(
     ("files", "cpus"),
     [
-        *(({"cpu.max": f"{limit} 100000"}, cpus) for limit, cpus in (("max", 16), (400_000, 4), (250_000, 3))),
-        *(({"cpu.max": f"{limit} 100000"}, cpus) for limit, cpus in ((50_000, 2), (9_900_000, 16))),
-        *((dict(zip(_V1, (quota, "100000"), strict=True)), cpus) for quota, cpus in (("-1", 16), ("400000", 4))),
+        ({"cpu.max": "max 100000"}, 16),
+        ({"cpu.max": "250000 100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4),
         ({}, 16),
     ],
 )
@@ -214,52 +158,3 @@ def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, 
     assert len(head) + len(tail) == cap
     assert text.startswith(head)
     assert text.endswith(tail)
-
-
-def test_bytes_that_are_not_utf8_are_replaced() -> None:
-    output = CappedOutput(10)
-    output.feed(b"a\xff\xe6")
-    output.feed(b"", final=True)
-    assert output.text() == "a\ufffd\ufffd"
-
-
-def test_a_second_cut_counts_what_the_first_one_dropped() -> None:
-    output = CappedOutput(100)
-    output.feed(b"x" * 1000)
-    head, dropped, tail = MARKER.split(shorten(output.text(), 20))
-    assert (head, int(dropped), tail) == ("x" * 10, 980, "x" * 10)
-    assert shorten("short", 20) == "short"
-
-
-MESSAGES: list[Any] = [{"id": 1}, "\ud800", [], {"code": "x" * 200_000}, None, {"id": 2}]
-
-
-def read_all(pieces: list[bytes]) -> list[Any]:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        reader = FrameReader(ours)
-
-        def write() -> None:
-            for piece in pieces:
-                theirs.sendall(piece)
-            theirs.shutdown(socket.SHUT_WR)
-
-        writing = threading.Thread(target=write)
-        writing.start()
-        found = [reader.next() for _ in range(len(MESSAGES) + 1)]
-        writing.join()
-    return found
-
-
-@pytest.mark.parametrize("size", [1, 3, 4, 5, 70_000, 10**7])
-def test_messages_come_whole_and_in_order_however_they_are_cut(size: int) -> None:
-    messages = [message for message in MESSAGES if size > 5 or message != MESSAGES[3]]
-    stream = b"".join(map(frame, messages))
-    found = read_all([stream[start : start + size] for start in range(0, len(stream), size)])
-    assert found[: len(messages)] == messages
-    assert found[len(messages) :] == [None] * (len(MESSAGES) + 1 - len(messages))
-
-
-@pytest.mark.parametrize("kept", [1, 4, 6])
-def test_a_stream_that_ends_in_a_message_has_ended(kept: int) -> None:
-    assert read_all([frame({"id": 1}), frame({"id": 2})[:kept]])[:2] == [{"id": 1}, None]

@@ -9,18 +9,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from host_view import Process, pids
-from processes import ends, is_running, written_number
+from processes import ends, written_number
 
 from strands_rollout.code_tool import CodeExecutor, ray_cluster
 from strands_rollout.code_tool import ray as ray_caller
@@ -34,57 +30,28 @@ PROCESS = "stand_in_executors.ProcessExecutor"
 CPUS = {"small": 1, "large": 3}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
-
-
-async def becomes_true(claim: Callable[[], bool], within_s: float = 30.0) -> bool:
-    give_up_at = time.monotonic() + within_s
-    while not claim() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - the claims are about other processes
-        await asyncio.sleep(0.05)
-    return claim()
-
-
-def processes_that_inherited(name: str) -> list[int]:
-    others = pids() - {os.getpid()}
-    return [pid for pid in others if name in Process(pid).text("environ") and Process(pid).is_alive()]
-
-
-@contextlib.contextmanager
-def no_process_left(mark: str) -> Iterator[None]:
-    yield
-    assert [pid for pid in processes_that_inherited(mark) if not ends(pid)] == []
-
-
-@contextlib.contextmanager
-def environment_of_ray(mark: str) -> Iterator[None]:
-    """Nothing of this machine's Ray is read or written, and the nodes can import what lies beside this file."""
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    Path(folder).chmod(0o755)  # what is killed leaves its scratch directory here, where code has users of its own
-    Path(folder, "ray").mkdir()
-    here = str(Path(__file__).parent)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in (QUIET | {mark: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}).items():
-            patch.setenv(name, value)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))
-        patch.syspath_prepend(here)
-        try:
-            yield
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SimpleNamespace]:
-    """Two nodes, of 1 and of 3 CPUs; afterwards no process of them is left."""
+    """Two nodes, of 1 and of 3 CPUs, apart from this machine's Ray, which can import what lies beside this file."""
     if sys.platform != "linux":
         pytest.skip("Ray's clusters on one machine are Linux's")
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from ray.cluster_utils import Cluster
 
-    mark = f"STRANDS_ROLLOUT_RAY_TEST_{uuid.uuid4().hex}"
-    with no_process_left(mark), environment_of_ray(mark), contextlib.ExitStack() as stack:
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+    Path(folder).chmod(0o755)  # what is killed leaves its scratch directory here, where code has users of its own
+    Path(folder, "ray").mkdir()
+    here = str(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        for name, value in (QUIET | {"RAY_TMPDIR": folder, "TMPDIR": folder}).items():
+            patch.setenv(name, value)
+        patch.delenv("RAY_ADDRESS", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))
+        patch.syspath_prepend(here)
         nodes = Cluster()
         stack.callback(nodes.shutdown)
         small = nodes.add_node(num_cpus=CPUS["small"], include_dashboard=False)
@@ -98,13 +65,6 @@ def cluster() -> Iterator[SimpleNamespace]:
 def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
     """One for all tests: each has an event loop of its own, which must not matter."""
     executor = RayExecutor(timeout_s=20)
-    yield executor
-    asyncio.run(executor.aclose())
-
-
-@pytest.fixture(scope="module")
-def local() -> Iterator[LocalExecutor]:
-    executor = LocalExecutor(timeout_s=20)
     yield executor
     asyncio.run(executor.aclose())
 
@@ -137,11 +97,6 @@ async def actor_pids(executor: RayExecutor) -> set[int]:
     return set(await asyncio.gather(*(pid_of(executor) for _ in range(16))))
 
 
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_cluster, "_REFRESH_S", 0.2)
-    monkeypatch.setattr(ray_caller, "_LOOK_S", 0.2)
-
-
 async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
     executor: RayExecutor, cluster: SimpleNamespace
 ) -> None:
@@ -155,24 +110,6 @@ async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
     async with RayExecutor(executor=SUBPROCESS, max_output_chars=100) as short:
         result = await short.run("print('x' * 1000)")
     assert (result.truncated, len(result.stdout) < 200) == (True, True)
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "print('é')\n2 ** 10",
-        "import sys; print('err', file=sys.stderr); sys.exit(3)",
-        "def f(x):\n    return 1 / x\nf(0)",
-        "import os; os.abort()",
-        "print('x' * 50_000)",
-        "1 +",
-    ],
-)
-async def test_results_are_those_of_the_nodes_executor(executor: RayExecutor, local: LocalExecutor, code: str) -> None:
-    def told(result: Any) -> tuple[object, ...]:
-        return result.stdout, result.stderr, result.exit_code, result.truncated, result.killed_by, result.infra_error
-
-    assert told(await executor.run(code)) == told(await local.run(code))
 
 
 async def test_calls_are_spread_by_the_nodes_cpus(answering: RayExecutor, gate: Path) -> None:
@@ -211,21 +148,6 @@ async def test_it_works_inside_an_actor(cluster: SimpleNamespace) -> None:
     cluster.ray.kill(actor)
 
 
-def test_two_event_loops_in_two_threads_share_it(executor: RayExecutor) -> None:
-    printed: list[str] = []
-
-    async def ten(start: int) -> None:
-        results = await asyncio.gather(*(executor.run(f"print({n})") for n in range(start, start + 10)))
-        printed.extend(result.stdout for result in results)
-
-    threads = [threading.Thread(target=lambda start=start: asyncio.run(ten(start))) for start in (0, 10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(printed, key=int) == [f"{n}\n" for n in range(20)]
-
-
 async def test_calls_survive_the_death_of_an_actor_as_do_new_sessions(answering: RayExecutor, gate: Path) -> None:
     victim = min(await actor_pids(answering))
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(16)]
@@ -254,7 +176,8 @@ async def test_a_dead_actor_comes_back(cluster: SimpleNamespace, gate: Path) -> 
 
 
 async def test_a_frozen_actor_is_given_up(answering: RayExecutor, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hurry(monkeypatch)
+    monkeypatch.setattr(ray_cluster, "_REFRESH_S", 0.2)
+    monkeypatch.setattr(ray_caller, "_LOOK_S", 0.2)
     monkeypatch.setattr(ray_cluster, "_PING_LIMIT_S", 1.0)
     victim = min(await actor_pids(answering))
     calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(8)]
@@ -281,16 +204,6 @@ async def test_a_node_that_fails_is_avoided(cluster: SimpleNamespace, tmp_path: 
         assert (await executor.run("")).infra_error == "the disk is full"
 
 
-async def test_an_executor_that_never_answers_has_a_deadline(
-    cluster: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hurry(monkeypatch)
-    monkeypatch.setattr(ray_cluster, "_SLACK_S", 0.2)
-    async with RayExecutor(executor=PROCESS, options={"deaf": True}) as executor:
-        result = await executor.run("", timeout_s=0.1)
-    assert "no result within" in (result.infra_error or "")
-
-
 async def test_cancelling_a_call_ends_its_code(cluster: SimpleNamespace) -> None:
     async with RayExecutor(executor=SUBPROCESS) as executor:
         with tempfile.TemporaryDirectory() as folder:
@@ -313,14 +226,6 @@ async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor)
     await executor.close_session("a")
     await executor.close_session("never opened")
     assert "NameError" in (await executor.run("x", session="a")).stderr
-
-
-async def test_sessions_are_spread_by_the_nodes_cpus(answering: RayExecutor) -> None:
-    await actor_pids(answering)
-    homes = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
-    assert sorted(homes.values()) == [2, 6]
-    again = Counter([await pid_of(answering, session=f"s{n}") for n in range(8)])
-    assert again == homes
 
 
 @pytest.mark.parametrize("in_flight", [True, False])
@@ -350,21 +255,12 @@ async def test_closing_waits_for_what_runs_and_ends_the_actors_only(cluster: Sim
     await closing
     assert call.done()
     assert await call in actors
-    assert await becomes_true(lambda: not any(is_running(pid) for pid in actors))
+    for pid in actors:
+        assert await asyncio.to_thread(ends, pid)
     assert cluster.ray.is_initialized()
     await executor.aclose()
     with pytest.raises(SandboxError, match="after aclose"):
         await executor.run("")
-
-
-async def test_an_executor_that_no_node_has_is_an_infrastructure_error(cluster: SimpleNamespace) -> None:
-    module = ModuleType("only_here")
-    module.Executor = type("Executor", (LocalExecutor,), {})  # type: ignore[attr-defined]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "only_here", module)
-        async with RayExecutor(executor="only_here.Executor") as executor:
-            result = await executor.run("1")
-    assert "can't load the executor 'only_here.Executor'" in (result.infra_error or "")
 
 
 async def test_an_address_where_nobody_listens_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,36 +306,13 @@ def test_it_connects_where_it_is_told_and_never_starts_ray_unasked(cluster: Simp
     assert child.stdout.endswith("all well\n"), child.stderr
 
 
-async def test_nodes_come_and_go(
-    cluster: SimpleNamespace, answering: RayExecutor, gate: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hurry(monkeypatch)
-    old = await actor_pids(answering)
-    node = cluster.nodes.add_node(num_cpus=8)
-    async with asyncio.timeout(30):
-        while not (new := await actor_pids(answering) - old):
-            pass
-    calls = [asyncio.ensure_future(pid_of(answering, gate)) for _ in range(12)]
-    await asyncio.sleep(0.1)
-    cluster.nodes.remove_node(node, allow_graceful=False)
-    for pid in new:
-        assert await asyncio.to_thread(ends, pid)
-    open_gate(gate)
-    answers = set(await asyncio.gather(*calls))
-    assert answers <= old, "calls of the killed node were run again on the others"
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"timeout_s": 0}, "timeout_s is 0"),
-        ({"max_output_chars": -1}, "max_output_chars is -1"),
         ({"executor": "nowhere.Executor"}, "can't load the executor 'nowhere.Executor'"),
-        ({"executor": "pathlib.Path"}, "made a PosixPath, which is no CodeExecutor"),
         ({"options": {"memory": 1}}, "can't take the options .*did you mean 'memory_mb'"),
-        ({"options": {"memory_mb": 0}}, "memory_mb is 0"),
         ({"nodes": "10.0.0.1"}, "expected 'all', or a list"),
-        ({"nodes": []}, "expected 'all', or a list"),
         ({"address": "ray://10.0.0.1:10001"}, "Ray Client"),
         ({"actor_options": {"num_cpus": 1, "name": "x"}}, "names name, num_cpus"),
     ],

@@ -2,13 +2,10 @@
 
 import ast
 import asyncio
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx
 import pytest
 from fake_sandbox_fusion import FakeSandboxFusion, Trouble
 from fake_sglang import dead_url
@@ -66,18 +63,10 @@ async def test_code_cannot_make_its_failure_look_like_the_servers(executor: Sand
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 async def test_memory_is_limited_even_where_the_server_does_not() -> None:
-    async with (
-        FakeSandboxFusion(limits_memory=False) as fake,
-        SandboxFusionExecutor(fake.url, memory_mb=256) as executor,
-    ):
+    async with FakeSandboxFusion() as fake, SandboxFusionExecutor(fake.url, memory_mb=256) as executor:
         result = await executor.run("keep = []\nwhile sum(map(len, keep)) < 10**9: keep.append('x' * 10**6)")
     assert result.stderr.endswith("MemoryError\n"), result
     assert fake.requests[0]["memory_limit_MB"] == 256
-
-
-async def test_a_server_with_too_little_memory_to_start_is_not_the_codes_fault(fake: FakeSandboxFusion) -> None:
-    async with SandboxFusionExecutor(fake.url, memory_mb=8) as executor:
-        assert (await executor.run("1")).infra_error
 
 
 async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion) -> None:
@@ -95,38 +84,13 @@ async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion)
 
 
 @pytest.mark.parametrize(
-    "trouble",
-    [
-        Trouble.status(503),
-        Trouble.status(429),
-        Trouble.status(500, "oops"),
-        Trouble.raw(b"<html>"),
-        Trouble.raw(b"[]"),
-        Trouble.raw(b'{"status": "Success", "run_result": null}'),
-        Trouble.reset(),
-        Trouble.sandbox_error(),
-        Trouble.no_python(),
-    ],
-    ids=lambda trouble: f"{trouble.kind} {trouble.code} {trouble.body.decode()[:9]}",
-)
-@pytest.mark.usefixtures("impatient")
-@pytest.mark.slow
-async def test_a_fault_that_passes_is_not_seen(trouble: Trouble) -> None:
-    async with FakeSandboxFusion([trouble]) as fake, SandboxFusionExecutor(fake.url) as executor:
-        result = await executor.run("1 + 1")
-    assert (result.stdout, result.infra_error) == ("2\n", None)
-    assert len(fake.requests) == 2
-
-
-@pytest.mark.parametrize(
     ("trouble", "words"),
     [
-        (Trouble.status(503), "HTTP 503"),
-        (Trouble.raw(b"<html>"), "not JSON"),
-        (Trouble.reset(), "disconnected"),
-        (Trouble.sandbox_error(), "SandboxError: exception on running command import"),
-        (Trouble.sandbox_error(), "Resource temporarily unavailable"),
-        (Trouble.no_python(), "exit code 127"),
+        (Trouble(code=503), "HTTP 503"),
+        (Trouble(body=b"<html>"), "not JSON"),
+        (Trouble("reset"), "disconnected"),
+        (Trouble("sandbox_error"), "Resource temporarily unavailable"),
+        (Trouble("no_python"), "exit code 127"),
     ],
     ids=lambda value: getattr(value, "kind", None),
 )
@@ -142,7 +106,7 @@ async def test_a_fault_that_stays_is_the_infrastructures(trouble: Trouble, words
 
 
 async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
-    async with FakeSandboxFusion(always=Trouble.status(401)) as fake, SandboxFusionExecutor(fake.url) as executor:
+    async with FakeSandboxFusion(always=Trouble(code=401)) as fake, SandboxFusionExecutor(fake.url) as executor:
         assert "HTTP 401" in ((await executor.run("1")).infra_error or "")
     assert len(fake.requests) == 1
 
@@ -156,7 +120,7 @@ async def test_retry_after_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, p
         waits.append(seconds)
         await sleep(0)
 
-    busy = Trouble.status(429, retry_after="1")
+    busy = Trouble(code=429, headers={"retry-after": "1"})
     async with FakeSandboxFusion([busy, *[busy] * (not passes)]) as fake, SandboxFusionExecutor(fake.url) as executor:
         monkeypatch.setattr(asyncio, "sleep", noted)
         result = await executor.run("1")
@@ -168,21 +132,10 @@ async def test_retry_after_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, p
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
-    async with FakeSandboxFusion(always=Trouble.hang()) as fake, SandboxFusionExecutor(fake.url) as executor:
+    async with FakeSandboxFusion(always=Trouble("hang")) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await asyncio.wait_for(executor.run("1", timeout_s=0.3), 30)
         assert "no answer in 0.9 s" in (result.infra_error or "")
         assert len(fake.requests) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-async def test_a_program_that_never_starts_is_an_infrastructure_error(tmp_path: Path) -> None:
-    sleeper = tmp_path / "python"
-    sleeper.write_text("#!/bin/sh\nexec sleep 30\n")
-    sleeper.chmod(0o755)
-    async with FakeSandboxFusion(python=str(sleeper)) as fake, SandboxFusionExecutor(fake.url) as executor:
-        result = await executor.run("1", timeout_s=0.2)
-    assert "did not end in time" in (result.infra_error or "")
 
 
 @pytest.mark.usefixtures("impatient")
@@ -200,7 +153,7 @@ async def test_secrets_are_never_shown() -> None:
 @pytest.mark.usefixtures("impatient")
 async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
     async with (
-        FakeSandboxFusion(always=Trouble.status(503)) as bad,
+        FakeSandboxFusion(always=Trouble(code=503)) as bad,
         FakeSandboxFusion() as good,
         SandboxFusionExecutor([bad.url, good.url]) as executor,
     ):
@@ -213,7 +166,7 @@ async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
 async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_REST_S", 0.0)
     async with (
-        FakeSandboxFusion([Trouble.status(503)]) as recovering,
+        FakeSandboxFusion([Trouble(code=503)]) as recovering,
         FakeSandboxFusion() as good,
         SandboxFusionExecutor([recovering.url, good.url]) as executor,
     ):
@@ -222,60 +175,7 @@ async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
     assert (len(recovering.requests), len(good.requests)) == (2, 1)
 
 
-def test_rests_grow_until_a_server_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.monotonic", lambda: 100.0)
-    server = sandbox_fusion._Server(httpx.URL("http://127.0.0.1:1"))
-    rests = []
-    for fault in (sandbox_fusion._Fault("bad"), sandbox_fusion._Fault("bad"), None, sandbox_fusion._Fault("bad")):
-        server.remember(fault)
-        rests.append(max(0.0, server.resting_until - 100.0))
-        server.resting_until = 0.0
-    assert rests == [5, 10, 0, 5]
-
-
-@pytest.mark.usefixtures("impatient")
-async def test_all_servers_failing_are_named() -> None:
-    dead = dead_url()
-    async with (
-        FakeSandboxFusion(always=Trouble.sandbox_error()) as bad,
-        SandboxFusionExecutor([dead, bad.url]) as executor,
-    ):
-        error = (await executor.run("1")).infra_error or ""
-    assert dead in error
-    assert bad.url in error
-    assert "Connect" in error
-    assert "SandboxError" in error
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("impatient")
-async def test_a_call_that_hangs_on_one_server_is_run_by_the_other() -> None:
-    async with (
-        FakeSandboxFusion(always=Trouble.hang()) as hanging,
-        FakeSandboxFusion() as good,
-        SandboxFusionExecutor([hanging.url, good.url]) as executor,
-    ):
-        assert (await executor.run("1", timeout_s=5)).stdout == "1\n"
-
-
-async def test_calls_are_spread_over_the_servers() -> None:
-    async with (
-        FakeSandboxFusion(delay_s=0.2) as one,
-        FakeSandboxFusion(delay_s=0.2) as other,
-        SandboxFusionExecutor([one.url, other.url]) as executor,
-    ):
-        await asyncio.gather(*(executor.run("1") for _ in range(6)))
-    assert (len(one.requests), len(other.requests)) == (3, 3)
-
-
 # ---- concurrency, cancellation, closing
-
-
-async def test_no_more_requests_at_once_than_allowed_and_a_servers_delay_is_queueing() -> None:
-    async with FakeSandboxFusion(delay_s=0.3) as fake, SandboxFusionExecutor(fake.url, max_concurrency=2) as executor:
-        results = await asyncio.gather(*(executor.run("1") for _ in range(4)))
-    assert fake.most_at_once == 2
-    assert all(result.queued_s >= 0.3 for result in results)
 
 
 async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFusion) -> None:
@@ -287,16 +187,6 @@ async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFus
             await running
         result = await executor.run("1")
     assert (result.stdout, result.infra_error, len(fake.requests)) == ("1\n", None, 2)
-
-
-async def test_an_executor_that_nobody_closed_lets_the_interpreter_end_without_a_word(fake: FakeSandboxFusion) -> None:
-    code = (
-        "import asyncio\nfrom strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor\n"
-        f"executor = SandboxFusionExecutor({fake.url!r})\nprint(asyncio.run(executor.run('1')).stdout, end='')"
-    )
-    command = [sys.executable, "-W", "default", "-c", code]
-    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300, env=os.environ)
-    assert (ran.stdout, ran.stderr, ran.returncode) == ("1\n", "", 0)
 
 
 # ---- settings
@@ -315,9 +205,3 @@ def test_what_is_sent_is_older_pythons_syntax_and_asks_for_nothing_but_the_stand
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module.partition(".")[0] for module in imported} <= sys.stdlib_module_names
-
-
-def test_httpx_and_the_executor_agree_on_urls() -> None:
-    assert [str(url) for url in sandbox_fusion._server_urls(["127.0.0.1:1/run_code/", "http://127.0.0.1:1"])] == [
-        str(httpx.URL("http://127.0.0.1:1/"))
-    ]

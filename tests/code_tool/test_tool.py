@@ -1,31 +1,20 @@
 """The code tool as the agent and the model see it, and the loading of tools by dotted path."""
 
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from strands import Agent
-from strands.hooks import AfterToolCallEvent
-from strands.models import Model
-from strands.tools.registry import ToolRegistry
 
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, ExecutorFacts, SubprocessExecutor
 from strands_rollout.code_tool.tool import (
     CODE_LIBRARIES,
     CODE_MEMORY_MB,
-    CODE_TOOL_DESCRIPTION,
-    CODE_TOOL_NAME,
-    CODE_TOOL_SCHEMA,
     code_tool,
     execute_python_code,
     format_result,
 )
 from strands_rollout.errors import SandboxError, ToolError
-
-SPEC = {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "inputSchema": {"json": CODE_TOOL_SCHEMA}}
 
 
 class ScriptedExecutor(CodeExecutor):
@@ -44,67 +33,9 @@ class ScriptedExecutor(CodeExecutor):
     async def aclose(self) -> None: ...
 
 
-class OneCallModel(Model):
-    """Calls the code tool once, then stops; remembers the specifications that it was handed."""
-
-    def __init__(self) -> None:
-        self.specs: Any = None
-        self.results: list[Any] = []
-
-    def update_config(self, **config: Any) -> None: ...
-
-    def get_config(self) -> Any:
-        return {}
-
-    def structured_output(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
-
-    async def stream(self, messages: Any, tool_specs: Any = None, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        self.specs = tool_specs
-        blocks = messages[-1]["content"]
-        self.results = [block["toolResult"] for block in blocks if "toolResult" in block]
-        yield {"messageStart": {"role": "assistant"}}
-        if not self.results:
-            start = {"toolUse": {"toolUseId": "call-1", "name": CODE_TOOL_NAME}}
-            yield {"contentBlockStart": {"start": start}}
-            yield {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"code": "1 + 1"}'}}}}
-            yield {"contentBlockStop": {}}
-            yield {"messageStop": {"stopReason": "tool_use"}}
-        else:
-            yield {"contentBlockStart": {"start": {}}}
-            yield {"contentBlockDelta": {"delta": {"text": "done"}}}
-            yield {"contentBlockStop": {}}
-            yield {"messageStop": {"stopReason": "end_turn"}}
-
-
-async def run_agent(tool: Any) -> tuple[OneCallModel, list[Exception | None]]:
-    model, exceptions = OneCallModel(), []
-    agent = Agent(model=model, tools=[tool], callback_handler=None)
-    agent.add_hook(lambda event: exceptions.append(event.exception), AfterToolCallEvent)
-    await agent.invoke_async("go")
-    return model, exceptions
-
-
-def test_the_registry_adds_nothing_to_the_specification() -> None:
-    registry = ToolRegistry()
-    registry.process_tools([execute_python_code])
-    assert registry.get_all_tool_specs() == [SPEC]
-    assert list(registry.get_all_tool_specs()[0]["inputSchema"]["json"]) == list(CODE_TOOL_SCHEMA)
-
-
-async def test_the_model_is_handed_the_constants_and_the_result() -> None:
-    model, exceptions = await run_agent(code_tool(ScriptedExecutor(ExecutionResult("2\n", "", 0))))
-    assert model.specs == [SPEC]
-    assert model.results == [{"toolUseId": "call-1", "status": "success", "content": [{"text": "2"}]}]
-    assert exceptions == [None]
-
-
-async def test_a_fault_of_the_executor_reaches_the_hooks_as_a_sandbox_error() -> None:
-    broken = code_tool(ScriptedExecutor(ExecutionResult("", "", None, infra_error="disk full")))
+async def test_a_fault_of_the_executor_is_raised_and_never_shown() -> None:
     with pytest.raises(SandboxError, match="disk full"):
-        await broken(code="1")
-    _, exceptions = await run_agent(broken)
-    assert isinstance(exceptions[0], SandboxError)
+        await code_tool(ScriptedExecutor(ExecutionResult("", "", None, infra_error="disk full")))(code="1")
 
 
 async def test_the_models_code_gets_the_tools_time_limit() -> None:
@@ -129,11 +60,9 @@ async def test_output_is_cut_in_the_middle() -> None:
     [
         (ExecutionResult("1\n", "", 0), "1"),
         (ExecutionResult("", "", 0), "(no output)"),
-        (ExecutionResult("\n", "\n", 0), "(no output)"),
         (ExecutionResult("  1\n", "w\n", 0), "  1\nw"),
         (ExecutionResult("", "Traceback\nE\n", 1), "Traceback\nE"),
         (ExecutionResult("1\n", "", 1), "1\nExit code: 1"),
-        (ExecutionResult("", "e\n", 3), "e\nExit code: 3"),
         (
             ExecutionResult("1\n", "", -9, timed_out=True, killed_by="time limit of 5 s"),
             "1\nTimeoutError: the code was stopped at the time limit of 5 s.",
@@ -189,13 +118,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     ("paths", "names"),
     [
         (["strands_rollout.tools.execute_python_code"], ["execute_python_code"]),
-        (["strands_rollout.tools:execute_python_code"], ["execute_python_code"]),
         (["strands_rollout.tools"], ["execute_python_code"]),
         (["shelf.sums"], ["add", "subtract"]),
         (["shelf.sums.subtract", "shelf.shout"], ["subtract", "shout"]),
         (["shelf.sums:Nest.tool"], ["add"]),
-        (["shelf.sums.Nest.tool"], ["add"]),
-        ([], []),
     ],
 )
 def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: list[str]) -> None:
@@ -206,18 +132,14 @@ def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: l
     ("path", "message"),
     [
         ("shelf.sums.ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
-        ("shelf.sums:ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
         ("shelf.sums.zzz", "its tools are add, subtract"),
         ("shelf.sum.add", "'shelf' has no attribute 'sum'"),
         ("shelf.sums.plain", "is a function, expected a Strands tool; decorate it with @strands.tool"),
-        ("shelf.sums.Nest", "is a type, expected a Strands tool"),
         ("shelf.broken.tool", "importing 'shelf.broken' raised ZeroDivisionError"),
         ("shelf.needy.tool", "importing 'shelf.needy' needs 'nothing_like_it'"),
-        ("nowhere.tool", "there is no module 'nowhere'"),
         ("shelf.nowhere:tool", "there is no module 'shelf.nowhere'"),
         ("json", "is a module without Strands tools"),
         ("./tools.py", "is not a dotted path"),
-        ("", "is not a dotted path"),
     ],
 )
 def test_a_path_that_is_no_tool_is_an_error_that_helps(package: str, path: str, message: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from engine_api import Api, api_to
-from scripted_qwen3 import write_scripted_qwen3
 from tiny_qwen3 import TinyQwen3
 from tokenizers import Tokenizer
 
@@ -23,14 +22,7 @@ def _folder_of(model: TinyQwen3) -> Any:
 
 
 tiny_dir = _folder_of(TinyQwen3())
-other_dir = _folder_of(TinyQwen3(seed=1))  # of the same shape with other weights
 long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough for a generation to be interrupted
-
-
-@pytest.fixture(scope="session")
-def scripted_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that calls a tool, reads the result and answers."""
-    return write_scripted_qwen3(tmp_path_factory.mktemp("scripted"))
 
 
 @pytest.fixture(scope="session")

@@ -7,20 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_qwen3 import TinyQwen3
 
+from strands_rollout.code_tool.tool import execute_python_code
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 from strands_rollout.engine.chat import ChatCall, ChatParts, split_turn
+from strands_rollout.settings import SYSTEM_PROMPT
 
 CALL_TEXT = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
 CALL = ChatCall("add", '{"a": 2, "b": 3}')
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Add two integers.",
-            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
-        },
-    }
-]
 USER = [{"role": "user", "content": "What is 2 + 3?"}]
 
 
@@ -35,10 +28,7 @@ def _split(text: str, *, in_reasoning: bool = False, with_calls: bool = True, fi
         ("<think>\nhm\n</think>\n\nHello.", ChatParts("hm", "Hello.", ())),
         ("<think>\nnever closed", ChatParts("never closed", "", ())),
         (f"Sum: {CALL_TEXT}", ChatParts("", "Sum: ", (CALL,))),
-        (f"{CALL_TEXT}\n{CALL_TEXT}", ChatParts("", "", (CALL, CALL))),
-        (f"<think>{CALL_TEXT}</think>no", ChatParts(CALL_TEXT, "no", ())),
         (f"{CALL_TEXT[:-5]}", ChatParts("", CALL_TEXT[:-5], ())),
-        ("<tool_call>{}</tool_call>", ChatParts("", "<tool_call>{}</tool_call>", ())),
         ("<tool_call>{nope</tool_call>", ChatParts("", "<tool_call>{nope</tool_call>", ())),
         (
             '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
@@ -49,11 +39,6 @@ def _split(text: str, *, in_reasoning: bool = False, with_calls: bool = True, fi
 )
 def test_a_turn_is_taken_apart_without_losing_anything(text, parts):
     assert _split(text) == parts
-
-
-def test_what_is_looked_for_depends_on_the_prompt_and_the_tools():
-    assert _split("hm\n</think>\n\nHello.", in_reasoning=True) == ChatParts("hm", "Hello.", ())
-    assert _split(CALL_TEXT, with_calls=False) == ChatParts("", CALL_TEXT, ())
 
 
 @given(
@@ -75,29 +60,6 @@ async def _chat(api, **fields):
     return await api.post("/v1/chat/completions", body)
 
 
-async def test_calls_are_looked_for_where_tools_are_and_a_turn_cut_by_length_says_so(start, scripted_dir):
-    api = await start(scripted_dir)
-    for fields in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        choice = (await _chat(api, **fields)).body["choices"][0]
-        assert choice["finish_reason"] == "stop"
-        assert "<tool_call>" in choice["message"]["content"]
-    for name in ("max_tokens", "max_completion_tokens"):
-        choice = (await _chat(api, tools=TOOLS, **{name: 7})).body["choices"][0]
-        assert choice["finish_reason"] == "length"
-        assert "tool_calls" not in choice["message"]
-
-
-async def test_seeds_stops_and_template_options_reach_the_engine(embedded):
-    fields = {"temperature": 1, "seed": 4, "max_tokens": 20, "ignore_eos": True}
-    first, second = [(await _chat(embedded, **fields)).body["choices"][0]["message"] for _ in range(2)]
-    assert first == second
-    plain, closed = [
-        (await _chat(embedded, max_tokens=1, chat_template_kwargs=options)).body["usage"]["prompt_tokens"]
-        for options in ({}, {"enable_thinking": False})
-    ]
-    assert closed > plain
-
-
 async def test_the_generation_config_gives_the_chats_defaults(start, tmp_path):
     folder = TinyQwen3().write(tmp_path / "m")
     path = folder / "generation_config.json"
@@ -112,11 +74,7 @@ async def test_the_generation_config_gives_the_chats_defaults(start, tmp_path):
     ("fields", "words"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "only text content"),
-        ({"messages": "hi"}, "messages must be a list of objects"),
         ({"n": 2}, "n=2 is not supported"),
-        ({"tool_choice": "required"}, "tool_choice=required is not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format=json_object is not supported"),
-        ({"top_logprobs": 3}, "top_logprobs is not supported"),
         ({"model": 5}, "model must be a string"),
     ],
 )
@@ -133,35 +91,22 @@ async def test_a_model_can_have_a_name_of_its_own(start, tiny_dir):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_strands_openai_model_runs_a_tool_loop_on_it(start, scripted_dir, stream):
+async def test_strands_openai_model_runs_a_tool_loop_on_it(start, stream):
     pytest.importorskip("openai", reason="strands-agents[openai] is not installed")
-    from strands import Agent, tool
+    from strands import Agent
     from strands.models.openai import OpenAIModel
 
-    calls = []
-
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add two integers.
-
-        Args:
-            a: One.
-            b: The other.
-        """
-        calls.append((a, b))
-        return a + b
-
-    api = await start(scripted_dir)
+    api = await start(SHIPPED_MODEL_DIR)
     model = OpenAIModel(
         client_args={"base_url": f"{api.base_url}/v1", "api_key": "none"},
-        model_id="scripted",
+        model_id="shipped",
         params={"temperature": 0},
         stream=stream,
     )
-    agent = Agent(model=model, tools=[add], system_prompt="Use the tool.", callback_handler=None)
-    result = await agent.invoke_async("What is 2 + 3?")
-    assert calls == [(2, 3)]
-    assert result.stop_reason == "end_turn"
-    assert str(result).strip() == "The sum is \\boxed{5}."
-    assert result.metrics.accumulated_usage["outputTokens"] == 10 + 3
-    assert agent.messages[1]["content"][0]["reasoningContent"]["reasoningText"]["text"] == "I add."
+    agent = Agent(model=model, tools=[execute_python_code], system_prompt=SYSTEM_PROMPT, callback_handler=None)
+    result = await agent.invoke_async("Ben buys 17 apples at 2 dollars each. How many dollars does Ben spend?")
+    blocks = [block for message in agent.messages for block in message["content"]]
+    assert [block["toolResult"]["content"] for block in blocks if "toolResult" in block] == [[{"text": "34"}]]
+    assert "reasoningContent" in blocks[1]
+    assert (result.stop_reason, "\\boxed{34}" in str(result)) == ("end_turn", True)
+    assert result.metrics.accumulated_usage["outputTokens"] > 20

@@ -2,13 +2,10 @@
 
 import io
 import json
-from threading import current_thread
 
 import aiohttp
 import pytest
 from engine_api import IDS
-
-from strands_rollout.engine.text import TextCodec
 
 EXTREME = {"temperature": [1e308, 10**18, 1e-7], "repetition_penalty": [5e-324, 1e-60], "top_k": [2**64 - 1, 10**18]}
 
@@ -24,65 +21,37 @@ def _chat(**fields: object) -> tuple[str, object]:
 BAD = {
     "n of a million": _params(n=10**6),
     "n of a batch": ("/generate", {"input_ids": [IDS] * 20, "sampling_params": {"n": 100}}),
-    "a batch": ("/generate", {"input_ids": [[1]] * 5000}),
-    "no texts": ("/generate", {"text": []}),
     "max_new_tokens": _params(max_new_tokens=10**18),
-    "min_new_tokens": _params(min_new_tokens=10**18),
-    "top_k": _params(top_k=-(2**63)),
     "repetition_penalty": _params(repetition_penalty=1e308),
-    "sampling_seed": _params(sampling_seed=2**64 - 1),
     "a million stop strings": _params(stop=["x"] * 10**6),
-    "an unknown long name": _params(**{"x" * 10**6: 1}),
     "a long prompt": ("/generate", {"input_ids": [1] * 10**6}),
     "a long text": ("/generate", {"text": "a b" * 10**6}),
     "ids beyond 64 bits": ("/generate", {"input_ids": [2**64 - 1]}),
-    "a negative id in a long prompt": ("/generate", {"input_ids": [*IDS, -(2**63)]}),
     "NaN": ("/generate", b'{"input_ids": [1], "sampling_params": {"temperature": NaN}}'),
-    "an infinite number": ("/generate", b'{"input_ids": [1], "sampling_params": {"temperature": 1e999}}'),
     "a lone surrogate": ("/generate", b'{"text": "\\ud800"}'),
-    "bytes that are not UTF-8": ("/generate", b'{"text": "\xff"}'),
     "deep nesting": ("/generate", b'{"input_ids": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"),
-    "an empty body": ("/generate", b""),
     "a body beyond the limit": ("/generate", b" " * (65 << 20)),
     "a deep chat": ("/v1/chat/completions", b'{"messages": ' + b'[{"content": ' * 5000),
     "chat options that replace the messages": _chat(chat_template_kwargs={"messages": []}),
-    "stream options that are a list": _chat(stream_options=[1]),
-    "tool calls that are a number": _chat(messages=[{"role": "assistant", "tool_calls": 5}]),
     "a function that is a number": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": 5}]}]),
     "deep arguments": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 10**5}}]}]),
-    "a long chat": _chat(messages=[{"role": "user", "content": "a b" * 10**6}]),
-    "an abort of a number": ("/abort_request", {"rid": 10**18}),
+    "no texts": ("/generate", {"text": []}),
     "an unknown pause": ("/pause_generation", {"mode": "x" * 10**6}),
+    "an abort of a number": ("/abort_request", {"rid": 10**18}),
     "weights in a number": ("/update_weights_from_disk", {"model_path": 10**18}),
     "weights at a long path": ("/update_weights_from_disk", {"model_path": "/x" * 50_000}),
-    "weights at a path with a NUL": ("/update_weights_from_disk", {"model_path": "/tmp/\0"}),
     "weights in a device": ("/update_weights_from_disk", {"model_path": "/dev/zero"}),
-    "weights under a file": ("/update_weights_from_disk", {"model_path": "/etc/passwd/x"}),
 }
 
 
-NOT_SUPPORTED = "{} is not supported by the embedded engine"
-EMPTY = "input_ids cannot be empty."
+NOT_SUPPORTED = " is not supported by the embedded engine"
 REFUSED = [
-    *(
-        ({"input_ids": [5, token, 6]}, f"out-of-vocabulary token id {token}; valid range is [0, 1200).")
-        for token in (1200, 10**9, -1)
-    ),
-    ({"text": ""}, EMPTY),
-    ({"input_ids": [[], [1]]}, EMPTY),
-    *(
-        ({"input_ids": IDS, **fields}, NOT_SUPPORTED.format(*fields))
-        for fields in ({"top_logprobs_num": 2}, {"logprob_start_len": 0}, {"return_hidden_states": True})
-    ),
-    *(
-        (
-            {"input_ids": IDS, "sampling_params": params},
-            NOT_SUPPORTED.format("sampling parameter " + next(iter(params))),
-        )
-        for params in ({"regex": "a+"}, {"logit_bias": {"5": 1}}, {"stop_regex": "a"})
-    ),
+    ({"input_ids": [5, 1200, 6]}, "out-of-vocabulary token id 1200; valid range is [0, 1200)."),
+    ({"input_ids": [5, -1, 6]}, "out-of-vocabulary token id -1; valid range is [0, 1200)."),
+    ({"text": ""}, "input_ids cannot be empty."),
+    ({"input_ids": IDS, "top_logprobs_num": 2}, "top_logprobs_num" + NOT_SUPPORTED),
+    ({"input_ids": IDS, "sampling_params": {"regex": "a+"}}, "sampling parameter regex" + NOT_SUPPORTED),
     ({"input_ids": IDS, "sampling_params": [{}, {}]}, "must hold one dict for each of 1 inputs"),
-    ({"input_ids": IDS, "sampling_params": [{"n": 2}, {"n": 2}]}, "must hold one dict for each of 1 inputs"),
 ]
 
 
@@ -115,35 +84,15 @@ async def test_extreme_values_that_sglang_takes_are_computed_with(embedded, name
     assert len((await embedded.generate(**fields))["output_ids"]) == 5
 
 
-async def test_the_loop_turns_while_a_long_text_is_encoded(embedded, monkeypatch):
-    threads = set()
-    encode = TextCodec.encode
-    monkeypatch.setattr(
-        TextCodec, "encode", lambda *args, **kw: (threads.add(current_thread()), encode(*args, **kw))[1]
-    )
-    await embedded.post("/generate", {"text": "a b" * 10_000})
-    await embedded.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a b" * 10_000}]})
-    assert threads
-    assert current_thread() not in threads
-
-
-OF_THIS_MACHINE = [{}, *({"Host": host} for host in ("localhost", "LocalHost:8000", "[::1]:30000"))]
-OF_OTHERS = [
-    *("evil.example", "evil.example:30000", "localhost.evil.example", "127.0.0.1.evil.example"),
-    *("127.0.0.1@evil.example", "10.0.0.7", ""),
-]
 HEADERS = [
-    *((host, "127.0.0.1", 200) for host in OF_THIS_MACHINE),
-    *(({"Host": host}, "127.0.0.1", 403) for host in OF_OTHERS),
+    ({}, "127.0.0.1", 200),
+    *(({"Host": host}, "127.0.0.1", 200) for host in ("LocalHost:8000", "[::1]:30000")),
+    *(({"Host": host}, "127.0.0.1", 403) for host in ("127.0.0.1.evil.example", "127.0.0.1@evil.example", "10.0.0.7")),
     ({"Host": "localhost", "Origin": "http://localhost"}, "127.0.0.1", 200),
-    ({"Host": "localhost", "Origin": "http://evil.example"}, "127.0.0.1", 403),
     ({"Host": "localhost", "Origin": "http://localhost:3000"}, "127.0.0.1", 403),
-    ({"Host": "localhost", "Origin": "null"}, "127.0.0.1", 403),
     ({"Sec-Fetch-Site": "cross-site"}, "127.0.0.1", 403),
-    ({"Sec-Fetch-Site": "none"}, "127.0.0.1", 200),
     # a server that was opened to the network answers to any name, but not to other sites
-    ({"Host": "10.0.0.7:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
-    ({"Host": "engine.cluster.local"}, "0.0.0.0", 200),  # noqa: S104
+    ({"Host": "engine.cluster.local:30000"}, "0.0.0.0", 200),  # noqa: S104 - what is tested, as below
     ({"Host": "10.0.0.7", "Origin": "http://10.0.0.7"}, "0.0.0.0", 200),  # noqa: S104
     ({"Host": "evil.example", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104
     ({"Host": "10.0.0.7", "Origin": "http://evil.example"}, "0.0.0.0", 403),  # noqa: S104

@@ -41,24 +41,16 @@ def test_sharded_weights_and_a_config_of_transformers_5_are_read_as_the_same_mod
     assert (read_model_config(old).rope_theta, read_model_config(old).eos_token_ids) == (10000.0, set(END_IDS))
 
 
-def test_what_the_config_leaves_out_is_derived(tmp_path):
-    folder = TinyQwen3(hidden=64, heads=4, kv_heads=4, head_dim=16).write(tmp_path / "m")
-    config = read_model_config(_edit_config(folder, head_dim="absent", num_key_value_heads="absent"))
-    assert (config.head_dim, config.kv_heads) == (16, 4)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"architectures": ["LlamaForCausalLM"]}, "this engine runs Qwen3ForCausalLM only"),
         ({"attention_bias": True}, "does not support attention_bias"),
-        ({"use_sliding_window": True}, "does not support use_sliding_window"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "does not support rope type 'yarn'"),
         ({"quantization_config": {"bits": 4}}, "does not support quantization_config"),
-        ({"hidden_act": "gelu"}, "does not support hidden_act 'gelu'"),
         ({"hidden_size": "absent"}, "missing or wrong Qwen3 setting: KeyError('hidden_size')"),
-        ({"num_hidden_layers": 3}, "the weights have no tensor model.layers.2.self_attn.q_proj.weight"),
         ({"intermediate_size": 50}, "mlp.gate_proj.weight has shape (48, 32), config.json says (50, 32)"),
+        ({"num_hidden_layers": 3}, "the weights have no tensor model.layers.2.self_attn.q_proj.weight"),
     ],
 )
 def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes, words):
@@ -73,13 +65,10 @@ def test_a_model_that_cannot_be_run_is_refused_with_the_reason(tmp_path, changes
     ("file", "content", "words"),
     [
         ("config.json", None, "has no config.json"),
-        ("config.json", b"{", "can't read"),
         ("config.json", b"[]", "holds a list, expected a JSON object"),
         ("model.safetensors", None, "weights not found"),
         ("model.safetensors", b"\xff" * 8, "is not a readable safetensors file"),
-        ("model.safetensors", b"", "is not a readable safetensors file"),
         ("model.safetensors.index.json", b"{}", "can't read"),
-        ("tokenizer.json", None, "has no tokenizer.json"),
         ("tokenizer.json", b"{}", "can't read the tokenizer"),
         ("chat_template.jinja", b"{% if %}", "is not valid Jinja"),
     ],
@@ -109,7 +98,7 @@ def test_settings_out_of_range_are_refused(name):
 
 SPOILT = [
     *itertools.product(
-        ("pipe", "folder", "device", "dangling", "sparse", "nested", "foreign"),
+        ("pipe", "device", "sparse", "nested", "foreign"),
         ("config.json", "generation_config.json", "model.safetensors"),
     ),
     ("missing", ""),
@@ -126,10 +115,8 @@ def _spoil(folder: Path, kind: str, name: str) -> None:
         path.unlink()
     if kind == "pipe":
         os.mkfifo(path)
-    elif kind == "folder":
-        path.mkdir()
-    elif kind in ("device", "dangling"):
-        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
     elif kind == "sparse":
         header = json.dumps({"model.norm.weight": {"dtype": "F32", "shape": [2**38], "data_offsets": [0, 2**40]}})
         with path.open("wb") as file:
@@ -145,22 +132,18 @@ async def test_an_update_from_a_spoilt_folder_is_refused_and_leaves_the_old_weig
     before = await embedded.generate(max_new_tokens=10, temperature=0)
     asked = {"model_path": f"{tmp_path}/new", "weight_version": "v2"}
     answer = await asyncio.wait_for(embedded.post("/update_weights_from_disk", asked), 30)
-    if (name, kind) == ("generation_config.json", "dangling"):
-        assert answer.status == 200  # as one that is not there
-        return
     assert (answer.status, answer.body["success"]) == (400, False)
     assert str(tmp_path) in answer.body["message"]
     after = await embedded.generate(max_new_tokens=10, temperature=0)
     assert (after["output_ids"], after["meta_info"]["weight_version"]) == (before["output_ids"], "default")
 
 
-@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), MemoryError("no memory")])
-async def test_a_folder_that_can_not_be_read_is_refused_and_the_worker_lives(embedded, tmp_path, monkeypatch, error):
+async def test_a_folder_that_can_not_be_read_is_refused_and_the_worker_lives(embedded, tmp_path, monkeypatch):
     def refuse(_: Path) -> bool:
-        raise error
+        raise MemoryError("no memory")
 
-    monkeypatch.setattr(Path, "is_dir", refuse)  # root, as whom tests may run, is denied nothing
+    monkeypatch.setattr(Path, "is_dir", refuse)
     answer = await embedded.post("/update_weights_from_disk", {"model_path": str(tmp_path)})
     assert (answer.status, answer.body["success"]) == (400, False)
-    assert error.args[-1] in answer.body["message"]
+    assert "no memory" in answer.body["message"]
     assert len((await embedded.generate(max_new_tokens=2, ignore_eos=True))["output_ids"]) == 2

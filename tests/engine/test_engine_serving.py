@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -39,7 +39,6 @@ print(json.dumps([cheap, sorted({"torch", "transformers", "strands", "pydantic"}
 BUSY = {
     "a batch that is computed": {"input_ids": [[1]] * 32, "sampling_params": {"n": 32, "max_new_tokens": 400}},
     "a text that is encoded": {"text": " " * (8 << 20)},
-    "what is refused": {"input_ids": [1], "sampling_params": {"n": 10**6}},
 }
 PARENT = """
 import asyncio
@@ -136,14 +135,6 @@ async def answers(url: str) -> bool:
             return answer.status == 200
     except aiohttp.ClientError:
         return False
-
-
-async def test_it_serves_while_the_block_lasts_and_is_stopped_when_that_fails() -> None:
-    with suppress(ZeroDivisionError):
-        async with engine_process() as url:
-            assert await answers(url)
-            raise ZeroDivisionError
-    assert not await answers(url)
 
 
 async def test_it_ends_when_its_parent_is_killed() -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from strands_rollout.engine.generation import GenerationOutput, output_text
-from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, SamplingParams
+from strands_rollout.engine.requests import RequestRefusedError
 from strands_rollout.engine.text import read_text_codec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "<b> & ü", "parameters": {"type": "object"}}}
@@ -62,18 +61,6 @@ def test_a_template_that_refuses_is_a_refusal(tiny_dir, tmp_path):
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestRefusedError, match="roles must alternate"):
         read_text_codec(tmp_path).render_chat(CHATS[0], [], {})
-
-
-def test_a_stream_holds_back_a_character_until_all_its_bytes_are_there(ours, theirs):
-    ids = theirs.encode("ab\U00013000")
-
-    def text(count: int, finish: dict | None) -> str:
-        request = GenerateRequest("r", (1,), SamplingParams(), 9, stream=True)
-        return output_text(GenerationOutput(request, ids[:count], [], 0, 0, "v", (), finish), ours)
-
-    assert text(len(ids) - 1, None) == "ab"
-    assert text(len(ids) - 1, {"type": "length", "length": 9}).startswith("ab\ufffd")
-    assert text(len(ids), None) == "ab\U00013000"
 
 
 def test_templates_see_the_environment_that_transformers_gives_them(theirs, tmp_path):

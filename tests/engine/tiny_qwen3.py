@@ -29,30 +29,27 @@ class TinyQwen3:
     head_dim: int = 16
     intermediate: int = 48
     context_length: int = 512
-    vocab_size: int = VOCAB_SIZE
     tied: bool = True
     dtype: str = "float32"
     shards: int = 1
     rope_in_parameters: bool = False
-    seed: int = 0
 
     def write(self, folder: Path) -> Path:
         """Write the folder and return it."""
-        self.write_configs(folder)
+        self._write_configs(folder)
         shapes, weight_map = self._shapes(), {}
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng(0)
         tensors = {name: _random_tensor(rng, name, shapes[name]) for name in sorted(shapes)}
         for shard in range(self.shards):
             file = f"model-{shard}.safetensors" if self.shards > 1 else "model.safetensors"
             part = {name: tensors[name] for name in sorted(shapes)[shard :: self.shards]}
-            save_tensors(part, folder / file, self.dtype)
+            _save_tensors(part, folder / file, self.dtype)
             weight_map |= dict.fromkeys(part, file)
         if self.shards > 1:
             _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
         return folder
 
-    def write_configs(self, folder: Path) -> None:
-        """Write everything but the weights."""
+    def _write_configs(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
             shutil.copy(SHIPPED_MODEL_DIR / name, folder)
@@ -60,7 +57,7 @@ class TinyQwen3:
         config = {
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "vocab_size": self.vocab_size,
+            "vocab_size": VOCAB_SIZE,
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
             "num_hidden_layers": self.layers,
@@ -83,11 +80,11 @@ class TinyQwen3:
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
         shapes: dict[str, tuple[int, ...]] = {
-            "model.embed_tokens.weight": (self.vocab_size, self.hidden),
+            "model.embed_tokens.weight": (VOCAB_SIZE, self.hidden),
             "model.norm.weight": (self.hidden,),
         }
         if not self.tied:
-            shapes["lm_head.weight"] = (self.vocab_size, self.hidden)
+            shapes["lm_head.weight"] = (VOCAB_SIZE, self.hidden)
         of_layer: dict[str, tuple[int, ...]] = {
             "input_layernorm": (self.hidden,),
             "post_attention_layernorm": (self.hidden,),
@@ -115,7 +112,7 @@ def _random_tensor(rng: np.random.Generator, name: str, shape: tuple[int, ...]) 
     return noise * (1.4 / np.sqrt(shape[-1])).astype(np.float32)
 
 
-def save_tensors(tensors: Mapping[str, np.ndarray], path: Path, dtype: str = "float32") -> None:
+def _save_tensors(tensors: Mapping[str, np.ndarray], path: Path, dtype: str) -> None:
     """Write a safetensors file; NumPy has no bfloat16, with which the library's own function could."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0

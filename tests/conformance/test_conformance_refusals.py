@@ -16,6 +16,10 @@ async def _refused(engine, body) -> object:
         ({"input_ids": []}, "input_ids cannot be empty."),
         ({}, "Either text, input_ids or input_embeds should be provided."),
         (
+            {"input_ids": [[5], [6]], "rid": ["a", "a"]},
+            "Duplicate request IDs detected within the request: ['a']",
+        ),
+        (
             {"input_ids": [[5], [6]], "rid": ["a"]},
             "The specified rids length mismatch with the batch_size for batch processing.",
         ),
@@ -48,6 +52,9 @@ async def test_a_sampling_value_out_of_range_is_refused(engine, params, message)
         ({"foo": 1}, "unknown field `foo`, expected one of `max_new_tokens`, `stop`, "),
         ({"temperature": "hot"}, 'invalid type: string "hot", expected f64'),
         ({"max_new_tokens": 1.5}, "invalid type: floating point `1.5`, expected i64"),
+        ({"max_new_tokens": True}, "invalid type: boolean `true`, expected i64"),
+        ({"stop": [1]}, "invalid type: integer `1`, expected a string"),
+        ({"stop_token_ids": ["a"]}, 'invalid type: string "a", expected i64'),
     ],
 )
 async def test_an_unknown_name_or_type_in_sampling_is_refused_by_a_plain_string(engine, params, message):

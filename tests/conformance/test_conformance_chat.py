@@ -82,10 +82,3 @@ async def test_stream_chunks_add_up_to_the_whole_answer(narrow):
     finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]]
     assert (finishes[-1], set(finishes[:-1])) == (whole["choices"][0]["finish_reason"], {None})
     assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-
-
-async def test_a_chat_beyond_the_context_is_refused_naming_it(engine):
-    context = engine.facts.context_length
-    answer = await _chat(engine, max_tokens=context)
-    assert (answer.status, answer.body["type"]) == (400, "BadRequestError")
-    assert f"exceeds the model's maximum context length of {context} tokens" in answer.body["message"]

@@ -9,6 +9,7 @@ from served_engine import witness
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.errors import EngineOverlongError
+from strands_rollout.model.replay import missing_replay_data
 
 
 @pytest.fixture
@@ -50,6 +51,15 @@ async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
         await shipped.flush()
         whole = await client.generate(IDS, {**greedy, "max_new_tokens": len(begun) + 10})
     assert whole.output_ids == begun + rest.output_ids
+
+
+async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(client):
+    asked = ({"return_routed_experts": True}, {}), ({}, {"custom_params": {"return_top_p_token_ids": True}})
+    for extra, params in asked:
+        generation = await client.generate(IDS, {"max_new_tokens": 1, **params}, extra=extra)
+        missing = missing_replay_data(extra, params, generation.meta_info)
+        assert missing is not None
+        assert missing.startswith("asked for ")
 
 
 async def test_a_cancelled_call_leaves_nothing_running(engine, client):

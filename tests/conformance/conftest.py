@@ -1,8 +1,7 @@
 """Fixtures of the conformance suite: each engine in turn, with the shipped model, shared by all tests.
 
 The real SGLang is started with the shipped model, or is the one at --sglang-base-url; there, tests that compare numbers
-need the shipped weights in single precision, and tests that load other weights need a server that sees this machine's
-files. Neither is ever skipped on a server that was started here.
+or load other weights are skipped unless it serves this checkout's folder of the shipped model, in single precision.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from engine_thread import on_a_thread
 from findings import ran_on
 from processes import is_running
 from real_server import RealServer, start_sglang, version_of
-from served_engine import ServedEngine, facts_of, serves_the_shipped_weights
+from served_engine import EngineFacts, ServedEngine, facts_of
 
 from strands_rollout.engine import running_engine
 from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
@@ -101,21 +100,20 @@ async def narrow(narrow_url: str) -> AsyncIterator[ServedEngine]:
 
 
 @pytest.fixture
-def shipped(engine: ServedEngine, is_given: bool) -> ServedEngine:
+def shipped(engine: ServedEngine) -> ServedEngine:
     """Each engine in turn, where it has the shipped weights."""
-    if is_given and not engine.facts.is_embedded:
-        if engine.facts.dtype != "float32":
-            pytest.skip(f"needs --dtype float32; the server has {engine.facts.dtype}")
-        if not serves_the_shipped_weights(engine.base_url):
-            pytest.skip(f"needs the shipped weights; the server has {engine.facts.model_path}")
+    _needs_the_shipped_weights(engine.facts)
     return engine
 
 
+def _needs_the_shipped_weights(facts: EngineFacts) -> None:
+    if facts.model_path != str(SHIPPED_MODEL_DIR):
+        pytest.skip(f"needs {SHIPPED_MODEL_DIR}; the server has {facts.model_path}")
+
+
 @pytest.fixture
-async def reweighted(shipped: ServedEngine, is_given: bool, other_weights: Path) -> AsyncIterator[Callable[..., Any]]:
+async def reweighted(shipped: ServedEngine, other_weights: Path) -> AsyncIterator[Callable[..., Any]]:
     """Gives each engine in turn other weights: `await reweighted(weight_version="v2")`; they go when the test ends."""
-    if is_given and not shipped.facts.is_embedded and shipped.facts.model_path != str(SHIPPED_MODEL_DIR):
-        pytest.skip("needs a server that can read this machine's files")
 
     async def update(**fields: Any) -> Any:
         return await shipped.post("/update_weights_from_disk", {"model_path": str(other_weights), **fields})
@@ -124,12 +122,6 @@ async def reweighted(shipped: ServedEngine, is_given: bool, other_weights: Path)
     await shipped.settle()
     original = {"model_path": str(SHIPPED_MODEL_DIR), "weight_version": "default"}
     assert (await shipped.post("/update_weights_from_disk", original)).status == 200
-
-
-@pytest.fixture(scope="session")
-def is_given(pytestconfig: pytest.Config) -> bool:
-    """Whether the real SGLang is somebody's own."""
-    return bool(pytestconfig.getoption("--sglang-base-url"))
 
 
 @pytest.fixture(scope="session")
@@ -160,8 +152,7 @@ async def shipped_embedded(embedded_server: str) -> AsyncIterator[ServedEngine]:
 @pytest.fixture
 async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedEngine, ServedEngine]]:
     """The embedded engine and the real one, with the same weights."""
-    if not serves_the_shipped_weights(sglang):
-        pytest.skip(f"needs the shipped weights; the server has {facts_of(sglang).model_path}")
+    _needs_the_shipped_weights(facts_of(sglang))
     async with client_session() as session:
         served = [ServedEngine(url, session, facts_of(url)) for url in (embedded_server, sglang)]
         for engine in served:

@@ -1,4 +1,4 @@
-"""What the embedded engine does otherwise than SGLang 0.5.23, on purpose, and why; each is measured by a test."""
+"""What the embedded engine does otherwise than SGLang 0.5.23, on purpose, and why."""
 
 from typing import NamedTuple
 

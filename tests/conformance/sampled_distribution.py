@@ -62,21 +62,6 @@ class Sampling:
             places.append(shares[:rank].sum() + rng.random() * shares[rank])
         return np.array(places)
 
-    def surprise(self, logprobs: Doubles, output_ids: list[int]) -> Doubles:
-        """[tokens, 2]: how much more surprising each token is than its distribution expects, and the variance of that.
-
-        A token that could not be drawn counts as no surprise; `is_possible` finds those.
-        """
-        found = []
-        for row, token in zip(logprobs, output_ids, strict=True):
-            order, shares = self._shares(row)
-            kept = shares > 0
-            surprises = -np.log(shares[kept])
-            expected = shares[kept] @ surprises
-            own = surprises[order[kept] == token]
-            found.append((own.sum() - expected * len(own), shares[kept] @ (surprises - expected) ** 2))
-        return np.array(found)
-
     def _shares(self, row: Doubles) -> tuple[np.ndarray, Doubles]:
         """All tokens from the most likely to the least, and their probabilities after top-k, top-p and min-p."""
         order = np.argsort(-row, kind="stable")

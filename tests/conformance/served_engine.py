@@ -10,10 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from engine_api import Api, in_flight, until_load
-from prompts import random_prompt
-from reference_qwen3 import log_softmax, shipped_reference
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 _START_S = 300.0
-_FINGERPRINT_TOKENS = 8
 # the keys of SGLang's answers to /generate (0.5.23), and how it says that it has aborted a request
 META_KEYS = {
     "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
@@ -50,7 +46,6 @@ class EngineFacts:
 
     is_embedded: bool
     model_path: str
-    dtype: str
     context_length: int
     max_prompt_tokens: int
     max_running: int
@@ -99,27 +94,11 @@ def facts_of(base_url: str) -> EngineFacts:
     return EngineFacts(
         is_embedded=is_embedded,
         model_path=server["model_path"],
-        dtype=server["dtype"],
         context_length=card["max_model_len"],
         max_prompt_tokens=server["max_req_input_len"],
         max_running=load["max_running_requests"],
         heeds_seeds=is_embedded or server["enable_deterministic_inference"],
     )
-
-
-@cache
-def serves_the_shipped_weights(base_url: str) -> bool:
-    """Whether the server's greedy tokens have the logprobs that the shipped weights give them."""
-    params = {"temperature": 0, "max_new_tokens": _FINGERPRINT_TOKENS, "ignore_eos": True}
-    prompt = random_prompt(40)  # of ids that every model has: others would kill the server
-    body = {"input_ids": prompt, "sampling_params": params, "return_logprob": True}
-    generated = _json(base_url, "/generate", body)
-    ids = generated["output_ids"]
-    if max(ids) >= shipped_reference().vocab_size:
-        return False
-    rows = log_softmax(shipped_reference().logits([*prompt, *ids]))[len(prompt) - 1 : -1]
-    told = [entry[0] for entry in generated["meta_info"]["output_token_logprobs"]]
-    return bool(np.allclose(rows[range(len(ids)), ids], told, atol=1e-2))
 
 
 @asynccontextmanager
@@ -135,9 +114,6 @@ async def witness(engine: ServedEngine) -> AsyncIterator[None]:
         assert (await task)["meta_info"]["finish_reason"] == ABORTED
 
 
-def _json(base_url: str, path: str, body: object = None) -> Any:
-    """The JSON at a path, which is posted to if there is a body."""
-    sent = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(base_url + path, sent, {"Content-Type": "application/json"})  # noqa: S310 - http
-    with urllib.request.urlopen(request, timeout=_START_S) as answer:  # noqa: S310 - http
+def _json(base_url: str, path: str) -> Any:
+    with urllib.request.urlopen(base_url + path, timeout=_START_S) as answer:  # noqa: S310 - http
         return json.load(answer)

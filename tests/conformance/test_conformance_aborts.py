@@ -31,14 +31,6 @@ async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
     assert len(last["output_ids"]) == last["meta_info"]["completion_tokens"] >= 3
 
 
-async def test_abort_all_ends_every_request(engine):
-    async with in_flight(engine, "a", "b", "c", **engine.long) as tasks:
-        await until_load(engine, 3)
-        await engine.post("/abort_request", {"rid": "", "abort_all": True})
-        bodies = await asyncio.gather(*tasks)
-    assert [body["meta_info"]["finish_reason"] for body in bodies] == [ABORTED] * 3
-
-
 async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given(engine):
     async with in_flight(engine, "r1", "r10", "x", "r11", **engine.long) as tasks:
         await until_load(engine, 4)
@@ -79,12 +71,3 @@ async def test_a_client_that_disconnects_has_its_request_aborted(engine, stream)
         await until_load(engine, 2)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_flushing_is_refused_while_busy(engine):
-    async with in_flight(engine, "r1", **engine.long):
-        await until_load(engine, 1)
-        answer = await engine.post("/flush_cache")
-        assert (answer.status, answer.body) == (400, "Flush cache failed.\n")
-    await engine.until_idle()
-    await engine.flush()

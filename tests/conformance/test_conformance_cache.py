@@ -1,6 +1,5 @@
 """The prefix cache: what was computed before is found, and told of."""
 
-import pytest
 from engine_api import IDS
 
 
@@ -18,13 +17,3 @@ async def test_exact_repeats_and_extensions_report_what_was_cached(engine):
     await engine.flush()
     fresh = (await engine.generate(max_new_tokens=1))["meta_info"]
     assert (fresh["cached_tokens"], fresh["cached_tokens_details"]) == (0, None)
-
-
-@pytest.mark.parametrize("method", ["get", "post"])
-async def test_the_cache_is_flushed_by_either_method(engine, method):
-    answer = await getattr(engine, method)("/flush_cache")
-    assert answer.status == 200
-    assert answer.body == (
-        "Cache flushed.\nPlease check backend logs for more details. "
-        "(When there are running or waiting requests, the operation will not be performed.)\n"
-    )

@@ -2,8 +2,7 @@
 
 import json
 
-import pytest
-from prompts import ASK, ASK_THE_AGENT, TOOLS, turn_prompts
+from prompts import ASK, ASK_THE_AGENT, TOOLS
 
 ANSWER_KEYS = {"id", "object", "created", "model", "choices", "usage", "metadata"}
 CHOICE_KEYS = {"index", "message", "logprobs", "finish_reason", "matched_stop"}
@@ -49,21 +48,6 @@ async def test_a_chat_is_the_generation_from_its_rendered_prompt(shipped):
     assert message["reasoning_content"] is None
 
 
-async def test_logprobs_come_in_openais_form(engine):
-    body = (await _chat(engine, logprobs=True, max_tokens=3, ignore_eos=True)).body
-    content = body["choices"][0]["logprobs"]["content"]
-    assert [set(entry) for entry in content] == [{"token", "bytes", "logprob", "top_logprobs"}] * 3
-    assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
-
-
-async def test_a_chat_without_a_limit_may_fill_the_context(narrow):
-    # a token for each digit
-    nearly_full = [{"role": "user", "content": "7" * 900}]
-    usage = (await _chat(narrow, messages=nearly_full, ignore_eos=True)).body["usage"]
-    assert usage["prompt_tokens"] > 900
-    assert usage["total_tokens"] == narrow.facts.context_length - 2
-
-
 async def test_a_tool_call_is_parsed(narrow):
     body = (await _chat(narrow, tools=TOOLS, messages=ASK_THE_AGENT)).body
     [choice] = body["choices"]
@@ -98,34 +82,3 @@ async def test_stream_chunks_add_up_to_the_whole_answer(narrow):
     finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"]]
     assert (finishes[-1], set(finishes[:-1])) == (whole["choices"][0]["finish_reason"], {None})
     assert chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"messages": []}, "Messages cannot be empty."),
-        ({"temperature": -1}, "temperature must be a non-negative finite number"),
-        ({"messages": "hi"}, ""),
-        ({"model": 5}, ""),
-        ({"messages": [{"role": "x", "content": "a"}]}, "'role' must be one of"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused(engine, fields, words):
-    answer = await _chat(engine, **fields)
-    assert answer.status == 400
-    assert set(answer.body) == {"object", "message", "type", "param", "code"}
-    assert (answer.body["object"], answer.body["code"]) == ("error", 400)
-    assert words in answer.body["message"]
-
-
-async def test_a_chat_beyond_the_context_is_refused_naming_it(engine):
-    context = engine.facts.context_length
-    answer = await _chat(engine, max_tokens=context)
-    assert (answer.status, answer.body["type"]) == (400, "BadRequestError")
-    assert f"exceeds the model's maximum context length of {context} tokens" in answer.body["message"]
-
-
-async def test_what_was_cached_is_told_where_the_server_reports_it(narrow):
-    await narrow.generate(turn_prompts()[0], max_new_tokens=1)
-    first, second = [(await _chat(narrow, max_tokens=2)).body["usage"] for _ in range(2)]
-    assert second["prompt_tokens_details"] == {"cached_tokens": first["prompt_tokens"] - 1}

@@ -39,13 +39,6 @@ async def test_a_request_beyond_the_context_teaches_the_contexts_length(engine, 
         await client.generate(random_prompt(context - 6), {"max_new_tokens": 1})
 
 
-async def test_the_engines_facts_are_found(engine, client):
-    info = await client.server_info()
-    assert info.context_length == engine.facts.context_length
-    assert info.model_path == engine.facts.model_path
-    assert info.weight_version == (await engine.get("/model_info")).body["weight_version"]
-
-
 async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
     greedy = {**shipped.long, "temperature": 0}
     async with SGLangClient(shipped.base_url) as client:
@@ -67,19 +60,6 @@ async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(
         missing = missing_replay_data(extra, params, generation.meta_info)
         assert missing is not None
         assert missing.startswith("asked for ")
-
-
-async def test_an_aborted_answer_names_the_versions_of_its_tokens(engine, client):
-    version = (await engine.get("/model_info")).body["weight_version"]
-    task = asyncio.create_task(client.generate(IDS, engine.long, rid="r1"))
-    await until_load(engine, 1)
-    rename = {"new_version": "v2", "abort_all_requests": False}
-    await engine.post("/update_weight_version", rename)
-    await client.abort("r1")
-    generation = await task
-    await engine.post("/update_weight_version", {"new_version": version})
-    (first, start, cut), (second, middle, end) = generation.weight_versions
-    assert (first, second, start, middle, end) == (version, "v2", 0, cut, len(generation.output_ids))
 
 
 async def test_a_cancelled_call_leaves_nothing_running(engine, client):

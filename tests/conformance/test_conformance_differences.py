@@ -1,4 +1,4 @@
-"""The differences between the engines that are left: each is still there, and they are told when all tests are done."""
+"""Differences between the engines that matter to clients: each is still there, and is told when all tests are done."""
 
 import asyncio
 import json
@@ -39,6 +39,18 @@ async def _is_silent(task: asyncio.Task) -> bool:
             "/v1/completions",
             {"model": "m", "prompt": "1 + 1", "max_tokens": 1},
             (404, 200),
+        ),
+        (
+            "logit_bias",
+            "/generate",
+            {"input_ids": IDS, "sampling_params": {**ONE, "logit_bias": {"5": 100}}},
+            (400, 200),
+        ),
+        (
+            "further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob",
+            "/generate",
+            {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, "top_logprobs_num": 2},
+            (400, 200),
         ),
         (
             "several choices of a chat (n)",
@@ -139,25 +151,6 @@ async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, te
     tell("/v1/loads")
 
 
-async def test_further_logprobs_come_from_sglang_only(both, tell):
-    embedded, real = both
-    asked = {
-        "logprob_start_len": (0, "input_token_logprobs"),
-        "top_logprobs_num": (2, "output_top_logprobs"),
-        "token_ids_logprob": ([5], "output_token_ids_logprobs"),
-    }
-    await real.flush()
-    for name, (value, key) in asked.items():
-        body = {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, name: value}
-        assert (await embedded.post("/generate", body)).status == 400
-        assert len((await real.post("/generate", body)).body["meta_info"][key]) > 0
-    # and with input logprobs from the first token on, nothing that was cached is used
-    again = await real.generate(logprob_start_len=0, return_logprob=True, **ONE)
-    assert again["meta_info"]["cached_tokens"] == 0
-    assert (await real.generate(return_logprob=True, **ONE))["meta_info"]["cached_tokens"] == len(IDS) - 1
-    tell("further logprobs: logprob_start_len, top_logprobs_num, token_ids_logprob")
-
-
 async def test_several_prompts_stream_together_from_sglang_only(both, tell):
     embedded, real = both
     body = {"input_ids": [IDS, IDS], "sampling_params": ONE, "stream": True}
@@ -165,42 +158,6 @@ async def test_several_prompts_stream_together_from_sglang_only(both, tell):
     assert "not supported" in refused[0]
     assert {json.loads(event)["index"] for event in streamed if event != "[DONE]"} == {0, 1}
     tell("several prompts in one stream")
-
-
-async def test_logit_bias_is_heeded_by_sglang_only(both, tell):
-    embedded, real = both
-    body = {"input_ids": IDS, "sampling_params": {**ONE, "logit_bias": {"5": 100}}}
-    assert (await embedded.post("/generate", body)).status == 400
-    assert (await real.post("/generate", body)).body["output_ids"] == [5]
-    tell("logit_bias")
-
-
-async def test_only_sglang_hints_at_a_flag_of_its_own(both, tell):
-    embedded, real = both
-    answers = [
-        await engine.post("/generate", {"input_ids": [5] * engine.facts.max_prompt_tokens, "sampling_params": ONE})
-        for engine in (embedded, real)
-    ]
-    assert ["--allow-auto-truncate" in answer.body["error"]["message"] for answer in answers] == [False, True]
-    tell("the hint at --allow-auto-truncate")
-
-
-async def test_the_context_length_is_in_the_embedded_engines_server_info_only(both, tell):
-    embedded, real = both
-    told = [(await engine.get("/server_info")).body["context_length"] for engine in (embedded, real)]
-    assert told[0] == embedded.facts.context_length
-    assert told[1] in (None, real.facts.context_length)  # the latter of a server that was given one
-    tell("context_length of /server_info")
-
-
-async def test_the_weight_version_in_sglangs_server_info_is_stale(both, tell):
-    embedded, real = both
-    version = (await real.get("/model_info")).body["weight_version"]
-    await real.post("/update_weight_version", {"new_version": "v2"})
-    assert (await real.get("/server_info")).body["weight_version"] != "v2"
-    await real.post("/update_weight_version", {"new_version": version})
-    assert "weight_version" not in (await embedded.get("/server_info")).body
-    tell("weight_version of /server_info")
 
 
 async def test_calls_are_parsed_without_flags_by_the_embedded_engine_only(both, tell):
@@ -220,13 +177,3 @@ async def test_tools_in_a_chats_prompt_are_written_otherwise_by_sglang(both, tel
     ours, theirs = await _answers_of_chats(embedded, real)
     assert ours.body["usage"]["prompt_tokens"] == theirs.body["usage"]["prompt_tokens"]
     tell("tools in a chat's prompt")
-
-
-async def test_cached_tokens_of_a_chat_are_told_without_flags_by_the_embedded_engine_only(both, tell):
-    embedded, real = both
-    for _ in range(2):
-        ours, theirs = await _answers_of_chats(embedded, real, max_tokens=1)
-    assert ours.body["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    reports = (await real.get("/server_info")).body["enable_cache_report"]
-    assert (theirs.body["usage"]["prompt_tokens_details"] is not None) is reports
-    tell("cached tokens of a chat")

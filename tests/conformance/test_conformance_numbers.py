@@ -1,7 +1,5 @@
 """The numbers: which tokens come, and the logprob of each, against the same model computed in double precision."""
 
-import asyncio
-
 import numpy as np
 import pytest
 from prompts import random_prompt, turn_prompts
@@ -62,19 +60,6 @@ async def test_after_a_cached_prefix_they_are_the_same(shipped):
     answer = await shipped.generate(second, **GREEDY, return_logprob=True)
     assert answer["meta_info"]["cached_tokens"] >= len(first)
     _check_greedy(second, answer)
-
-
-async def test_beside_other_requests_they_are_the_same_as_alone(shipped):
-    prompts = [turn_prompts()[1], random_prompt(64), random_prompt(5)]
-    await shipped.flush()
-    alone = [await shipped.generate(prompt, **GREEDY, return_logprob=True) for prompt in prompts]
-    await shipped.flush()
-    noise = [shipped.generate(random_prompt(30, seed), temperature=1.3, max_new_tokens=40) for seed in range(6)]
-    together = [shipped.generate(prompt, **GREEDY, return_logprob=True) for prompt in prompts]
-    answers = (await asyncio.gather(*noise, *together))[len(noise) :]
-    for one, other in zip(alone, answers, strict=True):
-        assert one["output_ids"] == other["output_ids"]
-        assert _logprobs(one) == pytest.approx(_logprobs(other), abs=TOLERANCE)
 
 
 @pytest.mark.real

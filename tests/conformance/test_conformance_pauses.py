@@ -4,14 +4,12 @@ import asyncio
 
 import pytest
 from engine_api import held, in_flight, streaming, until_load
-from served_engine import ABORTED, ABORTED_IN_QUEUE
+from served_engine import ABORTED
 
 MODES = ["abort", "in_place", "retract"]
 # long enough to be caught in the middle
 GREEDY = {"max_new_tokens": 400, "ignore_eos": True, "temperature": 0}
 THREE = {"max_new_tokens": 3, "ignore_eos": True}
-# The front end of SGLang has so many tokens at a time of a request that does not stream.
-SENT_TOKENS = 50
 
 
 async def _pause(engine, mode: str) -> None:
@@ -72,48 +70,3 @@ async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_h
     assert answer["meta_info"]["num_retractions"] == (1 if mode == "retract" else 0)
     pairs = zip(answer["meta_info"]["output_token_logprobs"], whole["meta_info"]["output_token_logprobs"], strict=True)
     assert all(abs(one[0] - other[0]) < 1e-3 for one, other in pairs)
-
-
-async def test_a_frozen_generation_that_is_aborted_ends_after_the_pause_with_one_more_token(engine):
-    version = (await engine.get("/model_info")).body["weight_version"]
-    async with in_flight(engine, "r1", **engine.long) as [task]:
-        await until_load(engine, 1)
-        await _pause(engine, "in_place")
-        await engine.post("/abort_request", {"rid": "r1"})
-        await asyncio.sleep(engine.hop_s)
-        assert not task.done()
-        await engine.post("/update_weight_version", {"new_version": "v2"})
-        await _continue(engine)
-        body = await task
-    await engine.post("/update_weight_version", {"new_version": version})
-    meta, count = body["meta_info"], len(body["output_ids"])
-    assert meta["finish_reason"] == ABORTED
-    assert meta["weight_versions"] == [
-        {"version": version, "start": 0, "end": count - 1},
-        {"version": "v2", "start": count - 1, "end": count},
-    ]
-
-
-async def test_a_retracted_generation_that_is_aborted_keeps_what_the_front_end_has_of_it(engine):
-    params = {**engine.long, "rid": "whole", "return_logprob": True}
-    whole = asyncio.create_task(engine.generate(**params))
-    await until_load(engine, 1)  # so that it is ahead of the stream
-    stream = await streaming(engine, tokens=SENT_TOKENS + 10, rid="streamed", **engine.long)
-    await _pause(engine, "retract")
-    await engine.post("/abort_request", {"abort_all": True})
-    body, streamed = await asyncio.gather(whole, stream)
-    await _continue(engine)
-    assert len(body["output_ids"]) % SENT_TOKENS == 0
-    assert len(body["output_ids"]) > 0
-    assert len(streamed["output_ids"]) >= SENT_TOKENS + 10
-    for answer in (body, streamed):
-        meta, end = answer["meta_info"], len(answer["output_ids"])
-        assert meta["finish_reason"] == ABORTED_IN_QUEUE
-        assert not {"prompt_tokens", "cached_tokens", "num_retractions"} & set(meta)
-        assert meta["completion_tokens"] == len(meta["output_token_logprobs"]) == end
-        assert [(span["start"], span["end"]) for span in meta["weight_versions"]] == [(0, end)]
-
-
-async def test_going_on_without_a_pause_changes_nothing(engine):
-    await _continue(engine)
-    assert len((await engine.generate(max_new_tokens=1))["output_ids"]) == 1

@@ -16,16 +16,12 @@ async def _refused(engine, body) -> object:
         ({"input_ids": []}, "input_ids cannot be empty."),
         ({}, "Either text, input_ids or input_embeds should be provided."),
         (
-            {"input_ids": [[5], [6]], "rid": ["a"]},
-            "The specified rids length mismatch with the batch_size for batch processing.",
-        ),
-        (
             {"input_ids": [[5], [6]], "rid": ["a", "a"]},
             "Duplicate request IDs detected within the request: ['a']",
         ),
         (
-            {"input_ids": [[5], [6]], "sampling_params": [{"n": 2}, {}]},
-            "The parallel_sample_num should be the same for all samples in sample params.",
+            {"input_ids": [[5], [6]], "rid": ["a"]},
+            "The specified rids length mismatch with the batch_size for batch processing.",
         ),
     ],
 )
@@ -40,8 +36,6 @@ async def test_an_input_that_makes_no_sense_is_refused(engine, body, message):
         ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
         ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
         ({"min_p": 2}, "min_p must be in [0, 1], got 2."),
-        ({"frequency_penalty": 3}, "frequency_penalty must be in [-2, 2], got 3."),
-        ({"presence_penalty": -3}, "presence_penalty must be in [-2, 2], got -3."),
         ({"repetition_penalty": 0}, "repetition_penalty must be in (0, 2] (1.0 = no penalty), got 0."),
         ({"sampling_seed": 2**63}, "sampling_seed must be in [-2**63, 2**63 - 1], got 9223372036854775808."),
         ({"stop": ["x"] * 33}, "at most 32 stop strings are allowed, got 33"),
@@ -59,10 +53,8 @@ async def test_a_sampling_value_out_of_range_is_refused(engine, params, message)
         ({"temperature": "hot"}, 'invalid type: string "hot", expected f64'),
         ({"max_new_tokens": 1.5}, "invalid type: floating point `1.5`, expected i64"),
         ({"max_new_tokens": True}, "invalid type: boolean `true`, expected i64"),
-        ({"ignore_eos": 1}, "invalid type: integer `1`, expected a boolean"),
         ({"stop": [1]}, "invalid type: integer `1`, expected a string"),
         ({"stop_token_ids": ["a"]}, 'invalid type: string "a", expected i64'),
-        ({"n": "a"}, 'invalid type: string "a", expected i64'),
     ],
 )
 async def test_an_unknown_name_or_type_in_sampling_is_refused_by_a_plain_string(engine, params, message):
@@ -72,28 +64,8 @@ async def test_an_unknown_name_or_type_in_sampling_is_refused_by_a_plain_string(
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"stream": "yes"}, {"logprob_start_len": True}, {"return_logprob": 1}, {"input_ids": [True]}],
-)
-async def test_some_fields_of_the_wrong_type_are_refused_by_a_plain_string_too(engine, fields):
-    error = (await _refused(engine, {"input_ids": IDS, "sampling_params": {"max_new_tokens": 1}, **fields}))["error"]
-    assert isinstance(error, str)
-    assert error.startswith("invalid type: ")
-
-
-@pytest.mark.parametrize(
     "body",
-    [
-        {"input_ids": ["a"]},
-        {"input_ids": [1.5]},
-        {"input_ids": 5},
-        {"input_ids": [[1], 2]},
-        {"text": 5},
-        {"text": ["a", 5]},
-        {"input_ids": IDS, "sampling_params": "x"},
-        {"input_ids": IDS, "rid": 7},
-        [1],
-    ],
+    [{"input_ids": ["a"]}, {"text": 5}, {"input_ids": IDS, "sampling_params": "x"}, {"input_ids": IDS, "rid": 7}, [1]],
 )
 async def test_other_fields_of_the_wrong_type_are_refused_by_the_schema(engine, body):
     _is_the_schemas(await _refused(engine, body))
@@ -119,23 +91,13 @@ async def test_a_refused_stream_says_so_in_an_event(engine):
     assert events[1:] == ["[DONE]"]
 
 
-async def test_unknown_paths_and_methods_get_fastapis_answers(engine):
-    unknown, get = await engine.get("/nope"), await engine.get("/generate")
-    assert (unknown.status, unknown.body) == (404, {"detail": "Not Found"})
-    assert (get.status, get.body) == (405, {"detail": "Method Not Allowed"})
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/abort_request", {"rid": 5}),
         ("/pause_generation", {"mode": "x"}),
-        ("/pause_generation", {"mode": 1}),
-        ("/pause_generation", []),
-        ("/pause_generation", None),
         ("/continue_generation", None),
         ("/update_weights_from_disk", {}),
-        ("/update_weights_from_disk", []),
         ("/update_weight_version", {}),
     ],
 )

@@ -9,9 +9,8 @@ from prompts import random_prompt
 from reference_qwen3 import Doubles, shipped_reference
 from sampled_distribution import Sampling, chance_of_being_uniform
 
-# One run in a million is refused that should not be, on each side.
+# One run in a million is refused that should not be.
 ALPHA = 1e-6
-SIGMAS = 5.0
 TOLERANCE = 1e-3
 PROMPT_TOKENS, TOKENS = 6, 50
 MANY, FEW = 10, 4
@@ -98,18 +97,6 @@ async def test_tokens_are_drawn_as_often_as_the_distribution_says(draws):
     rng = np.random.default_rng(0)
     places = np.concatenate([sampling.places(draw.logprobs, draw.ids, rng) for draw in found])
     assert chance_of_being_uniform(places) > ALPHA
-
-
-async def test_tokens_are_as_surprising_as_the_distribution_is_uncertain(draws):
-    sampling, found = draws
-    excess, variance = np.concatenate([sampling.surprise(draw.logprobs, draw.ids) for draw in found]).sum(axis=0)
-    assert abs(excess) <= SIGMAS * np.sqrt(variance)
-
-
-async def test_samples_without_a_seed_differ(engine):
-    fields = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 4.0}
-    samples = [await engine.generate(**fields) for _ in range(4)]
-    assert len({tuple(sample["output_ids"]) for sample in samples}) == 4
 
 
 async def test_equal_seeds_give_equal_tokens_where_seeds_are_heeded(engine):

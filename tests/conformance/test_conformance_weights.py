@@ -26,14 +26,6 @@ def other_reference(other_weights) -> ReferenceQwen3:
     return ReferenceQwen3(other_weights)
 
 
-def _was_made(engine, answer) -> bool:
-    """Whether an update was made that waited for what ran.
-
-    SGLang's scheduler may not have put away by then what its front end has seen the end of, and does not flush then.
-    """
-    return answer.status == 200 or (not engine.facts.is_embedded and answer.body["message"] == NOT_FLUSHED)
-
-
 def _versions(answer) -> list[str]:
     """The versions of an answer, whose spans cover it."""
     spans = answer["meta_info"]["weight_versions"]
@@ -56,25 +48,6 @@ async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shi
     assert after["output_ids"] == best[len(IDS) - 1 : -1].tolist() != before["output_ids"]
     assert after["meta_info"]["cached_tokens"] == 0
     assert _versions(after) == ["v7"]
-
-
-async def test_a_server_tells_of_its_new_weights(shipped, reweighted, other_weights):
-    await reweighted(weight_version="v7")
-    info = (await shipped.get("/model_info")).body
-    assert (info["weight_version"], info["model_path"], info["served_model_name"]) == (
-        "v7",
-        str(other_weights),
-        str(other_weights),
-    )
-    assert info["tokenizer_path"] == str(SHIPPED_MODEL_DIR)
-    [card] = (await shipped.get("/v1/models")).body["data"]
-    assert card["id"] == str(other_weights)
-
-
-async def test_without_a_version_the_old_one_stays(shipped, reweighted):
-    answer = await reweighted()
-    assert answer.body["message"] == "Succeeded to update model weights."
-    assert _versions(await shipped.generate(**GREEDY)) == ["default"]
 
 
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
@@ -127,46 +100,6 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
     assert _versions(await task) == ["default", "v2"]
 
 
-async def test_an_update_without_a_pause_waits_for_what_runs_and_holds_what_comes(shipped, reweighted):
-    counts: list[int] = []
-    running = await streaming(shipped, counts=counts, **STREAMED)
-    updating = asyncio.create_task(reweighted(weight_version="v2"))
-    late = await _held_by_an_update(shipped, running, counts)
-    assert _versions(await running) == ["default"]
-    assert _was_made(shipped, await updating)
-    assert _versions(await late) == ["v2"]
-
-
-async def _held_by_an_update(engine, running, counts) -> asyncio.Task:
-    """A request that waits for the update that waits for what runs; a few may come before the update itself does."""
-    for _ in range(10):
-        late, before = asyncio.create_task(engine.generate(**TWO)), counts[-1]
-        # beside so many tokens it would have got its two
-        while not late.done() and not running.done() and counts[-1] < before + 60:  # noqa: ASYNC110 - counted there
-            await asyncio.sleep(0.005)
-        if not late.done():
-            break
-    return late
-
-
-async def test_an_update_can_abort_what_runs(shipped, reweighted):
-    async with in_flight(shipped, "r1", **shipped.long) as [task]:
-        await until_load(shipped, 1)
-        assert _was_made(shipped, await reweighted(abort_all_requests=True))
-        assert (await task)["meta_info"]["finish_reason"] == ABORTED
-
-
-async def test_an_abort_during_an_update_does_not_reach_what_waits_for_it(shipped, reweighted):
-    counts: list[int] = []
-    running = await streaming(shipped, counts=counts, rid="before an update", **shipped.long)
-    updating = asyncio.create_task(reweighted(weight_version="v2"))
-    late = await _held_by_an_update(shipped, running, counts)
-    await shipped.post("/abort_request", {"abort_all": True})
-    assert (await running)["meta_info"]["finish_reason"] == ABORTED
-    assert _was_made(shipped, await updating)
-    assert _versions(await late) == ["v2"]
-
-
 async def test_a_version_can_change_without_the_weights(engine):
     version = (await engine.get("/model_info")).body["weight_version"]
     running = await streaming(engine, **STREAMED)
@@ -179,17 +112,3 @@ async def test_a_version_can_change_without_the_weights(engine):
         await until_load(engine, 1)
         await engine.post("/update_weight_version", {"new_version": version})
         assert (await task)["meta_info"]["finish_reason"] == ABORTED
-
-
-@pytest.mark.parametrize("kind", ["missing", "empty"])
-async def test_a_folder_without_weights_leaves_the_old_ones(shipped, reweighted, tmp_path, kind):
-    folder = tmp_path / "new"
-    if kind == "empty":
-        folder.mkdir()
-    before = await shipped.generate(**GREEDY)
-    update = {"model_path": str(folder), "weight_version": "v2"}
-    answer = await shipped.post("/update_weights_from_disk", update)
-    assert (answer.status, answer.body["success"]) == (400, False)
-    assert str(folder) in answer.body["message"]
-    after = await shipped.generate(**GREEDY)
-    assert (after["output_ids"], _versions(after)) == (before["output_ids"], ["default"])

@@ -1,13 +1,11 @@
 """Episodes: why they end, in which order limits hold, and that nothing outlives them."""
 
-import asyncio
 from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 from strands import tool
-from strands.hooks import AfterToolsEvent, HookProvider
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
 from strands_rollout.agent.episode import Episode, run_episode
@@ -20,11 +18,9 @@ async def execute_python_code(code: str) -> str:
     """Run code.
 
     Args:
-        code: "hang" hangs.
+        code: Noted.
     """
     ran.append(code)
-    if code == "hang":
-        await asyncio.sleep(60)
     return "ok"
 
 
@@ -70,9 +66,8 @@ async def test_an_answer_completes_the_episode(shipped_tokenizer: Any) -> None:
     [
         (EpisodeLimits(max_tool_iterations=1), StopReason.MAX_TOOL_ITERATIONS),
         (EpisodeLimits(max_tool_calls=1), StopReason.MAX_TOOL_CALLS),
-        (EpisodeLimits(max_tool_iterations=1, max_tool_calls=1), StopReason.MAX_TOOL_ITERATIONS),
     ],
-    ids=["iterations", "calls", "iterations before calls"],
+    ids=["iterations", "calls"],
 )
 async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: EpisodeLimits, reason: StopReason) -> None:
     done, _, fake = await episode(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], limits)
@@ -110,12 +105,6 @@ async def test_a_full_context_ends_the_episode(shipped_tokenizer: Any) -> None:
     assert done.stop_reason is StopReason.CONTEXT_LENGTH
 
 
-async def test_the_episodes_time_limit_cuts_a_tool(shipped_tokenizer: Any) -> None:
-    done, model, _ = await episode(shipped_tokenizer, [call_text("hang"), ANSWER], EpisodeLimits(episode_timeout_s=2.0))
-    assert done.stop_reason is StopReason.EPISODE_TIMEOUT
-    assert len(model.trajectory.turns) == 1
-
-
 async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_tokenizer: Any) -> None:
     done, model, fake = await episode(shipped_tokenizer, [Reply.hang()], EpisodeLimits(episode_timeout_s=2.0))
     assert done.stop_reason is StopReason.EPISODE_TIMEOUT
@@ -127,31 +116,3 @@ async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: An
     done, _, fake = await episode(shipped_tokenizer, [ANSWER], should_abort=lambda: True)
     assert done.stop_reason is StopReason.ABORTED
     assert fake.requests == []
-
-
-async def test_an_abort_is_seen_after_a_tool(shipped_tokenizer: Any) -> None:
-    done, model, fake = await episode(shipped_tokenizer, [call_text("1"), ANSWER], should_abort=lambda: bool(ran))
-    assert done.stop_reason is StopReason.ABORTED
-    assert len(fake.requests) == 1
-    assert len(model.trajectory.turns) == 1
-
-
-async def test_a_failure_is_not_logged_by_strands_too(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    await episode(shipped_tokenizer, [Reply.status(422, "no")])
-    assert caplog.records == []
-
-
-async def test_a_hook_that_fails_is_an_internal_error_and_logged_by_strands(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    def breaks(registry: Any, **_more: Any) -> None:
-        def break_it(_event: AfterToolsEvent) -> None:
-            raise ValueError("broken")
-
-        registry.add_callback(AfterToolsEvent, break_it)
-
-    hook = type("Hook", (HookProvider,), {"register_hooks": staticmethod(breaks)})()
-    done, _, _ = await episode(shipped_tokenizer, [call_text()], hooks=[hook])
-    assert done.stop_reason is StopReason.INTERNAL_ERROR
-    assert "broken" in str(done.error)
-    assert "exception=<ValueError>" in caplog.text

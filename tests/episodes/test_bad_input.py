@@ -1,16 +1,12 @@
 """Whatever goes wrong, `generate` returns a sample that slime can take, says why, and the loop lives on."""
 
 import asyncio
-import copy
-import json
-import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, args_for, call_text, ids_of, run
-from strands import tool
 
 from strands_rollout import Sample, generate
 from strands_rollout.client.client import SGLangClient
@@ -18,32 +14,6 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 Status = Sample.Status
-
-
-@tool
-async def megabyte() -> str:
-    """Return a megabyte."""
-    return "0123456789abcdef" * 65536
-
-
-@tool
-async def failing() -> str:
-    """Raise."""
-    raise RuntimeError("out of luck")
-
-
-@tool
-async def hanging() -> str:
-    """Hang."""
-    await asyncio.sleep(60)
-    return ""
-
-
-TOOLS = {name: {"tools": [f"test_bad_input.{name}"]} for name in ("megabyte", "failing", "hanging")}
-
-
-def call(name: str) -> str:
-    return f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call><|im_end|>'
 
 
 def assert_untrained(sample: Any, status: Any = Status.FAILED) -> None:
@@ -184,16 +154,6 @@ async def test_a_rendered_prompt(shipped_tokenizer: Any) -> None:
     assert "Remove --apply-chat-template" in done.facts["error"]
 
 
-async def test_another_server_at_the_same_url_has_a_context_of_its_own(shipped_tokenizer: Any) -> None:
-    small = await run(shipped_tokenizer, [ANSWER], context_length=100)
-    assert small.facts["stop_reason"] == "prompt_too_long"
-    port = int(small.fake.base_url.rpartition(":")[2])
-    large = await run(shipped_tokenizer, [call_text(), ANSWER], context_length=4096, port=port)
-    assert (large.facts["stop_reason"], large.sample.status) == ("completed", Status.COMPLETED)
-    again = await run(shipped_tokenizer, [ANSWER], context_length=100, port=port)
-    assert again.facts["stop_reason"] == "prompt_too_long"
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [({"max_tool_iteration": 3}, "did you mean 'max_tool_iterations'"), ({"tools": ["no.such.tool"]}, "no.such.tool")],
@@ -202,16 +162,6 @@ async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: 
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert_untrained(done.sample)
     assert words in done.facts["error"]
-
-
-async def test_a_tokenizer_without_a_template(shipped_tokenizer: Any, tmp_path: Any) -> None:
-    bare = copy.deepcopy(shipped_tokenizer)
-    bare.chat_template = None
-    bare.save_pretrained(tmp_path)
-    args = SimpleNamespace(hf_checkpoint=str(tmp_path), sglang_router_ip="127.0.0.1", sglang_router_port=1)
-    sample = await generate(args, Sample(prompt="x"), {"max_new_tokens": 5})
-    assert_untrained(sample)
-    assert "has no chat template" in sample.metadata["strands_rollout"]["error"]
 
 
 @pytest.mark.parametrize(
@@ -228,25 +178,6 @@ async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -
     assert words in sample.metadata["strands_rollout"]["error"]
 
 
-@pytest.mark.parametrize(
-    ("name", "told"), [("failing", "out of luck"), ("hanging", "did not finish within 0.2 seconds")]
-)
-async def test_a_tool_that_raises_or_hangs(shipped_tokenizer: Any, name: str, told: str) -> None:
-    done = await run(shipped_tokenizer, [call(name), ANSWER], settings=TOOLS[name] | {"tool_timeout_s": 0.2})
-    assert done.sample.status is Status.COMPLETED
-    assert told in done.context_after(0)
-
-
-async def test_a_tool_that_returns_a_megabyte(shipped_tokenizer: Any) -> None:
-    done = await run(
-        shipped_tokenizer, [call("megabyte"), ANSWER], settings=TOOLS["megabyte"], params={"max_new_tokens": 600}
-    )
-    assert done.sample.status is Status.COMPLETED
-    assert "characters cut" in done.context_after(0)
-    assert done.sample.response_length <= 600
-    assert_valid(done.sample)
-
-
 async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
     sample = Sample(prompt="What is 17 * 2?", status=Status.FAILED, tokens=[1, 2, 3], response_length=99, loss_mask=[1])
     sample.metadata["strands_rollout"] = "something else"
@@ -254,12 +185,6 @@ async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
     assert done.sample.status is Status.COMPLETED
     assert_valid(done.sample)
     assert done.sample.response_length == len(ids_of(shipped_tokenizer, ANSWER))
-
-
-async def test_a_sample_without_metadata(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER], sample=Sample(prompt="x", metadata=None))
-    assert done.sample.status is Status.COMPLETED
-    assert done.facts["stop_reason"] == "completed"
 
 
 async def test_a_bug_is_logged_with_its_traceback_and_untrained(
@@ -276,31 +201,6 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(
     assert done.facts["stop_reason"] == "internal_error"
     assert caplog.text.count("Traceback") == 1
     assert "ZeroDivisionError: a bug" in caplog.text
-
-
-async def test_one_bad_sample_among_many_harms_no_other(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL)
-
-    def script(request: dict[str, Any], number: int) -> Any:
-        text = shipped_tokenizer.decode(request["input_ids"])
-        if "bad 3" in text:
-            return Reply.raw(b"garbage")
-        return ANSWER if "<tool_response>" in text else call_text()
-
-    def reply(request: dict[str, Any], number: int) -> Reply:
-        item = script(request, number)
-        return Reply.tokens(ids_of(shipped_tokenizer, item)) if isinstance(item, str) else item
-
-    async with FakeSGLang(reply, context_length=4096) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer)
-        params = {"max_new_tokens": 500, "temperature": 1.0}
-        before = json.dumps(params)
-        samples = await asyncio.gather(*(generate(args, Sample(prompt=f"bad {n}", index=n), params) for n in range(8)))
-        assert json.dumps(params) == before
-        assert fake.violations == []
-    assert [sample.status for sample in samples] == [Status.FAILED if n == 3 else Status.COMPLETED for n in range(8)]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from typing import Any
 
 from fake_sglang import FakeSGLang, Reply
@@ -63,34 +62,6 @@ async def test_a_call_of_the_code_tool_says_what_became_of_the_code(shipped_toke
     assert 0 < right["run_s"] <= played.facts["calls"][0]["s"]
 
 
-async def aborted_and_resumed(tokenizer: Any, *replies: Reply, abort_at: int) -> tuple[dict[str, Any], float]:
-    """The facts of an episode that is aborted at this request and resumed after a while; its seconds at work."""
-    is_aborted = False
-
-    def reply(_body: dict[str, Any], number: int) -> Reply:
-        nonlocal is_aborted
-        is_aborted = number == abort_at
-        return replies[number]
-
-    at_work_s, sample = 0.0, Sample(prompt="?", index=0)
-    async with FakeSGLang(reply, context_length=8192) as fake:
-        settings = {"tools": [f"{__name__}.fails"], "should_abort": lambda: is_aborted}
-        args = args_for(fake.base_url, tokenizer, strands_rollout=settings)
-        for _ in range(2):
-            is_aborted, began = False, time.monotonic()
-            sample = await generate(args, sample, {"max_new_tokens": 512})
-            at_work_s += time.monotonic() - began
-            await asyncio.sleep(0.05)
-    return sample.metadata["strands_rollout"], at_work_s
-
-
-async def test_calls_from_before_an_abort_are_kept(shipped_tokenizer: Any) -> None:
-    called, ids = ids_of(shipped_tokenizer, call("fails")), ids_of(shipped_tokenizer, ANSWER)
-    replies = Reply.tokens(called), Reply.abort(ids[:2]), Reply.tokens(ids[2:])
-    facts, _ = await aborted_and_resumed(shipped_tokenizer, *replies, abort_at=1)
-    assert (facts["resumes"], [one["id"] for one in facts["calls"]]) == (1, ["call_1_0"])
-
-
 async def test_requests_and_calls_say_when_they_began(shipped_tokenizer: Any) -> None:
     def slow(_body: dict[str, Any], number: int) -> Reply:
         text = (call("waits") + call("waits"), ANSWER)[number]
@@ -108,12 +79,3 @@ async def test_requests_and_calls_say_when_they_began(shipped_tokenizer: Any) ->
     assert max(one["at_s"] for one in calls) < min(one["at_s"] + one["s"] for one in calls)
     assert max(one["at_s"] + one["s"] for one in calls) <= second_at + 0.001
     assert second_at + second_s <= facts["duration_s"] + 0.01
-
-
-async def test_the_clock_stands_still_between_an_abort_and_its_resumption(shipped_tokenizer: Any) -> None:
-    ids = ids_of(shipped_tokenizer, ANSWER)
-    replies = Reply.abort(ids[:2]), Reply.tokens(ids[2:])
-    facts, at_work_s = await aborted_and_resumed(shipped_tokenizer, *replies, abort_at=0)
-    (first, first_at, first_s), (second, second_at, second_s) = facts["requests"]
-    assert (first, second) == (0, 0)
-    assert first_at + first_s <= second_at <= second_at + second_s < at_work_s + 0.001

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from fake_sglang import Reply
 from harness import ANSWER, call_text, run
-from strands import tool
 
 from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
 
@@ -82,26 +80,10 @@ async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenize
     assert {session for _, session in RUNS} <= set(CLOSED)
 
 
-@pytest.mark.slow
-async def test_a_cancelled_episode_closes_its_session(shipped_tokenizer: Any) -> None:
-    turns = [call_text("1"), Reply.hang()]
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(run(shipped_tokenizer, turns, settings=own() | {"code_session": True}), 2)
-    assert [session for _, session in RUNS] == CLOSED
-
-
 async def test_an_executor_without_sessions_is_refused_for_them(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], settings={"executor": "subprocess", "code_session": True})
     assert done.sample.status.value == "failed"
     assert "SubprocessExecutor keeps no sessions" in done.facts["error"]
-
-
-async def test_the_policy_is_told_what_the_executor_says_of_itself_and_no_more(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER], settings=own() | {"tool_timeout_s": 7})
-    prompt = done.decode(done.fake.requests[0].input_ids)
-    assert "Installed besides the standard library: numpy." in prompt
-    assert "At most 7 s and 20000 characters of output." in prompt
-    assert "No network" not in prompt
 
 
 async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shipped_tokenizer: Any) -> None:
@@ -151,23 +133,6 @@ async def test_the_codes_own_faults_are_the_policys_to_read(
     assert done.sample.status.value == "completed"
     assert shown in done.context_after(0)
     assert counted.items() <= done.facts["code"].items()
-
-
-@tool(name="execute_python_code")
-async def anothers_code_tool(code: str) -> str:
-    """Run Python code, without an end.
-
-    Args:
-        code: Python.
-    """
-    await asyncio.sleep(600)
-    return code
-
-
-async def test_a_tool_of_ones_own_with_the_code_tools_name_is_bounded_as_any_other(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [f"{__name__}.anothers_code_tool"], "tool_timeout_s": 0.05, "episode_timeout_s": 20.0}
-    done = await run(shipped_tokenizer, [call_text(), ANSWER], settings=settings)
-    assert (done.facts["stop_reason"], done.facts["tool_timeouts"]) == ("completed", 1)
 
 
 async def test_a_session_that_is_lost_is_told_to_the_policy(shipped_tokenizer: Any) -> None:

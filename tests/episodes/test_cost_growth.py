@@ -10,7 +10,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 import walk
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
@@ -48,28 +47,6 @@ class CopiesTheHistory(_AtEachModelCall):
 
     def work(self, event: BeforeModelCallEvent) -> None:
         copy.deepcopy(list(event.agent.messages))
-
-
-class EncodesTheHistory(_AtEachModelCall):
-    """As tracing does."""
-
-    def work(self, event: BeforeModelCallEvent) -> None:
-        orjson.dumps(event.agent.messages)
-
-
-class CopiesTheIds(_AtEachModelCall):
-    """As a client does that is handed a list."""
-
-    def work(self, event: BeforeModelCallEvent) -> None:
-        list(event.agent.model.trajectory.token_ids)
-
-
-class WorksAsMuchAgain(_AtEachModelCall):
-    """What it costs does not grow, and is too much."""
-
-    def work(self, event: BeforeModelCallEvent) -> None:
-        for _ in range(MOST_CALLS["a hook"]):
-            len("")
 
 
 WATCHERS = {"nobody": [], "a hook": [f"{__name__}.{DoesNothing.__name__}"]}
@@ -119,18 +96,6 @@ def test_a_history_that_is_copied_each_turn_is_seen(shipped_tokenizer: Any) -> N
     assert growth(planted(shipped_tokenizer, CopiesTheHistory).calls) > 5 * MOST_GROWTH
 
 
-def test_a_history_that_is_encoded_each_turn_is_seen(shipped_tokenizer: Any) -> None:
-    assert growth(planted(shipped_tokenizer, EncodesTheHistory).encoded_bytes) > 100
-
-
-def test_ids_that_are_copied_each_turn_are_seen(shipped_tokenizer: Any) -> None:
-    assert growth(planted(shipped_tokenizer, CopiesTheIds).ids_read) > 100
-
-
-def test_a_turn_that_costs_too_much_is_seen(shipped_tokenizer: Any) -> None:
-    assert min(planted(shipped_tokenizer, WorksAsMuchAgain).calls) > MOST_CALLS["a hook"]
-
-
 @pytest.fixture(scope="module")
 def walks(shipped_tokenizer: Any) -> tuple[walk.Walk, walk.Walk]:
     turn, episode = asyncio.run(walk.walks(shipped_tokenizer))
@@ -147,13 +112,3 @@ def ceilings() -> dict[str, float]:
 def test_a_tool_turn_and_an_episode_enter_no_more_than_they_did(walks: tuple[walk.Walk, walk.Walk]) -> None:
     most = ceilings()
     assert {name: found for name, found in walk.figures(*walks).items() if found > most[name]} == {}
-
-
-def test_the_walk_goes_from_an_engines_answer_through_parser_and_tool_to_the_next_request(
-    walks: tuple[walk.Walk, walk.Walk],
-) -> None:
-    turn, episode = walks
-    names = [code.co_name for code in turn.entered]
-    assert names.index("read_turn") < names.index("execute_python_code") < names.index("turn_ids")
-    assert set(turn.entered) < set(episode.entered)
-    assert (turn.switches, turn.files) > (turn.files, 1)

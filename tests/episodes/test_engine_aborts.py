@@ -4,13 +4,10 @@ import time
 from typing import Any
 
 import pytest
-from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, args_for, call_text, ids_of, run
-from strands import Agent
-from strands.agent.conversation_manager import NullConversationManager
+from fake_sglang import Reply
+from harness import ANSWER, call_text, ids_of, run
 
-from strands_rollout import Sample, SGLangModel, generate
-from strands_rollout.errors import EngineAbortedError
+from strands_rollout import Sample
 from strands_rollout.model.sampling import turn_seed
 
 
@@ -46,13 +43,6 @@ async def test_a_prompt_that_the_engine_cuts_ends_the_episode_untrained(shipped_
     assert len(done.fake.requests) == len(first) + 1
 
 
-async def test_calls_are_read_from_the_whole_turn(shipped_tokenizer: Any) -> None:
-    turn = ids_of(shipped_tokenizer, call_text())
-    done = await run(shipped_tokenizer, [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER])
-    assert done.sample.status is Sample.Status.COMPLETED
-    assert (done.facts["tool_calls"], done.facts["turns"]) == (1, 2)
-
-
 async def test_a_turn_that_was_aborted_as_it_ended_is_finished(shipped_tokenizer: Any) -> None:
     call, answer = (ids_of(shipped_tokenizer, text) for text in (call_text(), ANSWER))
     done = await run(shipped_tokenizer, [Reply.abort(call), Reply.abort(answer)])
@@ -70,12 +60,6 @@ async def test_a_configured_stop_ends_an_aborted_turn_too(shipped_tokenizer: Any
     assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
 
 
-async def test_an_end_of_turn_that_is_to_be_ignored_does_not_end_it(shipped_tokenizer: Any) -> None:
-    ids = ids_of(shipped_tokenizer, ANSWER)
-    done = await run(shipped_tokenizer, [Reply.abort(ids), ANSWER], params={"ignore_eos": True})
-    assert len(done.fake.requests) == 2
-
-
 async def test_an_update_inside_one_request_is_told_token_by_token(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     spans = [{"version": "1", "start": 0, "end": 4}, {"version": "2", "start": 4, "end": len(turn)}]
@@ -83,16 +67,6 @@ async def test_an_update_inside_one_request_is_told_token_by_token(shipped_token
     start = done.prompt_length
     assert done.facts["spans"] == [[0, start, start + 4, "1"], [0, start + 4, start + len(turn), "2"]]
     assert done.facts["weight_versions"] == ["1", "2"]
-
-
-@pytest.mark.parametrize(
-    "spans",
-    ["?", [{"version": "1", "start": 0, "end": 2}], [{"version": "1", "start": 1, "end": 9}], [7], [{}]],
-)
-async def test_spans_that_dont_cover_the_output_are_not_believed(shipped_tokenizer: Any, spans: Any) -> None:
-    turn = ids_of(shipped_tokenizer, ANSWER)
-    done = await run(shipped_tokenizer, [Reply.tokens(turn, weight_version="2", weight_versions=spans)])
-    assert done.facts["weight_versions"] == ["2"]
 
 
 async def test_the_sample_can_be_given_back_instead(shipped_tokenizer: Any) -> None:
@@ -120,19 +94,6 @@ async def test_an_engine_that_only_aborts_is_given_up(shipped_tokenizer: Any, mo
     assert len(done.fake.requests) == 11
 
 
-async def test_a_model_that_does_not_continue_raises_and_goes_on_when_it_is_asked_again(shipped_tokenizer: Any) -> None:
-    turn = ids_of(shipped_tokenizer, ANSWER)
-    async with FakeSGLang([Reply.abort(turn[:3]), Reply.tokens(turn[3:])], context_length=4096) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, continue_aborted=False)
-        agent = Agent(model=model, callback_handler=None, conversation_manager=NullConversationManager())
-        with pytest.raises(EngineAbortedError):
-            await agent.invoke_async("What is 17 * 2?")
-        assert model.trajectory.is_open
-        await agent.invoke_async()
-    assert model.trajectory.token_ids[-len(turn) :] == turn
-    assert fake.violations == []
-
-
 async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, call_text())
     script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
@@ -146,13 +107,6 @@ async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any
     assert all(0 <= seed < 2**31 for group in seeds for seed in group)
 
 
-async def test_the_least_length_of_a_turn_counts_what_it_has(shipped_tokenizer: Any) -> None:
-    turn = ids_of(shipped_tokenizer, call_text())
-    script = [Reply.abort(turn[:6]), Reply.abort(turn[6:10]), Reply.tokens(turn[10:]), ANSWER]
-    done = await run(shipped_tokenizer, script, params={"min_new_tokens": 8})
-    assert [request.body["sampling_params"]["min_new_tokens"] for request in done.fake.requests] == [8, 2, 0, 8]
-
-
 async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, call_text())
     script = [Reply.abort(turn[:6]), Reply.tokens(turn[6:]), ANSWER]
@@ -161,20 +115,6 @@ async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(ship
     assert [params["min_new_tokens"] for params in asked[:2]] == [90, 84]
     # SGLang refuses a least length above the greatest one
     assert asked[2]["min_new_tokens"] == asked[2]["max_new_tokens"] < 90
-
-
-async def test_without_a_seed_none_is_sent(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER])
-    assert "sampling_seed" not in done.fake.requests[0].body["sampling_params"]
-
-
-async def test_a_named_models_router_gets_the_requests(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang([Reply.tokens(ids_of(shipped_tokenizer, ANSWER))], context_length=4096) as fake:
-        args = args_for("http://127.0.0.1:9", shipped_tokenizer, strands_rollout={"model_name": "actor"})
-        host, port = fake.base_url.removeprefix("http://").split(":")
-        args.sglang_model_routers = {"judge": ("127.0.0.1", 9), "actor": (host, int(port))}
-        sample = await generate(args, Sample(prompt="Hi"), {"max_new_tokens": 64})
-    assert sample.status is Sample.Status.COMPLETED
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])

@@ -13,7 +13,7 @@ from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
 from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.aio import ABORT_POLL_S, EpisodeDeadline
+from strands_rollout.aio import EpisodeDeadline
 
 began, released = threading.Event(), threading.Event()
 
@@ -112,29 +112,6 @@ async def test_a_finished_turn_without_a_token_is_the_engines_fault(shipped_toke
     assert model.trajectory.turns == []
 
 
-async def test_an_abort_never_lengthens_the_episodes_own_time_limit() -> None:
-    with pytest.raises(TimeoutError):
-        async with EpisodeDeadline(0.2, lambda: True) as deadline:
-            await asyncio.sleep(600)
-    assert deadline.expired()
-
-
-async def test_a_block_that_ends_by_itself_leaves_no_timer() -> None:
-    asked, was_asked = 0, asyncio.Event()
-
-    def should_abort() -> bool:
-        nonlocal asked
-        asked += 1
-        was_asked.set()
-        return False
-
-    async with EpisodeDeadline(None, should_abort):
-        await was_asked.wait()
-    before = asked
-    await asyncio.sleep(3 * ABORT_POLL_S)
-    assert asked == before
-
-
 async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_are() -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context.get("exception")))
@@ -162,25 +139,8 @@ async def swallows(code: str) -> str:
     return code
 
 
-@tool(name="execute_python_code")
-async def cleans_up_slowly(code: str) -> str:
-    """Wait, and take long to clean up.
-
-    Args:
-        code: Ignored.
-    """
-    try:
-        began.set()
-        await asyncio.sleep(600)
-    finally:
-        while not released.is_set():  # noqa: ASYNC110 - tests on any loop release it
-            await asyncio.sleep(0.01)
-    return code
-
-
 @pytest.mark.parametrize("end", ["abort", "tool time-out", "episode time-out"])
-@pytest.mark.parametrize("inner", [swallows, cleans_up_slowly], ids=["swallows", "cleans up slowly"])
-async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any, inner: Any, end: str) -> None:
+async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any, end: str) -> None:
     script = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (call_text(), ANSWER)]
     limits = EpisodeLimits(
         tool_timeout_s=0.2 if end == "tool time-out" else None,
@@ -191,28 +151,10 @@ async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any
             SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url),
             [{"role": "user", "content": [{"text": "go"}]}],
             system_prompt=None,
-            tools=[inner],
+            tools=[swallows],
             limits=limits,
             should_abort=began.is_set if end == "abort" else lambda: False,
         )
     released.set()  # nothing before this line has waited for the tool
     reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}
     assert done.stop_reason is reasons.get(end, StopReason.COMPLETED)
-
-
-async def test_a_time_limit_that_came_first_stays_the_reason() -> None:
-    is_over = False
-
-    async def wait_and_clean_up() -> None:
-        nonlocal is_over
-        try:
-            await asyncio.sleep(30)
-        finally:
-            is_over = True
-            await asyncio.sleep(0.2)
-
-    deadline = EpisodeDeadline(0.05, lambda: is_over)
-    with pytest.raises(TimeoutError):
-        async with deadline:
-            await wait_and_clean_up()
-    assert not deadline.was_aborted

@@ -1,19 +1,15 @@
 """One episode, several samples: what the policy wrote as a sub-agent is trained too, where the settings say so."""
 
-import asyncio
-import copy
-import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, ids_of
-from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 
-from strands_rollout import Sample, generate, normalize_rewards, reward_func, sub_agent_model
+from strands_rollout import Sample, generate, reward_func, sub_agent_model
 from strands_rollout.errors import ConfigError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -91,26 +87,6 @@ async def test_a_sub_agents_tokens_are_a_sample_of_the_same_rollout(shipped_toke
         assert contract_violations(sample, decode=shipped_tokenizer.decode, reward_key="score") == []
 
 
-async def test_siblings_share_nothing_that_can_change(shipped_tokenizer: Any) -> None:
-    (main, expert), _, _ = await episode(shipped_tokenizer)
-    before = copy.deepcopy(expert)
-    main.metadata["x"] = 1
-    main.tokens.append(1)
-    main.weight_versions.append("9")
-    main.prefix_cache_info.cached_tokens += 7
-    assert expert == before
-
-
-async def test_a_rollout_counts_once_however_many_samples_it_has(shipped_tokenizer: Any) -> None:
-    pair, _, args = await episode(shipped_tokenizer)
-    other = Sample(index=6, group_index=2, rollout_id=6, status=Sample.Status.COMPLETED)
-    args.advantage_estimator, args.rewards_normalization, args.grpo_std_normalization = "grpo", True, False
-    args.n_samples_per_prompt, args.reward_key = 2, None
-    for sample, reward in zip([*pair, other], [1.0, 1.0, 0.0], strict=True):
-        sample.reward = reward
-    assert normalize_rewards(args, [*pair, other]) == ([1.0, 1.0, 0.0], [0.5, 0.5, -0.5])
-
-
 async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shipped_tokenizer: Any) -> None:
     sample, fake, _ = await episode(shipped_tokenizer, {"fan_out": False})
     assert isinstance(sample, Sample)
@@ -180,21 +156,6 @@ async def test_an_episode_that_fails_after_a_sub_agent_trains_neither(shipped_to
     assert (sample.status, set(sample.loss_mask)) == (Sample.Status.FAILED, {0})
 
 
-async def test_an_aborted_episode_comes_back_alone_and_starts_afresh(shipped_tokenizer: Any) -> None:
-    answers, aborting = policy(shipped_tokenizer), False
-
-    def script(body: dict[str, Any], number: int) -> Reply:
-        nonlocal aborting
-        aborting = number == 2
-        return Reply.abort() if aborting else answers(body, number)
-
-    settings = {"should_abort": lambda: aborting}
-    sample, _, _ = await episode(shipped_tokenizer, settings, script)
-    assert isinstance(sample, Sample)
-    assert sample.status is Sample.Status.ABORTED
-    assert "resume" not in sample.metadata["strands_rollout"]
-
-
 async def test_a_model_for_a_sub_agent_needs_an_episode() -> None:
     with pytest.raises(ConfigError, match=r"sub_agent_model\(\) was called outside of an episode"):
         sub_agent_model()
@@ -208,76 +169,3 @@ async def test_agents_have_seeds_of_their_own(shipped_tokenizer: Any) -> None:
         await generate(args, Sample(prompt="What is 17 * 2?", label="34", index=5), params)
     seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
     assert len(set(seeds)) == 3
-
-
-gave_up = threading.Event()
-
-
-@tool(name="ask")
-def ask_for_ever(question: str) -> str:
-    """Ask an expert again and again, in a thread that nobody can stop.
-
-    Args:
-        question: What to ask.
-    """
-    expert = _expert()
-    try:
-        for _ in range(1000):
-            expert("How much?")
-    finally:
-        gave_up.set()
-    return "enough"
-
-
-async def test_a_sub_agent_that_outlives_its_tool_asks_nothing_more(shipped_tokenizer: Any) -> None:
-    answers = policy(shipped_tokenizer)
-
-    def script(body: dict[str, Any], number: int) -> Reply:
-        text = shipped_tokenizer.decode(body["input_ids"])
-        if "You are an expert." not in text and "did not finish" in text:
-            return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-        return answers(body, number).after(0.02)
-
-    ours = {"tools": [f"{__name__}.ask_for_ever"], "fan_out": True, "tool_timeout_s": 1.0}
-    async with FakeSGLang(script, context_length=60_000) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)
-        sample = Sample(prompt="What is 17 * 2?", label="34", index=5)
-        main, *experts = await generate(args, sample, {"max_new_tokens": 4096})
-        asked = len(fake.requests)
-        assert await asyncio.to_thread(gave_up.wait, 30)
-        assert len(fake.requests) <= asked + 1  # one may have been on its way
-    assert main.status is Sample.Status.COMPLETED
-    for expert in experts:
-        expert.reward = 1.0
-        assert contract_violations(expert, decode=shipped_tokenizer.decode) == []
-
-
-async def test_all_agents_of_an_episode_have_its_routing_key(shipped_tokenizer: Any) -> None:
-    _, fake, _ = await episode(shipped_tokenizer)
-    assert len({request.headers["X-SMG-Routing-Key"] for request in fake.requests}) == 1
-
-
-class Weight(BaseModel):
-    """A weight."""
-
-    grams: int
-
-
-@tool(name="ask")
-async def ask_for_a_form(question: str) -> str:
-    """Ask an expert, who fills a form.
-
-    Args:
-        question: What to ask.
-    """
-    result = await _expert().invoke_async(question, structured_output_model=Weight)
-    return result.structured_output.model_dump_json()
-
-
-async def test_a_sub_agent_that_ends_with_a_structured_output_is_finished(shipped_tokenizer: Any) -> None:
-    form = '<tool_call>\n{"name": "Weight", "arguments": {"grams": 34}}\n</tool_call><|im_end|>'
-    turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (ASKS, form, ANSWER)]
-    settings = {"tools": [f"{__name__}.ask_for_a_form"]}
-    [main, expert], _, _ = await episode(shipped_tokenizer, settings, lambda _body, number: turns[number])
-    assert [main.status, expert.status] == [Sample.Status.COMPLETED] * 2
-    assert '{"grams":34}' in main.response

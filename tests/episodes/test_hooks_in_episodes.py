@@ -48,19 +48,11 @@ async def test_a_hook_can_have_a_call_made_again(shipped_tokenizer: Any) -> None
     assert (played.facts["tool_calls"], played.facts["tool_errors"]) == (1, 2)
 
 
-class Demanding(HookProvider):
-    """Can't be made without arguments."""
-
-    def __init__(self, wish: str) -> None:
-        self.wish = wish
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("Nobody", "has no attribute 'Nobody'"),
         ("CALL", "is a str; expected a class or function that makes a hook provider"),
-        ("Demanding", "raised TypeError"),
         ("forget", "made a NoneType; expected a Strands HookProvider, with a method register_hooks"),
     ],
 )
@@ -72,23 +64,6 @@ async def test_what_is_no_hook_fails_the_sample_in_words(shipped_tokenizer: Any,
 
 def forget() -> None:
     """Make nothing."""
-
-
-async def test_each_episode_has_hooks_of_its_own(shipped_tokenizer: Any) -> None:
-    made.clear()
-    for _ in range(2):
-        await run(shipped_tokenizer, [ANSWER], settings={"hooks": [f"{__name__}.noted"]})
-    assert len(made) == 2
-    assert made[0] is not made[1]
-
-
-made: list[Patient] = []
-
-
-def noted() -> Patient:
-    """A hook that can be found again."""
-    made.append(Patient())
-    return made[-1]
 
 
 async def test_strands_spans_go_where_the_process_sends_them(

@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("PIL", reason="needs Pillow: the extra [images]")
 
 from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, args_for, call_text, ids_of, run
-from spelled_tokens import bytewise, encode
+from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException
@@ -27,7 +26,7 @@ from vision import (
     vision_tokenizer,
 )
 
-from strands_rollout import Sample, SGLangModel, TokenLimits, generate
+from strands_rollout import Sample, SGLangModel, generate
 from strands_rollout.errors import (
     ConfigError,
     EngineResponseError,
@@ -40,8 +39,6 @@ from strands_rollout.evaluation.token_audit import recording, tito_violations
 from strands_rollout.integrations.finished_episode import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model.images import image_block as block_of
-from strands_rollout.samples import finished_samples
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
 from strands_rollout.slime_plugin.row import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
@@ -113,37 +110,6 @@ async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversat
     assert [request.input_ids.count(image_id) for request in fake.requests] == [1, 3]
 
 
-async def test_image_tokens_are_context(processor: Any) -> None:
-    trajectory = (await played(processor, [CALL, ANSWER]))[0].trajectory
-    image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    places = [position for position, one in enumerate(trajectory.token_ids) if one == image_id]
-    assert places == [position for image in trajectory.images for position in range(image.start, image.end)]
-    assert {trajectory.loss_mask[position] for position in places} == {0}
-    assert {trajectory.logprobs[position] for position in places} == {0.0}
-
-
-async def test_the_engine_gets_the_pixels_that_the_trainer_gets(processor: Any) -> None:
-    model, engine, _ = await played(processor, [CALL, ANSWER])
-    originals = [picture(100, 70, seed=1), picture(60, 90, seed=2), picture(seed=3, mode="RGBA").convert("RGB")]
-    assert [image.tobytes() for image in engine.images[1]] == [image.tobytes() for image in originals]
-    for name in ("pixel_values", "image_grid_thw"):
-        joined = np.concatenate([image.train_inputs[name] for image in model.trajectory.images])
-        np.testing.assert_array_equal(joined, engine.inputs[1][name])
-
-
-async def test_a_jpeg_is_read_once_for_both(processor: Any) -> None:
-    model, engine, _ = await played(processor, [ANSWER], [image_block(picture(), "JPEG"), {"text": "?"}])
-    np.testing.assert_array_equal(
-        model.trajectory.images[0].train_inputs["pixel_values"], engine.inputs[0]["pixel_values"]
-    )
-
-
-async def test_a_text_only_request_of_a_vision_model_has_no_image_field(tokenizer: Any) -> None:
-    result = await run(tokenizer, [ANSWER])
-    assert "image_data" not in result.fake.requests[0].body
-    assert result.sample.multimodal_train_inputs is None
-
-
 @pytest.mark.parametrize("text", ["<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"])
 async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(processor: Any, text: str) -> None:
     image_id = processor.tokenizer.convert_tokens_to_ids("<|image_pad|>")
@@ -153,11 +119,6 @@ async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(p
         with pytest.raises(TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
             await ask(model, [*QUESTION, {"text": text}])
     assert fake.requests == []
-
-
-async def test_a_sampled_image_token_is_refused(processor: Any) -> None:
-    with pytest.raises(TrajectoryError, match="the policy sampled the image token"):
-        await played(processor, ["<|image_pad|>" + ANSWER])
 
 
 async def test_an_engine_that_counts_otherwise_is_refused(processor: Any) -> None:
@@ -206,47 +167,6 @@ async def test_a_tools_image_that_cannot_be_read_is_a_text(shipped_tokenizer: An
         assert model.trajectory.images == []
 
 
-async def test_counted_tokens_are_those_of_the_trajectory(processor: Any) -> None:
-    model = (await played(processor, [ANSWER]))[0]
-    counted = await model.count_tokens([{"role": "user", "content": QUESTION}], [draw.tool_spec, tell.tool_spec])
-    assert counted == model.trajectory.prompt_length
-
-
-async def test_images_count_in_budgets_and_are_never_cut(processor: Any) -> None:
-    free = (await played(processor, [CALL, ANSWER]))[0].trajectory
-    used = free.turns[-1].start - free.prompt_length
-    with pytest.raises(EventLoopException, match="no token of the response budget is left"):
-        await played(processor, [CALL, ANSWER], limits=TokenLimits(max_response_tokens=used))
-    enough = TokenLimits(max_response_tokens=free.response_length)
-    fitted = (await played(processor, [CALL, ANSWER], limits=enough))[0].trajectory
-    assert fitted.token_ids == free.token_ids
-
-
-async def test_text_beside_images_is_cut_to_what_they_leave(processor: Any) -> None:
-    calls = CALL.replace("<|im_end|>", "\n") + call_text("words", name="tell")
-    limits = TokenLimits(max_response_tokens=160, min_turn_tokens=16)
-    trajectory = (await played(processor, [calls, ANSWER], limits=limits))[0].trajectory
-    assert len(trajectory.images) == 3
-    assert 120 < trajectory.turns[-1].start - trajectory.prompt_length <= 160 - 16
-
-
-async def test_an_open_turn_goes_on_with_its_images(processor: Any) -> None:
-    engine = VisionEngine(processor, ["The answer", " is 34.<|im_end|>"])
-
-    def script(body: dict[str, Any], number: int) -> Any:
-        reply = engine(body, number)
-        if number == 0:
-            reply.finish.update({"type": "abort", "message": "weights", "status_code": None})
-        return reply
-
-    async with FakeSGLang(script) as fake:
-        model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
-        await ask(model)
-    assert (len(fake.requests), len(model.trajectory.images)) == (2, 1)
-    assert [len(request.body["image_data"]) for request in fake.requests] == [1, 1]
-    assert fake.violations == []
-
-
 # ---- slime's samples ----
 
 
@@ -285,22 +205,6 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
         np.asarray(sample.multimodal_train_inputs["pixel_values"]), engine.inputs[1]["pixel_values"]
     )
     assert sample.multimodal_inputs is None
-
-
-async def test_an_episode_with_images_is_no_render_mismatch_and_respelled_text_in_it_is(
-    llava: tuple[Any, Path],
-) -> None:
-    sample, _, _ = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
-    meter = DriftMeter(llava[0].tokenizer)
-    assert measure_some(finished_samples([sample]), meter)[0].mismatches == []
-    tokenizer, facts = llava[0].tokenizer, sample.metadata["strands_rollout"]
-    word, spelled = encode(tokenizer, "What"), bytewise(tokenizer, "What")
-    at = next(at for at in range(len(sample.tokens)) if sample.tokens[at : at + len(word)] == word)
-    sample.tokens[at : at + len(word)] = spelled
-    added = len(spelled) - len(word)
-    facts["spans"] = [[turn, start + added, end + added, by] for turn, start, end, by in facts["spans"]]
-    (found,) = measure_some(finished_samples([sample]), meter)[0].mismatches or []
-    assert found.position == at
 
 
 async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any, Path]) -> None:
@@ -370,15 +274,6 @@ async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[A
     assert sample.multimodal_inputs is loaded
 
 
-async def test_a_sample_without_an_answer_has_no_image_tokens(
-    llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    sample = Sample(prompt=chat(picture()), index=0, multimodal_train_inputs={"pixel_values": "of an earlier try"})
-    sample, _, _ = await generated(*llava, sample, ["<|image_pad|>" + ANSWER])
-    assert (sample.status, sample.remove_sample) == (Sample.Status.FAILED, True)
-    assert (len(sample.tokens), sample.multimodal_train_inputs) == (2, None)
-
-
 async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(
     llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -434,12 +329,6 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
     assert prompt.messages[0]["content"] == [*blocks, {"text": "What is it?"}]
 
 
-def test_a_text_that_slime_has_cut_into_parts_is_one_text() -> None:
-    parts = [{"type": "text", "text": character} for character in "no image"]
-    prompt = to_episode_prompt([{"role": "user", "content": parts}], None, None, {"images": None, "videos": None})
-    assert prompt.messages == [{"role": "user", "content": [{"text": "no image"}]}]
-
-
 @pytest.mark.parametrize(
     ("source", "words"),
     [
@@ -460,23 +349,12 @@ def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> No
     [
         ("What?", {"images": ["x"]}, "got a string as prompt, and 1 images"),
         (chat("x"), {"images": ["x"], "videos": ["v"]}, "got \\['videos'\\] in the sample's multimodal_inputs"),
-        (chat("x"), {"images": ["x"], "audio": np.ones(3)}, "got \\['audio'\\]"),
         (chat("x"), {"images": [picture(), picture()]}, "got 1 of 2 loaded images more than the chat has parts"),
         (chat("x", "y"), {"images": [picture()]}, "got more parts of images than loaded images"),
-        (
-            [{"role": "user", "content": [{"type": "image", "image": "x", "max_pixels": 9}]}],
-            None,
-            "got an image with .*max_pixels.*slime has loaded it",
-        ),
         (
             [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text"}]}],
             None,
             "got the part {'type': 'text'} at position 0 of the chat; expected text or an image",
-        ),
-        (
-            [{"role": "system", "content": [{"type": "image", "image": "x"}]}],
-            None,
-            "got content of type list at position 0",
         ),
     ],
 )

@@ -1,17 +1,14 @@
 """Rollouts that are interrupted wherever they can be: no sample is invalid, nothing is sampled or done twice."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import recorded_tools
-from interruptible_policy import paced
 from interruption_stage import (
     PARAMS,
     QUICK,
-    Stage,
     latencies,
     report,
     run_steps,
@@ -19,11 +16,8 @@ from interruption_stage import (
     smooth_samples,
     stage_of,
 )
-from rough_weather import ALL_FAULTS, PLANS, Weather, prompts
-from stand_in_process import finish_elsewhere
-from stand_in_rollout import Buffer, StandInWorker, StepSize, run_group, update_weights
-
-from strands_rollout import Sample
+from rough_weather import Weather, prompts
+from stand_in_rollout import Buffer, StandInWorker, StepSize, update_weights
 
 _ENGINE_FAULTS = ("aborted", "dequeued", "delayed")
 
@@ -88,49 +82,3 @@ async def test_weight_updates_interrupt_a_fully_async_rollout_that_goes_on_in_pl
     assert stage.record.returned("aborted") == []
     assert any(len(set(sample.weight_versions)) > 1 for sample in stage.finished)
     stage.check(quick_and_smooth)
-
-
-async def test_a_turn_that_ends_after_the_flag_is_kept_and_its_tools_are_left_to_the_next_step(
-    shipped_tokenizer: Any,
-) -> None:
-    stage = stage_of(shipped_tokenizer, lambda _asked: paced(0.01), router=True, abort_grace_s=30.0)
-    async with served(stage, knows_context=True):
-        await flag_raised(stage, "lingers", 4, stage.fake.arrived(4))
-    assert recorded_tools.began == []
-    assert stage.record.phases() == {"tools": 4}
-
-
-async def flag_raised(stage: Stage, name: str, count: int, moment: Awaitable[None]) -> None:
-    """Begin episodes, raise the flag at that moment, and wait for them."""
-    buffer = Buffer(prompts([name], count), samples_per_group=1)
-    rollout = stage.rollout(buffer, StepSize(groups=0, begun=count))
-    running = [asyncio.create_task(run_group(rollout, group)) for group in buffer.get(count)]
-    await moment
-    stage.record.flag_at_s = time.monotonic()
-    await asyncio.gather(*running)
-    assert stage.record.raised == stage.record.violations == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-async def test_all_faults_at_once_in_partial_rollouts(
-    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    smooth = await smooth_samples(shipped_tokenizer, [*PLANS], 8 * len(PLANS), per_group=2)
-    weather = Weather(3, ALL_FAULTS)
-    stage = stage_of(shipped_tokenizer, weather, router=True)
-    async with served(stage):
-        buffer = Buffer(prompts([*PLANS], 8 * len(PLANS)), samples_per_group=2, kept_as="json")
-        rollout = stage.rollout(buffer, StepSize(groups=8, begun=20))
-        steps = await run_steps(stage, buffer, rollout, 6 * len(PLANS))
-        stage.record.flag_at_s = None
-        elsewhere = [sample for group in buffer.get(len(buffer)) for sample in group]
-        cut = [sample for sample in elsewhere if sample.status is Sample.Status.ABORTED]
-        whole = [sample for sample in elsewhere if sample.status is not Sample.Status.ABORTED]
-        stage.finished += [*await finish_elsewhere(stage.args, PARAMS, cut, stage.record), *whole]
-        await run_steps(stage, buffer, rollout, 8 * len(PLANS) - len(stage.finished) // 2)
-    report(capsys, f"{len(stage.finished)} samples in {steps} steps, {len(cut)} finished in another process")
-    report(capsys, f"aborted in {stage.record.phases()}; {latencies(stage.record)}; faults: {weather.met}")
-    assert sorted(sample.index for sample in stage.finished) == [*range(2 * 8 * len(PLANS))]
-    assert len(cut) > 5
-    stage.check(smooth)

@@ -72,15 +72,6 @@ def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
     return [sample.tokens for sample in samples]
 
 
-async def test_equal_runs_give_equal_tokens_whatever_runs_beside_them(
-    engine: str, shipped_tokenizer: Any, undisturbed: list[Sample]
-) -> None:
-    alone = await played(engine, shipped_tokenizer, new_samples(), at_once=1)
-    assert tokens_of(alone) == tokens_of(undisturbed)
-    assert [sample.rollout_log_probs for sample in alone] == [sample.rollout_log_probs for sample in undisturbed]
-    assert len({tuple(sample.tokens) for sample in alone}) == EPISODES
-
-
 async def test_a_weight_update_in_mid_episode_changes_nothing_but_the_version(
     engine: str, shipped_tokenizer: Any, undisturbed: list[Sample]
 ) -> None:

@@ -1,7 +1,6 @@
 """An aborted sample is resumed where it was cut: in mid-turn, before, between and after tools."""
 
 import asyncio
-import contextlib
 import copy
 import json
 import pickle
@@ -21,10 +20,6 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
-)
-BROKEN_AND_CALL = (
-    "<tool_call>\n{nonsense}\n</tool_call>\n"
-    '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call><|im_end|>'
 )
 
 
@@ -151,16 +146,6 @@ async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_token
         assert fake.requests[0].body["sampling_params"]["max_new_tokens"] == left
 
 
-async def test_a_budget_that_is_used_up_at_the_cut_ends_the_episode_as_truncated(shipped_tokenizer: Any) -> None:
-    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
-    params = {"max_new_tokens": 4}
-    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, params=params)
-    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, params=params)
-    assert fake.requests == []
-    assert (sample.status, facts_of(sample)["stop_reason"]) == (Sample.Status.TRUNCATED, "response_length")
-    assert is_valid(sample, shipped_tokenizer)
-
-
 async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
     sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
     world.stuck.add("b")
@@ -177,45 +162,6 @@ async def test_finished_tools_are_not_run_again(shipped_tokenizer: Any) -> None:
     assert (facts["tool_iterations"], facts["tool_calls"], facts["turns"]) == (1, 2, 2)
     assert sample.status is Sample.Status.COMPLETED
     assert is_valid(sample, shipped_tokenizer)
-
-
-@pytest.mark.parametrize("stuck", ["a", "b", ""])
-async def test_results_stand_in_the_order_of_their_calls_after_a_resume_too(shipped_tokenizer: Any, stuck: str) -> None:
-    odd = '<tool_call>\n{"name": "no.such", "arguments": {}}\n</tool_call>\n'
-    first, second = CALLS.split("\n<tool_call>")
-    calls = ids_of(shipped_tokenizer, f"{first}\n{odd}<tool_call>{second}")
-    sample = new_sample()
-    world.stuck.update(stuck)
-    await attempt(shipped_tokenizer, lambda _b, n: Reply.tokens(calls) if n == 0 else aborted([]), sample)
-    assert sample.status is Sample.Status.ABORTED
-    world.stuck.clear()
-    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
-    text = shipped_tokenizer.decode(fake.requests[0].input_ids)
-    assert text.index("a is done") < text.index("invalid tool name") < text.index("b is done")
-    assert sample.status is Sample.Status.COMPLETED
-
-
-async def test_an_abort_after_the_tools_keeps_their_results(shipped_tokenizer: Any) -> None:
-    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
-    await attempt(shipped_tokenizer, lambda _b, n: Reply.tokens(calls) if n == 0 else aborted([]), sample)
-    assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a", "b"])
-    assert sample.tokens[-len(calls) :] == calls
-    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
-    assert world.ran == ["a", "b"]
-    assert "a is done" in shipped_tokenizer.decode(fake.requests[0].input_ids)
-    assert (facts_of(sample)["tool_iterations"], facts_of(sample)["tool_calls"]) == (1, 2)
-    assert is_valid(sample, shipped_tokenizer)
-
-
-async def test_what_could_not_be_parsed_is_told_after_a_resume_too(shipped_tokenizer: Any) -> None:
-    sample, calls = new_sample(), ids_of(shipped_tokenizer, BROKEN_AND_CALL)
-    world.stuck.add("a")
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
-    world.stuck.clear()
-    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample)
-    text = shipped_tokenizer.decode(fake.requests[0].input_ids)
-    assert text.index("could not be parsed") < text.index("a is done")
-    assert facts_of(sample)["parse_failures"] == 1
 
 
 async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> None:
@@ -295,11 +241,9 @@ def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], No
 
 DAMAGES: dict[str, Callable[[Sample], None]] = {
     "newer": _of_state("version", value=99),
-    "newer facts": lambda sample: sample.metadata["strands_rollout"].update(version=99),
     "no facts": lambda sample: sample.metadata.clear(),
     "facts that are no mapping": lambda sample: sample.metadata.update(strands_rollout="?"),
     "unreadable": _of_state("turns", value="?"),
-    "not a mapping": lambda sample: sample.metadata["strands_rollout"].update(resume="?"),
     "overlapping turns": _of_state("turns", 0, "start", value=1),
     "too many messages covered": _of_state("covered", value=7),
     "negative count": _of_state("tool_iterations", value=-1),
@@ -307,7 +251,6 @@ DAMAGES: dict[str, Callable[[Sample], None]] = {
     "odd message": _of_state("messages", 0, "content", value=[5]),
     "unfinished result": _of_state("finished", value={"call_1_0": {}}),
     "other tokens": _of_sample("tokens", lambda tokens: [*tokens[:-1], tokens[-1] + 1]),
-    "tuple of tokens": _of_sample("tokens", tuple),
     "shorter mask": _of_sample("loss_mask", lambda mask: mask[1:]),
     "no logprobs": _of_sample("rollout_log_probs", lambda _logprobs: None),
 }
@@ -330,16 +273,6 @@ async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(
     assert is_valid(sample, shipped_tokenizer)
 
 
-@pytest.mark.parametrize("status", ["FAILED", "PENDING"])
-async def test_only_an_aborted_sample_is_gone_on_with(shipped_tokenizer: Any, status: str) -> None:
-    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
-    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
-    sample.status = Sample.Status[status]
-    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample)
-    assert sample.tokens == fake.requests[0].input_ids + turn
-    assert sample.tokens.count(turn[0]) == (fake.requests[0].input_ids + turn).count(turn[0])
-
-
 async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"resume_aborted": False}
@@ -348,14 +281,6 @@ async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
     assert sample.tokens[-4:] == turn[:4]
     fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample, settings=settings)
     assert sample.tokens == fake.requests[0].input_ids + turn
-
-
-async def test_a_failure_after_a_resume_trains_nothing(shipped_tokenizer: Any) -> None:
-    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
-    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.status(422, "no"), sample)
-    assert (sample.status, sample.remove_sample, set(sample.loss_mask or [])) == (Sample.Status.FAILED, True, {0})
-    assert is_valid(sample, shipped_tokenizer)
 
 
 async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(
@@ -392,67 +317,8 @@ async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
 
 
 @tool
-async def report(kind: str, number: int = 0) -> dict[str, Any]:
-    """Report something.
-
-    Args:
-        kind: What.
-        number: Any number.
-    """
-    world.ran.append(kind)
-    odd = {"nan": float("nan"), "big": 10**30, "surrogate": "a\ud800b", "tuple": [1, 2], "argument": number}[kind]
-    return {"status": "success", "content": [{"json": {"value": odd}}]}
-
-
-@pytest.mark.parametrize("kind", ["nan", "big", "surrogate", "tuple", "argument"])
-async def test_whatever_a_tool_was_given_and_returned_is_kept(shipped_tokenizer: Any, kind: str) -> None:
-    number = 10**30 if kind == "argument" else 0
-    call = json.dumps({"name": "report", "arguments": {"kind": kind, "number": number}})
-    stuck = json.dumps({"name": "work", "arguments": {"job": "b"}})
-    calls = ids_of(
-        shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call>\n<tool_call>\n{stuck}\n</tool_call><|im_end|>"
-    )
-    settings = {"tools": [f"{__name__}.work", f"{__name__}.report"]}
-    sample = new_sample()
-    world.stuck.add("b")
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample, settings=settings)
-    world.stuck.clear()
-    await attempt(
-        shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), sample, settings=settings
-    )
-    assert (sample.status, world.ran, facts_of(sample)["resumes"]) == (Sample.Status.COMPLETED, [kind, "b"], 1)
-
-
-async def test_what_was_stale_before_is_still_counted(shipped_tokenizer: Any) -> None:
-    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
-    settings = {"max_staleness": 0}
-    for version, script in (
-        ("1", lambda _b, _n: aborted(turn[:4])),
-        ("2", lambda _b, _n: aborted(turn[4:6])),
-        ("2", lambda _b, _n: Reply.tokens(turn[6:])),
-    ):
-        await attempt(shipped_tokenizer, script, sample, version=version, settings=settings)
-    assert facts_of(sample)["stale_tokens"] == 4
-    assert (sample.loss_mask or [])[:6] == [0, 0, 0, 0, 1, 1]
-
-
-@tool
-async def ends_with_the_abort(job: str) -> str:
-    """Raise the flag, and end at about the time at which the call is cancelled.
-
-    Args:
-        job: Its name.
-    """
-    world.aborting = True
-    with contextlib.suppress(asyncio.CancelledError):
-        await asyncio.sleep(5)
-    world.ran.append(job)
-    return f"{job} is done"
-
-
-@tool
 def blocks_until_the_abort(job: str) -> str:
-    """The same in a thread.
+    """Raise the flag, and end at about the time at which the call is cut.
 
     Args:
         job: Its name.
@@ -463,15 +329,14 @@ def blocks_until_the_abort(job: str) -> str:
     return f"{job} is done"
 
 
-@pytest.mark.parametrize("name", ["ends_with_the_abort", "blocks_until_the_abort"])
 async def test_a_call_that_ends_as_it_is_cut_is_finished(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, name: str
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_S", 2.0)
     monkeypatch.setattr("strands_rollout.aio._LAST_MOMENT_S", 20.0)
-    call = json.dumps({"name": name, "arguments": {"job": "a"}})
+    call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})
     calls = ids_of(shipped_tokenizer, f"<tool_call>\n{call}\n</tool_call><|im_end|>")
-    settings = {"tools": [f"{__name__}.{name}"]}
+    settings = {"tools": [f"{__name__}.blocks_until_the_abort"]}
     sample = new_sample()
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample, settings=settings)
     assert (sample.status, world.ran) == (Sample.Status.ABORTED, ["a"])

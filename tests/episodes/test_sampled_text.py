@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import re
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from pydantic import BaseModel
 from strands import Agent, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, HookProvider, HookRegistry
-from strands.multiagent import Swarm
 from strands.types.tools import AgentTool
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model, tool_parsers
@@ -153,18 +151,9 @@ def structured(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=list(task.tools), structured_output_model=Answer, callback_handler=None)
 
 
-def heard(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=list(task.tools), callback_handler=lambda **_: None)
-
-
 def helped(model: SGLangModel, task: Task) -> Agent:
     helper = Agent(model=sub_agent_model(), name="echo", tools=[reflect, weird], callback_handler=None)
     return Agent(model=model, tools=[helper, reflect], callback_handler=None)
-
-
-def swarm(model: SGLangModel, task: Task) -> Swarm:
-    other = Agent(model=sub_agent_model(), name="other", tools=[reflect], callback_handler=None)
-    return Swarm([Agent(model=model, name="main", tools=[reflect], callback_handler=None), other], max_handoffs=3)
 
 
 def forgetful() -> SlidingWindowConversationManager:
@@ -176,11 +165,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all": {"tools": TOOLS, "max_tool_iterations": 4, "max_parallel_tool_calls": 5},
     "hooks": {"tools": TOOLS, "hooks": [f"{__name__}.Nosy"]},
     "structured": {"tools": TOOLS, "agent_factory": f"{__name__}.structured"},
-    "heard": {"tools": TOOLS, "agent_factory": f"{__name__}.heard"},
     "helped": {"agent_factory": f"{__name__}.helped", "fan_out": True},
-    "swarm": {"agent_factory": f"{__name__}.swarm"},
     "forgetful": {"tools": TOOLS, "conversation_manager": f"{__name__}.forgetful"},
-    "timed": {"tools": TOOLS, "tool_timeout_s": 30.0, "max_tool_calls": 3},
 }
 
 
@@ -265,20 +251,6 @@ async def test_whatever_is_sampled_is_trained(checkpoints: Any, known: str, capl
     check(await play_hostile(checkpoints(known), known, rng, VARIANTS[rng.choice(playable(known))]), caplog)
 
 
-@pytest.mark.parametrize("known", TEMPLATES)
-@pytest.mark.slow
-async def test_whatever_is_sampled_is_trained_in_many_episodes(
-    checkpoints: Any, known: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    for seed in range(int(os.environ.get("HOSTILE_SEEDS", "12"))):
-        for name in playable(known):
-            rng = random.Random(f"{known} {name} {seed}")
-            try:
-                check(await play_hostile(checkpoints(known), known, rng, VARIANTS[name]), caplog)
-            except AssertionError as e:
-                raise AssertionError(f"{known} {name} {seed}") from e
-
-
 def playable(known: str) -> list[str]:
     """Strands asks for structured output by a second user's turn, which Nemo's template can't have."""
     return [name for name in VARIANTS if (known, name) != ("mistral-nemo", "structured")]
@@ -298,7 +270,7 @@ INTERNAL_NAMES = ("invalid_tool_call", "INVALID_TOOL_NAME", "Answer", "call_1_0_
 UNPARSED = '<tool_call>\n{"name": "invalid_tool_call", "arguments": 1}\n</tool_call>'
 
 
-@pytest.mark.parametrize("variant", ["simple", "hooks", "heard", "forgetful"])
+@pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful"])
 async def test_a_tool_of_an_internal_name_is_an_unknown_one(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called(*INTERNAL_NAMES), UNPARSED + called(INTERNAL_NAMES[0], "echo"), called(INTERNAL_NAMES[0]), ANSWER]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
@@ -313,28 +285,10 @@ async def test_a_tool_of_an_internal_name_is_an_unknown_one(shipped_tokenizer: A
     assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
 
 
-@tool
-async def invalid_tool_call(text: str) -> str:
-    """A user's tool that is named like an internal one.
-
-    Args:
-        text: A text.
-    """
-    return f"ran {text}"
-
-
-async def test_a_users_tool_may_have_an_internal_name(shipped_tokenizer: Any) -> None:
-    turns = [UNPARSED + called("invalid_tool_call"), ANSWER]
-    done = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.invalid_tool_call"]})
-    unparsed, ran = results_after(done, 0)
-    assert "could not be parsed" in unparsed
-    assert ran == "ran (0)"
-
-
 ODD_NAMES = ("no.such", "x" * 65, "a b", "é")
 
 
-@pytest.mark.parametrize("variant", ["simple", "hooks", "heard", "forgetful", "structured"])
+@pytest.mark.parametrize("variant", ["simple", "hooks", "forgetful", "structured"])
 async def test_results_stand_in_the_order_of_their_calls(shipped_tokenizer: Any, variant: str) -> None:
     turns = [called("echo", "no.such", "echo", *ODD_NAMES, "echo"), ANSWER, "34<|im_end|>"]
     done = await run(shipped_tokenizer, turns, settings=VARIANTS[variant])
@@ -342,39 +296,6 @@ async def test_results_stand_in_the_order_of_their_calls(shipped_tokenizer: Any,
     assert [result[:2] for result in results_after(done, 0)] == ["(0", "Er", "(2", *errors, "(7"]
     # Strands shows such names as others on some of its ways: that is no other history
     assert (done.facts["stop_reason"], done.facts["segments"]) == ("completed", 1)
-
-
-async def test_results_of_calls_that_are_not_run_stand_in_order_too(shipped_tokenizer: Any) -> None:
-    settings = {**VARIANTS["simple"], "max_parallel_tool_calls": 2}
-    turns = [called("echo", "no.such", "echo", "a b") + "", ANSWER]
-    done = await run(shipped_tokenizer, [UNPARSED + turns[0], ANSWER], settings=settings)
-    starts = [
-        "Error: the tool call could",
-        "(0)",
-        "Error: tool_name=<no.such>",
-        "Not run: at most 2",
-        "Error: tool_name",
-    ]
-    results = results_after(done, 0)
-    assert [result[: len(start)] for result, start in zip(results, starts, strict=True)] == starts
-
-
-async def test_results_of_a_sub_agents_calls_stand_in_order(shipped_tokenizer: Any) -> None:
-    turns = [
-        TOOL_CALL.format(name="echo", arguments='{"input": "help"}'),
-        called("weird", "no.such", "weird"),
-        "done<|im_end|>",
-        ANSWER,
-    ]
-    done = await run(shipped_tokenizer, turns, settings=VARIANTS["helped"], episode_of=lambda _: None)
-    shown = done.decode(done.fake.requests[2].input_ids)
-    assert "invalid tool name" in re.findall(r"<tool_response>\n(.*?)\n</tool_response>", shown, re.DOTALL)[1]
-
-
-async def test_an_empty_turn_before_structured_output_is_no_other_history(shipped_tokenizer: Any) -> None:
-    turns = ["<|im_end|>", ANSWER]
-    done = await run(shipped_tokenizer, turns, settings=VARIANTS["structured"])
-    assert (done.facts["stop_reason"], done.facts["segments"], done.facts["turns"]) == ("completed", 1, 2)
 
 
 class Falling:
@@ -402,32 +323,3 @@ async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(
     assert sum(done.sample.loss_mask) == sum(len(reply.ids) for reply in done.replied)
     assert caplog.text.count("Traceback") == 1
     assert "bug in a tool parser parser=Falling" in caplog.text
-
-
-class Described(Raw):
-    def __init__(self, name: str, description: str) -> None:
-        AgentTool.__init__(self)
-        self._name, self._description = name, description
-
-    tool_name = property(lambda self: self._name)  # type: ignore[assignment]
-
-    @property
-    def tool_spec(self) -> Any:
-        schema = {"type": "object", "properties": {"a\ud800": {"type": "string", "enum": ["\udfff"]}}}
-        return {"name": self._name, "description": self._description, "inputSchema": {"json": schema}}
-
-
-half_described, half_named = Described("half_described", "It is \ud83d."), Described("half\udc00", "Named.")
-
-
-async def test_half_a_surrogate_pair_in_a_tools_description_is_a_question_mark(shipped_tokenizer: Any) -> None:
-    settings = {"tools": [f"{__name__}.half_described"]}
-    done = await run(shipped_tokenizer, [called("half_described"), ANSWER], settings=settings)
-    assert done.facts["stop_reason"] == "completed"
-    assert all(shown in done.decode(done.sample.tokens) for shown in ("It is ?.", '"a?"', '["?"]'))
-
-
-async def test_half_a_surrogate_pair_in_a_tools_name_is_refused_by_name(shipped_tokenizer: Any) -> None:
-    done = await run(shipped_tokenizer, [ANSWER], settings={"tools": [f"{__name__}.half_named"]})
-    assert done.facts["stop_reason"] == "setup_error"
-    assert r"got a tool named 'half\udc00'; expected a name without halves" in done.facts["error"]

@@ -1,7 +1,6 @@
 """Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
 
 import importlib.util
-import inspect
 import os
 import pkgutil
 import subprocess
@@ -48,17 +47,10 @@ def observability(path: str) -> Any:
         return pkgutil.resolve_name(place.replace("rollout_id", "group_id"))
 
 
-def run_beside_slimes_tests(package: Path, *arguments: str, **environment: str) -> None:
+def run_beside_slimes_tests(package: Path, program: str) -> None:
     """Run Python where slime, its own tests and this package can be imported; it must succeed."""
     folders = [package, package / "tests", REPOSITORY]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
-    command = [sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def eval_sends_all_parameters() -> bool:
-    """Whether slime's evaluation heeds a data set's own stop, min_new_tokens and the like: up to 0.3.1 it does not."""
-    from slime.rollout import sglang_rollout
-
-    return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)

@@ -11,10 +11,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 
 # What is not in `slime.utils` in releases up to 0.3.1, whose `slime.observability` does not exist yet.
-_BEFORE = {
-    "rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data",
-    "rollout_data_utils.validate_rollout_id_annotated": "slime.ray.rollout._validate_rollout_id_annotated",
-}
+_BEFORE = {"rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data"}
 
 
 def find_slime() -> Path | None:
@@ -41,10 +38,7 @@ def observability(path: str) -> Any:
         return pkgutil.resolve_name(f"slime.observability.{path}")
     except (ImportError, AttributeError):
         place = _BEFORE.get(path, f"slime.utils.{path}")
-    try:
-        return pkgutil.resolve_name(place)
-    except AttributeError:  # 0.3.0's name of what siblings share
-        return pkgutil.resolve_name(place.replace("rollout_id", "group_id"))
+    return pkgutil.resolve_name(place)
 
 
 def run_beside_slimes_tests(package: Path, program: str) -> None:

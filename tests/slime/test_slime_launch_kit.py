@@ -85,8 +85,8 @@ def test_megatron_takes_the_learning_rate_schedule_of_an_evaluation() -> None:
         names["get_optimizer_param_scheduler"](args, None)
 
 
-def asked(slime_package: Path, tmp_path: Path, **env: str) -> Question:
-    return Question(env={**os.environ, **env}, repository=tmp_path, slime_dir=slime_package)
+def asked(slime_package: Path, tmp_path: Path) -> Question:
+    return Question(env=dict(os.environ), repository=tmp_path, slime_dir=slime_package)
 
 
 def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_path: Path) -> None:

@@ -158,3 +158,20 @@ async def test_a_group_without_its_replay_data_fails_and_not_the_batch(
     assert replay_problems(scene, whole) == []
     assert scene.problems(scene.rollouts.samples) == []
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
+
+
+async def test_tokens_that_came_without_replay_data_from_an_abort_are_sampled_again(begin: Begin) -> None:
+    def disturb(asked: Asked) -> Change | None:
+        if asked.visit:
+            return None
+        return lambda rest: replace(rest.aborted_after(4), meta={**rest.aborted_after(4).meta, "routed_experts": None})
+
+    scene = await begin(PLANS, ["other"], disturb, **ROUTING)
+    await scene.rollouts.train()
+    samples = scene.rollouts.samples
+    # what was dropped was answered, and is asked for again
+    assert len(scene.engine.episodes.dropped) == 2
+    scene.engine.episodes.dropped.clear()
+    assert [words for words in scene.problems(samples) if "it began again 1 times" not in words] == []
+    assert replay_problems(scene, samples) == []
+    assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)

@@ -8,9 +8,6 @@ import stage_tools
 from episode_stage import EpisodeStage, episodes_on
 from findings import ran_on
 from gateway_stage import NAMES, OwnWorker
-from many_tools_engine import many_tools_engine, many_tools_sglang, on_sglang, play
-
-__all__ = ["many_tools_engine", "many_tools_sglang", "on_sglang", "play"]  # pytest finds them here
 
 
 @pytest.fixture(scope="session")

@@ -188,18 +188,6 @@ async def test_when_someone_else_aborts_all_requests_the_turns_go_on_in_place(st
     assert {facts_of(sample)["aborts"] for sample in samples} == {0}
 
 
-async def test_a_rollout_that_wants_them_back_gets_them_from_anothers_abort(stage: EpisodeStage) -> None:
-    undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
-    running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, on_engine_abort="return"))
-    await aborted_by_another(stage, running)
-    samples = await running
-    aborted = [sample for sample in samples if is_open(sample)]
-    assert aborted
-    finished = await stage.play(aborted, LONG_TURN)
-    by_index = {sample.index: sample for sample in [*samples, *finished]}
-    assert tokens_of([by_index[index] for index in range(EPISODES)]) == tokens_of(undisturbed)
-
-
 async def aborted_by_another(stage: EpisodeStage, running: asyncio.Task[Sequence[Sample]]) -> None:
     """Abort everything at the engine, as a weight updater does."""
     await stage.until_sampling(requests=EPISODES, tokens=50)

@@ -4,8 +4,7 @@ All of it is greedy, so that what the policy says is known: it solves each probl
 with another one where the first has failed.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -162,15 +161,3 @@ async def test_logit_bias_reaches_the_sampler(stage: EpisodeStage) -> None:
     token = stage.tokenizer.encode(" No", add_special_tokens=False)[0]
     sample = await stage.play_one({**GREEDY, "max_new_tokens": 8, "logit_bias": {str(token): 1000.0}})
     assert sample.tokens[-8:] == [token] * 8
-
-
-async def test_the_cache_may_be_emptied_between_episodes_and_not_while_one_runs(
-    stage: EpisodeStage, told: Callable[..., None]
-) -> None:
-    undisturbed = await stage.play_one({**NEVER_ENDING, "max_new_tokens": 300})
-    running = asyncio.create_task(stage.play_one({**NEVER_ENDING, "max_new_tokens": 300}))
-    await stage.until_sampling()
-    assert await stage.post("/flush_cache") == 400
-    assert (await running).tokens == undisturbed.tokens
-    await stage.until_done("/flush_cache")
-    assert (await stage.play_one()).prefix_cache_info.cached_tokens > 0

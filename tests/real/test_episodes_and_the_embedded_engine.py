@@ -1,6 +1,5 @@
 """The real SGLang and the embedded engine, asked for the same episodes."""
 
-import asyncio
 import json
 import math
 import subprocess
@@ -119,17 +118,3 @@ async def test_greedy_episodes_are_the_same_alone_and_among_others(sglang: str, 
         together = await stage.play(new_samples(24), GREEDY)
         alone = await stage.play(new_samples(4), GREEDY, at_once=1)
     assert tokens_of(alone) == tokens_of(together[:4])
-
-
-async def test_many_episodes_at_once_on_one_loop_are_all_there(
-    sglang: str, shipped_tokenizer: Any, told: Callable[..., None]
-) -> None:
-    clock = asyncio.get_running_loop().time
-    async with episodes_on(sglang, shipped_tokenizer) as stage:
-        began = clock()
-        samples = await stage.play(new_samples(64), SAMPLED, at_once=64)
-        seconds = clock() - began
-    assert [sample.index for sample in samples] == list(range(64))
-    assert all_finished(samples)
-    assert len({sample.session_id for sample in samples}) == len(stage.recorder.episodes) == 64
-    told("episodes at once on SGLang", episodes=64, lost=0, seconds=round(seconds, 1))

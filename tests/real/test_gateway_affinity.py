@@ -3,19 +3,16 @@
 Two workers hold the same weights under two versions, so that each sampled token names its worker.
 """
 
-import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import pytest
-from episode_stage import GREEDY, SAMPLED, new_samples
-from gateway_stage import NAMES, SETTINGS, OwnWorker, ends_of, two_workers, versions_of
-from harness import args_for
+from episode_stage import GREEDY, new_samples
+from gateway_stage import NAMES, OwnWorker, ends_of, two_workers, versions_of
 from worker_front import Passage, WorkerFront
 
-from strands_rollout import Sample, generate
-from strands_rollout.evaluation.token_audit import tito_violations
+from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
 # so many keys all fall to one of two workers once in a thousand million runs
@@ -84,23 +81,3 @@ def tell(told: Any, router: str, policy: str, samples: Sequence[Sample], turns: 
         later_turns=len(later),
         later_turns_cached=f"{cached / sum(len(turn.body['input_ids']) for turn in later):.0%}",
     )
-
-
-async def test_in_evaluation_each_episode_has_a_key_of_its_own(
-    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any
-) -> None:
-    samples = new_samples(EPISODES)
-    for sample in samples:
-        sample.session_id = None
-    async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
-        args = args_for(stage.recorder.url, shipped_tokenizer, strands_rollout=SETTINGS)
-        await asyncio.gather(*(generate(args, sample, dict(SAMPLED), evaluation=True) for sample in samples))
-    assert len(ends_of(samples).exact) == EPISODES
-    assert len(stage.recorder.episodes) == len(turns_by_key(fronts)) == EPISODES
-    assert "" not in stage.recorder.episodes
-    # which key was made for which sample is told by the tokens alone
-    by_tokens = {
-        tuple(wire[-1].input_ids + (wire[-1].output_ids or [])): wire for wire in stage.recorder.episodes.values()
-    }
-    assert [tito_violations(by_tokens[tuple(sample.tokens)], sample) for sample in samples] == [[]] * EPISODES
-    assert all(len(versions_of(sample)) == 1 for sample in samples)

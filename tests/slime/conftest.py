@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import recorded_tools
-import slime_tools
 from slime_install import find_slime
 from slime_interruptions import Begin, set_up_scene
 from slime_stage import Start, set_up
@@ -69,10 +68,9 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def new_tool_records() -> Iterator[None]:
-    """The tools begin with empty records and end what they hold."""
+    """The tools begin with empty records."""
     yield
     recorded_tools.forget()
-    slime_tools.held.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
 
 import importlib.util
-import inspect
 import os
 import pkgutil
 import subprocess
@@ -12,10 +11,7 @@ from typing import Any
 REPOSITORY = Path(__file__).parents[2]
 
 # What is not in `slime.utils` in releases up to 0.3.1, whose `slime.observability` does not exist yet.
-_BEFORE = {
-    "rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data",
-    "rollout_data_utils.validate_rollout_id_annotated": "slime.ray.rollout._validate_rollout_id_annotated",
-}
+_BEFORE = {"rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data"}
 
 
 def find_slime() -> Path | None:
@@ -42,23 +38,13 @@ def observability(path: str) -> Any:
         return pkgutil.resolve_name(f"slime.observability.{path}")
     except (ImportError, AttributeError):
         place = _BEFORE.get(path, f"slime.utils.{path}")
-    try:
-        return pkgutil.resolve_name(place)
-    except AttributeError:  # 0.3.0's name of what siblings share
-        return pkgutil.resolve_name(place.replace("rollout_id", "group_id"))
+    return pkgutil.resolve_name(place)
 
 
-def run_beside_slimes_tests(package: Path, *arguments: str, **environment: str) -> None:
+def run_beside_slimes_tests(package: Path, program: str) -> None:
     """Run Python where slime, its own tests and this package can be imported; it must succeed."""
     folders = [package, package / "tests", REPOSITORY]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
-    command = [sys.executable, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def eval_sends_all_parameters() -> bool:
-    """Whether slime's evaluation heeds a data set's own stop, min_new_tokens and the like: up to 0.3.1 it does not."""
-    from slime.rollout import sglang_rollout
-
-    return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)

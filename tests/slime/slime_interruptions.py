@@ -16,8 +16,6 @@ from stand_in_rollout import update_weights
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
-TOOLS = (*recorded_tools.PATHS, "slime_tools.hold")
-
 
 @dataclass(frozen=True)
 class Scene:
@@ -107,7 +105,7 @@ async def set_up_scene(
         )
     )
     rows = [chat_row(prompt_of(name, number)) for number, name in enumerate(tasks)]
-    given = {"strands_rollout": {"tools": list(TOOLS), **(settings or {})}, **slime_arguments}
+    given = {"strands_rollout": {"tools": list(recorded_tools.PATHS), **(settings or {})}, **slime_arguments}
     args = arguments_for(tokenizer, folder, rows, engine, given)
     return Scene(engine, policy, Rollouts(args), tokenizer)
 

@@ -6,7 +6,7 @@ Knows the chat markup of Qwen3 and the fake engine's replies; nothing of slime.
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fake_sglang import Reply
@@ -18,8 +18,6 @@ _TASK = re.compile(r"\[\[(\w+)/\d+\]\]")
 _TURN = "<|im_start|>assistant"
 ANSWER = "The product is \\boxed{34}.<|im_end|>"
 WRONG = "The product is \\boxed{35}.<|im_end|>"
-
-Turn = str | Reply | Callable[["Asked"], Reply]
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,13 @@ class Policy:
         tokenizer: Of the model that it plays.
         plans: Turns by task name; the last is repeated. A turn is text, a reply, or a callable that gets the request; a
             tuple of them is tried in order until one gives something.
-
-    Attributes:
-        asked: Every request, in order.
     """
 
     tokenizer: Any
     plans: dict[str, Sequence[Any]]
-    asked: list[Asked] = field(default_factory=list)
 
     def __call__(self, body: dict[str, Any], _number: int) -> Reply:
         asked = self._read(body)
-        self.asked.append(asked)
         plan = self.plans[asked.task]
         position = min(asked.turn, len(plan) - 1)
         entry = plan[position]

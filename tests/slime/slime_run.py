@@ -15,7 +15,7 @@ from typing import Any
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
-TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.fail", "slime_tools.cancel")
+TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.cancel")
 CONTEXT_LENGTH = 4096
 # slime's arguments that are None by default, and those that are False
 _UNSET = """

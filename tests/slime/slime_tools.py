@@ -2,12 +2,8 @@
 
 import asyncio
 import time
-from typing import Final
 
-import recorded_tools
 from strands import tool
-
-held: Final[set[str]] = set()
 
 
 @tool
@@ -44,26 +40,6 @@ def block(seconds: float) -> str:
 
 
 @tool
-def fail() -> str:
-    """Fail."""
-    raise RuntimeError("the tool broke")
-
-
-@tool
 async def cancel() -> str:
     """Raise what a cancelled task raises, although nobody cancelled this one."""
     raise asyncio.CancelledError
-
-
-@tool
-async def hold(call: str) -> str:
-    """Work, for ever while `held` has the end of the call's name.
-
-    Args:
-        call: Its name.
-    """
-    recorded_tools.began.append(call)
-    if any(call.endswith(name) for name in held):
-        await asyncio.sleep(60)
-    recorded_tools.ended.append(call)
-    return f"{call} is done"

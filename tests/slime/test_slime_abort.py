@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from interruptible_policy import abort_after, aborted_in_queue
-from slime_interruptions import Begin, facts_of
 from slime_policy import ANSWER, call, turn
-from slime_run import trained_tokens
 from slime_stage import Stage, Start
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
@@ -48,15 +45,3 @@ async def test_a_running_episode_comes_back_at_once_and_valid(start: Start, name
         if name in SAMPLED:
             assert sum(sample.loss_mask) == SAMPLED[name]
     assert stage.rollouts.raised == []
-
-
-async def test_a_turn_that_the_engine_aborts_is_continued_and_trained(begin: Begin) -> None:
-    aborts = {0: aborted_in_queue, 1: abort_after(3)}
-    scene = await begin({"updated": [ANSWER]}, ["updated"], lambda asked: aborts.get(asked.visit))
-    ranks = await scene.rollouts.train()
-    samples = scene.rollouts.samples
-    assert scene.problems(samples) == []
-    for sample in samples:
-        assert (sample.status.value, facts_of(sample)["engine_aborts"]) == ("completed", 2)
-        assert sample.tokens[-sample.response_length :] == scene.planned_ids(sample)
-    assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)

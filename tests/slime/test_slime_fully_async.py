@@ -1,19 +1,15 @@
 """slime's fully-async rollout never says that it aborts: weight updates interrupt the engine while episodes run on."""
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import recorded_tools
-from interruptible_policy import Asked, Change, abort_after, paced
+from interruptible_policy import paced
 from rough_weather import ANSWER, call, turn
 from slime_interruptions import Begin, Scene, facts_of
 from slime_run import trained_tokens
-
-import strands_rollout
-from strands_rollout.model import trajectory as staleness
 
 pytestmark = pytest.mark.slime
 
@@ -56,22 +52,6 @@ async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, mo
     return scene.rollouts.samples, sum(map(trained_tokens, await training))
 
 
-def skip_where_surplus_is_dropped() -> None:
-    from slime.rollout.fully_async_rollout import AsyncRolloutWorker
-
-    if "limit" not in inspect.signature(AsyncRolloutWorker.get_completed_groups).parameters:
-        pytest.skip("up to 0.3.1 slime drops the finished groups that a rollout has no room for: none waits")
-
-
-async def two_rollouts(scene: Scene) -> list[Any]:
-    """The samples of both: the worker begins new groups before it resumes those that it kept."""
-    samples = []
-    for number in range(2):
-        await scene.rollouts.train(number)
-        samples += scene.rollouts.samples
-    return samples
-
-
 @pytest.mark.parametrize("mode", ["abort", "in_place"])
 async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, mode: str) -> None:
     scene = await started(begin, lambda _asked: paced(0.012), 24)
@@ -95,52 +75,3 @@ async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin) ->
     assert sum(facts_of(sample)["engine_aborts"] for sample in samples) == 0
     assert sum(facts_of(sample)["resumes"] for sample in samples) > 0
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
-
-
-async def test_a_group_that_one_abort_hit_is_requeued_with_its_finished_sample(begin: Begin) -> None:
-    skip_where_surplus_is_dropped()
-    first: list[str] = []
-
-    def disturb(asked: Asked) -> Change | None:
-        if asked.name != "works" or asked.turn != 1:
-            return None
-        first[:] = first or [asked.key]
-        return abort_after(4) if asked.key == first[0] and not asked.done else None
-
-    scene = await started(begin, disturb, 3, settings={"on_engine_abort": "return"})
-    samples = await two_rollouts(scene)
-    assert scene.problems(samples) == []
-    assert len(scene.rollouts.returned_as("aborted")) == 1
-    assert sorted(facts_of(sample)["resumes"] for sample in samples) == [*[0] * 11, 1]
-
-
-async def test_samples_that_wait_too_long_to_be_trained_are_left_out(
-    begin: Begin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    skip_where_surplus_is_dropped()
-    monkeypatch.setattr(staleness, "_newest", None)
-    sizes = {"rollout_batch_size": 2, "global_batch_size": 4, "sglang_server_concurrency": 6}
-    scene = await started(begin, lambda _asked: None, 6, settings={"max_sample_staleness": 2}, **sizes)
-    scene.rollouts.manager.custom_reward_post_process_func = strands_rollout.normalize_rewards
-
-    async def returned(version: str, least: int) -> None:
-        async with asyncio.timeout(30):
-            while sum(version in one.weight_versions for _, one in scene.rollouts.returned) < least:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    await scene.update_weights("1")
-    left_out = {}
-    for number in range(4):
-        if number == 1:
-            await returned("1", 12)  # six groups, of which four wait
-            await scene.update_weights("4")
-        if number == 2:
-            await returned("4", 1)
-        ranks = await scene.rollouts.train(number)
-        samples = scene.rollouts.samples
-        trained = [sample for sample in samples if not sample.remove_sample]
-        assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in trained)
-        left_out[number] = {(sample.weight_versions[-1], sample.remove_sample) for sample in samples}
-    assert left_out[0] == {("1", False)}
-    assert left_out[2] == {("1", True)}
-    assert left_out[1] | left_out[3] <= {("1", False), ("1", True), ("4", False)}

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from fake_sglang import Reply
 from grouped_samples import sample_of
-from slime_install import observability
 from slime_policy import ANSWER, WRONG, call, turn
 from slime_run import arguments
 from slime_stage import Start
 
 import strands_rollout
-from strands_rollout.samples import rollout_id_field, rollout_id_of
+from strands_rollout.samples import rollout_id_field
 
 pytestmark = pytest.mark.slime
 
@@ -61,23 +60,6 @@ def field_of_siblings() -> str:
     return rollout_id_field(Sample()) or pytest.skip("this slime knows no rollout of several samples")
 
 
-def fanned_out() -> list[list[list[Any]]]:
-    """Two prompts of three rollouts each, in slime's nesting: one to four siblings, the first of them the main agent's.
-
-    The right answers are the first rollout of the first prompt, and the last two of the second.
-    """
-    field_of_siblings()
-    rewards = itertools.chain([1.0, 0.0, 0.0], [0.0, 1.0, 1.0])
-    indices = itertools.count()
-    return [
-        [
-            [slimes_sample(reward, group=group, index=index, rollout=index, part=part) for part in range(siblings)]
-            for siblings, reward, index in zip(counts, rewards, indices, strict=False)
-        ]
-        for group, counts in enumerate([(3, 1, 2), (1, 4, 1)])
-    ]
-
-
 @pytest.mark.parametrize(
     "estimator", ["grpo", "gspo", "cispo", "reinforce_plus_plus_baseline", "reinforce_plus_plus", "ppo"]
 )
@@ -98,51 +80,6 @@ def test_full_groups_of_plain_samples_get_slimes_own_rewards(
     for batch in (samples, nameless):
         raw, expected = manager(None, **options)._post_process_rewards(batch)
         assert manager(HOOK, **options)._post_process_rewards(batch) == (raw, pytest.approx(expected, abs=1e-6))
-
-
-def test_uneven_fan_outs_become_training_data() -> None:
-    nested = fanned_out()
-    validate_rollout_id_annotated = observability("rollout_data_utils.validate_rollout_id_annotated")
-    validate_rollout_id_annotated(nested)
-    flat = [sample for group in nested for rollout in group for sample in rollout]
-    slime = manager(HOOK, n_samples_per_prompt=3, rollout_batch_size=2, global_batch_size=3)
-    data = slime._convert_samples_to_train_data(flat)
-    right, wrong = 2 / 3 / (1 / 3**0.5 + 1e-6), -1 / 3 / (1 / 3**0.5 + 1e-6)
-    expected = [right] * 3 + [wrong] + [wrong] * 2 + [-right] + [-wrong] * 4 + [-wrong]
-    assert data["rewards"] == pytest.approx(expected, abs=1e-6)
-    named = field_of_siblings().removesuffix("_id")
-    assert data[f"{named}_mask_sums"] == [6, 6, 6, 2, 4, 4, 2, 8, 8, 8, 8, 2]
-    ranks = [box.inner for box in slime._split_train_data_by_dp(data)]
-    got = sorted(
-        (rollout, round(float(reward), 6))
-        for rank in ranks
-        for rollout, reward in zip(rank[f"{named}_ids"], rank["rewards"], strict=True)
-    )
-    rewarded = zip(flat, expected, strict=True)
-    assert got == sorted((rollout_id_of(sample), round(reward, 6)) for sample, reward in rewarded)
-    # slime's own normalisation would mix the groups
-    _, default = manager(None, n_samples_per_prompt=3, rollout_batch_size=2)._post_process_rewards(flat)
-    assert default[-1] != pytest.approx(expected[-1], abs=0.05)
-    # slime counts rollouts, not samples: two steps of three
-    assert [rank["global_batch_sizes"] for rank in ranks] == [[3, 3], [3, 3]]
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_filter_agrees_with_slimes_where_nothing_is_fanned_out_or_excluded(seed: int) -> None:
-    from slime.rollout.filter_hub.base_types import DynamicFilterOutput, call_dynamic_filter
-    from slime.rollout.filter_hub.dynamic_sampling_filters import check_reward_nonzero_std
-    from slime.utils.misc import load_function
-
-    args, samples = arguments("", reward_key=None), full_batch(seed, 3, 4)
-    verdicts = []
-    for group in (samples[:4], samples[4:8], samples[8:]):
-        theirs = check_reward_nonzero_std(args, group)
-        ours = call_dynamic_filter(load_function(FILTER), args, group)
-        assert isinstance(ours, DynamicFilterOutput)
-        assert (ours.keep, ours.reason) == (bool(theirs.keep), theirs.reason)
-        assert not getattr(ours, "keep_when_insufficient", False)
-        verdicts.append(ours.keep)
-    assert verdicts[::2] == [True, False]
 
 
 def in_turn(*replies: Any) -> Any:

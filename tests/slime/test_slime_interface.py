@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slime_install import REPOSITORY, run_beside_slimes_tests
+from slime_install import run_beside_slimes_tests
 
 from strands_rollout import samples as sample_type
 
 pytestmark = pytest.mark.slime
 
-DEMO_ROWS = REPOSITORY / "strands_rollout" / "data" / "demo.jsonl"
 
 CONTRACT = """
 import inspect
@@ -33,16 +32,7 @@ case.invoke(hook)
 
 
 def test_slimes_own_signature_checks_pass(slime_package: Path) -> None:
-    run_beside_slimes_tests(slime_package, "-c", CONTRACT)
-
-
-def test_slimes_own_contract_test_takes_the_reward(slime_package: Path) -> None:
-    """It wants a number where no key of a dict is named."""
-    own = slime_package / "tests" / "plugin_contracts" / "test_plugin_path_loading_contracts.py"
-    if not own.is_file():
-        pytest.skip("this slime has no such test")
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", str(own), "-k", "custom_rm"]
-    run_beside_slimes_tests(slime_package, *command, SLIME_CONTRACT_CUSTOM_RM_PATH="strands_rollout.reward_func")
+    run_beside_slimes_tests(slime_package, CONTRACT)
 
 
 @pytest.fixture
@@ -89,25 +79,6 @@ def test_the_stand_in_appends_as_slimes_sample_does() -> None:
 
 
 @pytest.mark.usefixtures("newest_sample")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"tokens": [4]},
-        {"tokens": [4], "log_probs": [-1.0, -2.0]},
-        {"tokens": [4], "log_probs": [-1.0], "trainable": False},
-        {"tokens": [4], "log_probs": [-1.0]},
-    ],
-)
-def test_the_stand_in_refuses_what_slimes_sample_refuses(arguments: dict[str, Any]) -> None:
-    from slime.utils.types import Sample
-
-    for kind in (sample_type.Sample, Sample):
-        sample = kind(tokens=[1, 2], response_length=1)
-        with pytest.raises(ValueError, match=r"log_?prob|log probabilities"):
-            sample.append_response_tokens(None, **arguments)
-
-
-@pytest.mark.usefixtures("newest_sample")
 def test_each_can_read_what_the_other_wrote() -> None:
     from slime.utils.types import Sample
 
@@ -117,17 +88,6 @@ def test_each_can_read_what_the_other_wrote() -> None:
     read = sample_type.Sample.from_dict(written.to_dict())
     assert read.to_dict() == written.to_dict()
     assert Sample.from_dict(read.to_dict()) == written
-
-
-def test_slimes_dataset_reads_the_shipped_rows() -> None:
-    from slime.utils.data import Dataset
-
-    dataset = Dataset(str(DEMO_ROWS), None, None, None, prompt_key="prompt", label_key="label")
-    assert len(dataset)
-    for sample in dataset.samples:
-        assert sample.prompt[-1]["role"] == "user"
-        assert isinstance(sample.label, str)
-        assert sample.label
 
 
 def _shape(kind: type) -> list[tuple[str, Any]]:

@@ -2,10 +2,8 @@
 
 import re
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-from slime_install import observability
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Start
@@ -83,34 +81,3 @@ async def test_the_step_is_the_one_that_slime_logs_under(
     await stage.rollouts.train(6)
     found = ours(caplog)
     assert (found["rollout_id"], found["rollout/step"]) == (6.0, step)
-
-
-class Writer:
-    """A TensorBoard writer that keeps what it is given."""
-
-    scalars: ClassVar[list[tuple[str, float, int]]] = []
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        self.scalars.append((name, float(value), step))
-
-
-async def test_slimes_tensorboard_gets_the_numbers_once(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tensorboard_utils = observability("tensorboard_utils")
-    monkeypatch.setattr(tensorboard_utils, "SummaryWriter", Writer)
-    monkeypatch.setattr(Writer, "scalars", [])
-    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
-    stage = await start(PLANS, **LOGGERS, use_tensorboard=True, tb_project_name=None, tb_experiment_name=None)
-    try:
-        await stage.rollouts.train(4)
-    finally:
-        tensorboard_utils._TensorboardAdapter.clear_instances()
-    assert [entry for entry in Writer.scalars if entry[0] == "rollout/agent/turns/max"] == [
-        ("rollout/agent/turns/max", 3.0, 4)
-    ]
-    assert any(name == "rollout/truncated_ratio" for name, _, _ in Writer.scalars)
-    assert failures(caplog) == []

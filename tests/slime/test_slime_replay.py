@@ -125,43 +125,17 @@ async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(be
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
 
 
-def without_experts(body: dict[str, Any]) -> object:
-    return body.pop("return_routed_experts", None)
-
-
-def without_custom_params(body: dict[str, Any]) -> object:
-    return body["sampling_params"].pop("custom_params", None)
-
-
-@pytest.mark.parametrize(
-    ("replayed", "forgets", "told"),
-    [
-        (ROUTING, without_experts, "--enable-return-routed-experts"),
-        (TOP_P, without_custom_params, "--rollout-top-p 1"),
-    ],
-)
-async def test_a_router_that_drops_what_was_asked_for_fails_the_samples_in_words(
-    begin: Begin, replayed: dict[str, Any], forgets: Any, told: str
-) -> None:
-    scene = await begin(PLANS, ["other"], forgets=forgets, **replayed)
-    ranks = await scene.rollouts.train()
-    for sample in scene.rollouts.samples:
-        assert sample.status.value == "failed"
-        assert told in facts_of(sample)["error"]
-        assert "router" in facts_of(sample)["error"]
-    assert scene.problems(scene.rollouts.samples) == []
-    assert sum(map(trained_tokens, ranks)) == 0
-
-
 def answered_with(**meta: Any) -> Change:
     return lambda rest: replace(rest, meta=meta)
 
 
+NO_EXPERTS = answered_with(routed_experts=None)
+NO_KEPT_IDS = answered_with(top_p_token_ids=None, top_p_token_offsets=None)
 REFUSED, OVERLONG = Reply.status(422, "refused"), Reply.status(400, {"error": {"message": TOO_LONG}})
 THREE_ROWS = base64.b64encode(array("i", range(1, 1 + 3 * LAYERS * TOP_K)).tobytes()).decode()
 LACKING = [
-    *((ROUTING, {turn: answered_with(routed_experts=None)}, "failed", "") for turn in (0, 1)),
-    *((TOP_P, {turn: answered_with(top_p_token_ids=None, top_p_token_offsets=None)}, "failed", "") for turn in (0, 1)),
+    *((ROUTING, {turn: NO_EXPERTS}, "failed", "--enable-return-routed-experts, and use a router") for turn in (0, 1)),
+    *((TOP_P, {turn: NO_KEPT_IDS}, "failed", "--rollout-top-p 1") for turn in (0, 1)),
     *((ROUTING, {turn: answered_with(routed_experts=THREE_ROWS)}, "failed", "routed experts") for turn in (0, 1)),
     *((replayed, {turn: REFUSED}, "failed", "") for replayed in (ROUTING, TOP_P) for turn in (0, 1)),
     *((replayed, {0: OVERLONG}, "truncated", "") for replayed in (ROUTING, TOP_P)),

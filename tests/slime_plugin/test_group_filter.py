@@ -54,18 +54,11 @@ def test_a_group_with_spread_is_kept(samples: list[Any]) -> None:
     assert verdict_on(samples) == (True, None)
 
 
-def test_the_reward_key_names_the_entry_of_a_dict() -> None:
-    samples = group_of({"score": 1.0, "acc": 0.0}, {"score": 1.0, "acc": 1.0})
-    assert verdict_on(samples, reward_key="score") == (False, "zero_std_1.0")
-    assert verdict_on(samples, reward_key="acc") == (True, None)
-
-
 @pytest.mark.parametrize(
     ("samples", "keep", "is_fallback"),
     [
         (group_of(1.0, 0.0), True, False),
         (group_of(1.0, 1.0), False, True),
-        (group_of(1.0), False, True),
         ([sample_of(-1.0, index=1, status="FAILED"), sample_of(1.0, index=2, removed=True)], False, False),
         ([], False, False),
     ],

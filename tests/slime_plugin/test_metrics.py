@@ -278,26 +278,6 @@ def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
     assert levels == ([] if not missing else ["ERROR" if missing == len(samples) else "WARNING"])
 
 
-def test_the_reward_in_the_table_is_the_one_that_slime_counts(wandb: Wandb) -> None:
-    sample = finished(turns=1)
-    sample.reward = {"score": -1.0, "acc": 0.0}
-    args = Namespace(use_wandb=True, reward_key="score", eval_reward_key="acc")
-    log_rollout(0, args, [sample], None, 1.0)
-    log_eval(0, args, {"demo": {"samples": [sample]}}, None)
-    tables = [value for call in wandb.calls for value in call.values() if isinstance(value, Table)]
-    rewards = [table.data[0][table.columns.index("reward")] for table in tables]
-    assert rewards == [-1.0, 0.0]
-
-
-@pytest.mark.parametrize("foreign", [object(), Sample(), SimpleNamespace(metadata={"strands_rollout": [1]})])
-def test_foreign_samples_are_counted_and_change_nothing_else(
-    foreign: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
-    found = numbers([finished(turns=2), foreign], wandb)
-    assert (found["turns/mean"], found["samples"]) == (2.0, 2.0)
-    assert warnings_of(caplog) == []
-
-
 class Unreadable:
     """A sample of which nothing but its status can be read, or not even that."""
 

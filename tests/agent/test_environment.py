@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -31,10 +30,6 @@ def nested(depth: int) -> list[Any]:
     for _ in range(depth):
         held = [held]
     return held
-
-
-CYCLE: list[Any] = []
-CYCLE.append(CYCLE)
 
 
 def row(**plan: Any) -> Sample:
@@ -74,13 +69,6 @@ async def test_resources_are_released_where_a_later_one_does_not_open(shipped_to
     assert "raised OSError: no disk" in played.facts["error"]
     assert f"{user_environments.__file__}, line" in played.facts["error"]
     assert "in does_not_open), for the sample of index 5" in played.facts["error"]
-    assert seen == ["open 5", "close 5"]
-
-
-async def test_resources_are_released_where_the_agent_can_not_be_built(shipped_tokenizer: Any) -> None:
-    settings = resources("database", agent_factory="user_agents.broken")
-    played = await run(shipped_tokenizer, [], settings=settings, sample=row())
-    assert played.facts["stop_reason"] == "setup_error"
     assert seen == ["open 5", "close 5"]
 
 
@@ -181,10 +169,7 @@ async def test_an_environment_prepares_answers_and_scores(shipped_tokenizer: Any
     assert contract_violations(played.sample, decode=played.decode, reward_key="score") == []
 
 
-@pytest.mark.parametrize(
-    ("score", "acc"),
-    [(1.0, 1.0), (0.99, 0.0), (True, 1.0), (np.float32(0.5), 0.0), (np.int64(2), 1.0), (Decimal("1.5"), 1.0)],
-)
+@pytest.mark.parametrize(("score", "acc"), [(1.0, 1.0), (0.99, 0.0), (np.float32(0.5), 0.0), (Decimal("1.5"), 1.0)])
 async def test_an_environment_that_gives_a_number_alone_is_right_at_the_score_of_a_right_answer(
     shipped_tokenizer: Any, score: Any, acc: float
 ) -> None:
@@ -217,21 +202,11 @@ async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_token
     ("plan", "words"),
     [
         ({"score": float("nan")}, "environment.score gave nan; expected a finite number"),
-        ({"score": 10**400}, "expected a finite number"),
         ({"score": {"acc": 1}}, "expected a finite number, or a mapping with one as `score`"),
         ({"score": {"score": 1, "left": object()}}, "plain JSON"),
-        (
-            {"score": {"score": 1, "acc": float("inf")}},
-            "environment.score gave {'score': 1, 'acc': inf}; expected a finite",
-        ),
-        ({"score": 1e39}, "environment.score gave 1e+39; expected a finite number"),
         ({"score": "0.5"}, "environment.score gave '0.5'; expected a finite number"),
-        ({"score": Decimal("Infinity")}, "expected a finite number"),
-        ({"score": nested(5000)}, "environment.score gave a list; expected a finite number"),
         ({"score": {"score": 1, "left": nested(5000)}}, "environment.score gave a dict; expected plain JSON"),
         ({"score": {"score": 1, "left": nested(300)}}, "more than 20 levels deep"),
-        ({"score": {"score": 1, "left": CYCLE}}, "Circular reference"),
-        ({"answers": [3]}, "environment.answer gave 3; expected text"),
         ({"answers": [" "]}, "environment.answer gave ' '; expected text"),
         ({"first": ["a"]}, "environment.prepare gave ['a']; expected text, or None"),
     ],
@@ -240,25 +215,6 @@ async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan
     played = await run(shipped_tokenizer, [ANSWER], settings=TOLD, sample=row(**plan))
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "environment_error")
     assert words in played.facts["error"]
-
-
-async def test_environments_that_hang_take_no_place_from_others(shipped_tokenizer: Any) -> None:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    ids = shipped_tokenizer.encode(ANSWER, add_special_tokens=False)
-    async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
-        settings = {"environment": "user_environments.Hangs", "tools": []}
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
-        rows = [row(hangs=n < 2) for n in range(3)]
-        hung = [asyncio.ensure_future(generate(args, one, {"max_new_tokens": 512})) for one in rows[:2]]
-        while len(user_environments.hung) < 1:  # noqa: ASYNC110 - it grows in a thread
-            await asyncio.sleep(0.01)
-        try:
-            async with asyncio.timeout(20):
-                sample = await generate(args, rows[2], {"max_new_tokens": 512})
-        finally:
-            user_environments.may_end.set()
-            await asyncio.gather(*hung)
-    assert sample.status is Sample.Status.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -287,11 +243,3 @@ async def test_an_environment_that_can_do_nothing_is_refused(shipped_tokenizer: 
     settings = {"environment": "user_environments.Empty", "tools": []}
     played = await run(shipped_tokenizer, [], settings=settings, sample=row())
     assert "without tools, prepare, answer and score" in played.facts["error"]
-
-
-async def test_user_turns_of_a_real_template_only_append(qwen3_tokenizer: Any) -> None:
-    turns = ["<think>\nhm\n</think>\n\nThirty.<|im_end|>", "<think>\nwell\n</think>\n\n\\boxed{34}<|im_end|>"]
-    played = await run(qwen3_tokenizer, turns, settings=TOLD, sample=row(answers=["More."]))
-    assert played.facts["stop_reason"] == "completed"
-    assert "<|im_start|>user\nMore.<|im_end|>\n<|im_start|>assistant\n" in played.context_after(0)
-    assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)

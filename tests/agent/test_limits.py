@@ -83,23 +83,6 @@ async def test_a_malformed_call_counts_as_iteration_but_not_as_call(shipped_toke
     assert (limiter.iterations, limiter.calls, limiter.tripped) == (1, 0, None)
 
 
-async def test_zero_iterations_forbid_tools(shipped_tokenizer: Any) -> None:
-    limiter = ToolLimiter(max_iterations=0)
-    await run_with(shipped_tokenizer, limiter, [call_text("1")])
-    assert ran == []
-    assert limiter.tripped == "max_iterations"
-
-
-async def test_counts_go_on_until_reset(shipped_tokenizer: Any) -> None:
-    limiter = ToolLimiter(max_iterations=1)
-    await run_with(shipped_tokenizer, limiter, [call_text("1"), ANSWER])
-    await run_with(shipped_tokenizer, limiter, [call_text("2")])
-    assert ran == ["1"]
-    limiter.reset()
-    await run_with(shipped_tokenizer, limiter, [call_text("3"), ANSWER])
-    assert ran == ["1", "3"]
-
-
 def test_a_negative_limit_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_calls=-1; expected a count of at least 0"):
         ToolLimiter(max_calls=-1)

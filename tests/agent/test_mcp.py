@@ -14,12 +14,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
+from harness import ANSWER, TOOL_CALL, run
 from mcp import StdioServerParameters, stdio_client
 from strands.tools.mcp import MCPClient
 
-from strands_rollout import Sample, generate
+from strands_rollout import Sample
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.settings import RolloutSettings, settings_from_args
@@ -39,7 +38,7 @@ FACTS = TOOL_CALL.format(name="facts", arguments="{}")
 END = TOOL_CALL.format(name="end", arguments="{}")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def _leftovers() -> Iterator[None]:
     """Let go of them here, and not in the midst of another test."""
     yield
@@ -106,30 +105,6 @@ async def test_a_server_that_is_lost_is_an_outage_and_the_next_episode_starts_it
     assert (again.facts["stop_reason"], again.facts["tool_errors"]) == ("completed", 0)
 
 
-async def test_a_lost_server_is_started_again_though_another_episode_has_it_open(shipped_tokenizer: Any) -> None:
-    may_end = asyncio.Event()
-    turns = {"One.": [FACTS, ANSWER], "Two.": [END, ANSWER], "Three.": [FACTS, ANSWER]}
-
-    async def reply(body: dict[str, Any], _number: int) -> Reply:
-        prompt = shipped_tokenizer.decode(body["input_ids"])
-        row = next(row for row in turns if row in prompt)
-        if row == "One.":
-            await may_end.wait()
-        return Reply.tokens(ids_of(shipped_tokenizer, turns[row].pop(0)))
-
-    async with FakeSGLang(reply, context_length=8192) as fake:
-        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=servers())
-        one, *rows = (Sample(prompt=row, index=0) for row in turns)
-        waiting = asyncio.ensure_future(generate(args, one, {"max_new_tokens": 512}))
-        await fake.arrived()
-        for row in rows:
-            await generate(args, row, {"max_new_tokens": 512})
-        may_end.set()
-        await waiting
-    reasons = [row.metadata["strands_rollout"]["stop_reason"] for row in (*rows, one)]
-    assert reasons == ["sandbox_error", "completed", "completed"]
-
-
 @pytest.mark.parametrize("more", [{}, {"agent_factory": "user_agents.with_tools_of_the_task"}], ids=["ours", "factory"])
 async def test_a_server_that_does_not_start_is_an_outage_in_words(shipped_tokenizer: Any, more: dict[str, Any]) -> None:
     settings = {"tools": [{"name": "none", "command": "no-such-program --flag"}], **more}
@@ -160,9 +135,12 @@ async def test_a_server_that_refuses_connections_fails_all_episodes_at_once_and_
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_names_are_prefixed_and_filtered(shipped_tokenizer: Any, served: str) -> None:
-    settings = {"tools": [{"url": served, "prefix": "my", "tool_filters": {"allowed": ["facts"]}}]}
-    played = await run(shipped_tokenizer, [ANSWER], settings=settings)
+async def test_names_are_prefixed_and_filtered_also_on_a_connection_of_the_episodes_own(
+    shipped_tokenizer: Any, served: str
+) -> None:
+    server = {"url": served, "prefix": "my", "tool_filters": {"allowed": ["facts"]}, "per_episode": True}
+    played = await run(shipped_tokenizer, [FACTS.replace("facts", "my_facts"), ANSWER], settings={"tools": [server]})
+    assert "--port" in played.context_after(0)
     prompt = played.decode(played.sample.tokens)
     assert '"my_facts"' in prompt
     assert "end" not in prompt.split("</tools>")[0].split("<tools>")[1]

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from strands import Agent, ToolContext, tool
+from strands import tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
@@ -109,24 +109,6 @@ async def test_a_module_tool_runs_in_its_own_thread_too() -> None:
     assert result["content"] == [{"text": "tool:module_tool"}]
 
 
-def test_the_wrapped_tool_looks_the_same() -> None:
-    bounded = BoundedTool(hang, timeout_s=1, stats=ToolStats())
-    assert (bounded.tool_name, bounded.tool_spec, bounded.tool_type) == (hang.tool_name, hang.tool_spec, hang.tool_type)
-
-
-async def test_a_sync_tool_still_gets_its_context_and_agent() -> None:
-    @tool(context=True)
-    def who(tool_context: ToolContext) -> str:
-        """Name the agent."""
-        return f"{tool_context.agent.name} {tool_context.tool_use['toolUseId']}"
-
-    bounded = BoundedTool(who, timeout_s=5, stats=ToolStats())
-    agent = Agent(name="ann", callback_handler=None)
-    use = {"toolUseId": "c7", "name": "who", "input": {}}
-    events = [event async for event in bounded.stream(use, {"agent": agent})]
-    assert events[0].tool_result["content"] == [{"text": "ann c7"}]
-
-
 class Raising(AgentTool):
     """A tool of a class of its own, which raises."""
 
@@ -150,27 +132,6 @@ async def test_a_call_that_raised_is_counted_and_a_later_agent_does_not_run_it_a
     [again] = [event async for event in BoundedTool(Raising(), timeout_s=None, stats=later).stream(use, {})]
     assert again["content"] == [{"text": "Error: bad luck"}]
     assert Raising.calls == 1
-
-
-async def test_time_in_parallel_calls_is_waited_for_once() -> None:
-    @tool
-    async def nap() -> str:
-        """Nap."""
-        await all_there.wait()
-        await asyncio.sleep(0.2)
-        return "ok"
-
-    all_there = asyncio.Barrier(4)
-    stats = ToolStats()
-    bounded = BoundedTool(nap, timeout_s=None, stats=stats)
-
-    async def run(number: int) -> None:
-        use: Any = {"toolUseId": str(number), "name": "nap", "input": {}}
-        async for _ in bounded.stream(use, {}):
-            pass
-
-    await asyncio.gather(*map(run, range(4)))
-    assert stats.waited_s < stats.seconds / 2
 
 
 @pytest.mark.parametrize("inner", [broken_sandbox, wrapped_fault], ids=["plain", "wrapped"])

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 from harness import ANSWER, TOOL_CALL, run
-from strands import Agent, tool
+from strands import tool
 from strands.tools import ToolProvider
 from strands.types.tools import AgentTool
-
-from strands_rollout.agent.multi_agent import own_team
 
 CALL = TOOL_CALL.format(name="greet", arguments="{}")
 WAIT_S = 10.0
@@ -32,12 +30,9 @@ class SlowProvider(ToolProvider):
         self.waited: list[bool] = []
         self.consumers: set[Any] = set()
         self.released: list[Any] = []
-        self.is_broken = False
 
     async def load_tools(self, **kwargs: Any) -> Sequence[AgentTool]:
         self._wait_for_the_loop()
-        if self.is_broken:
-            raise RuntimeError("no server there")
         return [greet]
 
     def add_consumer(self, consumer_id: Any, **kwargs: Any) -> None:
@@ -76,15 +71,6 @@ async def test_the_loop_goes_on_while_a_provider_starts_and_stops(
     assert provider.consumers == set()
 
 
-async def test_a_provider_that_does_not_start_fails_the_sample_and_says_why(
-    shipped_tokenizer: Any, settings: dict[str, Any]
-) -> None:
-    provider.is_broken = True
-    played = await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
-    assert played.sample.status is type(played.sample).Status.FAILED
-    assert "no server there" in played.facts["error"]
-
-
 async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any, settings: dict[str, Any]) -> None:
     stuck = threading.Event()
     provider._wait_for_the_loop = lambda: provider.waited.append(stuck.wait(WAIT_S))  # type: ignore[method-assign]
@@ -105,26 +91,3 @@ async def test_an_agents_finalizer_does_not_release_a_provider_again(
     await run(shipped_tokenizer, [CALL, ANSWER], settings=settings)
     gc.collect()
     assert len(provider.released) == 1
-
-
-class OwnProvider(SlowProvider):
-    """One episode's own, which is ready once another one starts too."""
-
-    is_shared = False
-
-    def __init__(self, both: threading.Barrier) -> None:
-        super().__init__()
-        self.both = both
-
-    def _wait_for_the_loop(self) -> None:
-        self.both.wait(WAIT_S)
-
-
-async def test_providers_that_no_two_episodes_share_start_and_stop_at_once() -> None:
-    both = threading.Barrier(2)
-
-    async def live() -> None:
-        async with own_team([OwnProvider(both)], lambda tools: Agent(tools=list(tools), callback_handler=None)) as team:
-            assert team.main.tool_names == ["greet"]
-
-    await asyncio.gather(live(), live())

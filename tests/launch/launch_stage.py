@@ -34,14 +34,7 @@ with open(stage / "calls.jsonl", "a") as log:
 RAY = """
 running, number = stage / "ray-runs", int(os.environ.get("FAKE_JOB_STATUS", "0"))
 if words[:2] == ["job", "status"]:
-    if os.environ.get("FAKE_RAY_DIES"):
-        sys.exit("no connection")
-    said = stage / "said-running"
-    if os.environ.get("FAKE_CONNECTION_ENDS") and not said.exists():
-        said.touch()
-        print("Status for job 'one': RUNNING")
-    else:
-        print("Job 'one' " + ("failed" if number else "succeeded"))
+    print("Job 'one' " + ("failed" if number else "succeeded"))
 if words[:2] == ["job", "list"] and (stage / "job-runs").exists() and os.environ.get("FAKE_OTHER_JOB"):
     print("[JobDetails(submission_id='another', status=<JobStatus.RUNNING: 'RUNNING'>)]")
 if words[:2] == ["job", "list"] or words[:1] == ["status"]:
@@ -175,9 +168,9 @@ class Stage:
             start_new_session=True,
         )
 
-    def provide_files(self, *, model: str = "Qwen3-8B") -> None:
+    def provide_files(self) -> None:
         """A model in both formats, and the data, all empty."""
-        names = [f"models/{model}/config.json", f"models/{model}_torch_dist/latest_checkpointed_iteration.txt"]
+        names = ["models/Qwen3-8B/config.json", "models/Qwen3-8B_torch_dist/latest_checkpointed_iteration.txt"]
         for name in (*names, *(f"data/{name}.jsonl" for name in ("dapo-math-17k", "aime-2024", "aime-2025"))):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / name).touch()

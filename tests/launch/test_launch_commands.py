@@ -24,7 +24,6 @@ VARIANTS: dict[str, tuple[str, list[str], dict[str, str]]] = {
         ["--dynamic-sampling=0", "--kl-loss-coef", "0.001", "--context-parallel", "2", "--", "--seed", "7"],
         {"DUMP_ROLLOUTS": "0", "FAKE_NVLINK": "1", "WANDB_MODE": "offline"},
     ),
-    "async_smoke": ("strands_qwen3_8b_async", ["--smoke"], {}),
     "checkpoint": ("eval_aime", ["--load", "/runs/one", "--ckpt-step", "199"], {}),
     "convert_on_gpus": ("prepare_model", ["--model", "Qwen/Qwen3-4B", "--conversion-gpus=4", "--revision=abc"], {}),
 }
@@ -86,12 +85,6 @@ def test_no_golden_file_is_left_over() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == names
 
 
-def test_a_dry_run_needs_none_of_the_commands(stage: Stage) -> None:
-    shown = stage.run("strands_qwen3_8b.sh", "--dry-run", PATH="/usr/bin:/bin")
-    assert shown.returncode == 0
-    assert "ray job submit" in shown.stdout
-
-
 def test_every_setting_is_an_environment_variable_and_an_option_which_beats_it(stage: Stage) -> None:
     by_option = dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", "--hf-checkpoint=/m/x y", NUM_ROLLOUT="8")
     assert by_option == dry_run(stage, "strands_qwen3_8b", NUM_ROLLOUT="7", HF_CHECKPOINT="/m/x y")
@@ -140,10 +133,7 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
     [
         (["--actor-gpus", "8"], "expected some to be left that generate"),
         (["--num-rolout", "3"], "unknown option --num-rolout; arguments of slime go after --"),
-        (["--lr", "1e-6"], "unknown option --lr; arguments of slime go after --, as in: .* -- --lr"),
-        (["3"], "got '3'; expected an option"),
         (["--num-gpus", "eight"], "got NUM_GPUS='eight'; expected a whole number"),
-        (["--num-gpus"], "got --num-gpus without a value"),
         (["--partial-rollout", "yes"], "got PARTIAL_ROLLOUT='yes'; expected 0 or 1"),
         (["--learning-rate", "fast"], "got LEARNING_RATE='fast'; expected a number"),
         (["--max-response-len", "9", "--max-context-len", "9"], "expected a context with room for the prompt"),
@@ -156,7 +146,6 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
         (["--", "--wandb-key", "hush"], "expected the key in the environment"),
         (["--run-name", "a b"], "got RUN_NAME='a b'; expected letters, digits"),
         (["--save-dir", "/runs/{x}"], "expected no braces"),
-        (["--num-rollout", "99999999999999999999"], "less than a billion"),
         (["--num-nodes", "64"], "expected an episode or more for each of the 256 replicas"),
     ],
 )
@@ -167,9 +156,3 @@ def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, argume
     assert finished.stdout == ""
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
-
-
-def test_a_model_that_slime_does_not_know_is_refused(stage: Stage) -> None:
-    finished = stage.run("strands_qwen3_8b.sh", SLIME_MODEL="qwen3-9B")
-    assert finished.returncode == 1
-    assert "SLIME_MODEL names one of: ./qwen3-4B.sh ./qwen3-8B.sh" in finished.stderr

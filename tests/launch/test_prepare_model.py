@@ -49,13 +49,6 @@ def test_a_conversion_that_failed_is_never_taken_for_a_checkpoint(stage: Stage) 
     assert converted(stage).exists()
 
 
-def test_a_folder_that_is_no_checkpoint_is_not_overwritten(stage: Stage) -> None:
-    converted(stage).parent.mkdir(parents=True)
-    finished = stage.run(SCRIPT)
-    assert finished.returncode == 1
-    assert "is there, but is no finished checkpoint; remove it" in finished.stderr
-
-
 def test_without_the_hub_it_says_how_to_bring_the_model(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_HUB_FAILS="1")
     assert finished.returncode == 1

@@ -54,30 +54,6 @@ async def test_an_agents_run_is_one_exact_trajectory(shipped_tokenizer: Any) -> 
     assert sum(trajectory.loss_mask) == trajectory.sampled_length
 
 
-async def test_events_are_complete(shipped_tokenizer: Any) -> None:
-    text = "<think>\nwhy\n</think>\n\nSo: " + call_text("1")
-    async with FakeSGLang([turn(shipped_tokenizer, text, cached_tokens=7)]) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        events = [event async for event in model.stream([{"role": "user", "content": [{"text": "hi"}]}])]
-    kinds = [next(iter(event)) for event in events]
-    block = ["contentBlockStart", "contentBlockDelta", "contentBlockStop"]
-    assert kinds == ["messageStart", *block, *block, *block, "messageStop", "metadata"]
-    deltas = [event["contentBlockDelta"]["delta"] for event in events if "contentBlockDelta" in event]
-    assert "why" in deltas[0]["reasoningContent"]["text"]
-    assert "So:" in deltas[1]["text"]
-    assert deltas[2]["toolUse"]["input"] == '{"code": "1"}'
-    assert events[-2]["messageStop"]["stopReason"] == "tool_use"
-    metadata = events[-1]["metadata"]
-    prompt, sampled = len(fake.requests[0].input_ids), len(ids_of(shipped_tokenizer, text))
-    assert metadata["usage"] == {
-        "inputTokens": prompt,
-        "outputTokens": sampled,
-        "totalTokens": prompt + sampled,
-        "cacheReadInputTokens": 7,
-    }
-    assert metadata["metrics"]["latencyMs"] >= 0
-
-
 async def test_a_second_question_goes_on_in_the_same_trajectory(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
@@ -235,14 +211,6 @@ async def test_a_length_stop_is_strands_max_tokens_and_keeps_the_tokens(shipped_
     assert model.trajectory.token_ids[-len(ids) :] == ids
 
 
-async def test_a_stop_string_is_told_as_such(shipped_tokenizer: Any) -> None:
-    reply = Reply.tokens(ids_of(shipped_tokenizer, "done STOP"), matched="STOP")
-    async with FakeSGLang([reply]) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, sampling_params={"stop": ["STOP"]})
-        result = await agent_on(model).invoke_async("one")
-    assert result.stop_reason == "stop_sequence"
-
-
 async def test_the_budget_of_a_conversation_ends_it(shipped_tokenizer: Any) -> None:
     budget = len(ids_of(shipped_tokenizer, ANSWER)) + 1
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)]) as fake:
@@ -252,15 +220,6 @@ async def test_the_budget_of_a_conversation_ends_it(shipped_tokenizer: Any) -> N
         await agent.invoke_async("one")
         with pytest.raises(BudgetExhaustedError, match="no token of the response budget is left"):
             await agent.invoke_async("two")
-
-
-async def test_a_malformed_call_is_told_without_any_hook(shipped_tokenizer: Any) -> None:
-    bad = "<tool_call>\n{nope}\n</tool_call><|im_end|>"
-    async with FakeSGLang([turn(shipped_tokenizer, bad), turn(shipped_tokenizer, ANSWER)]) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        await agent_on(model, tools=[execute_python_code]).invoke_async("one")
-    assert "could not be parsed and was not run" in shipped_tokenizer.decode(fake.requests[1].input_ids)
-    assert len(model.parse_failures) == 1
 
 
 async def test_a_document_is_refused_with_words(shipped_tokenizer: Any) -> None:
@@ -286,14 +245,6 @@ async def test_structured_output_comes_from_a_tool_call_and_leaves_no_trace(ship
     assert events[-1] == {"output": City(name="Ulm", people=126000)}
     assert '"name": "City"' in shipped_tokenizer.decode(fake.requests[0].input_ids)
     assert model.trajectory.token_ids == []
-
-
-async def test_structured_output_as_bare_json_counts(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang([turn(shipped_tokenizer, '{"name": "Ulm", "people": 1}<|im_end|>')]) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
-        prompt = [{"role": "user", "content": [{"text": "Ulm"}]}]
-        events = [event async for event in model.structured_output(City, prompt)]
-    assert events[-1] == {"output": City(name="Ulm", people=1)}
 
 
 async def test_invalid_structured_output_says_what_was_got(shipped_tokenizer: Any) -> None:
@@ -344,9 +295,3 @@ async def test_configuration_is_read_and_changed_by_name(shipped_tokenizer: Any)
         model.update_config(temprature=1)
     with pytest.raises(ConfigError, match="Did you mean 'sampling_params'"):
         model.update_config(sampling_parms={})
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 1.5])
-def test_a_limit_that_is_no_count_is_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="max_turn_tokens=.*expected an integer of at least 1"):
-        TokenLimits(max_turn_tokens=value)

@@ -52,29 +52,21 @@ def test_a_valid_sample_has_no_violation(changes: dict[str, Any], how: dict[str,
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        *(({"tokens": tokens}, "tokens is") for tokens in ([1, 2, "3"], [1, 2, -3], [True, 2])),
+        *(({"tokens": tokens}, "tokens is") for tokens in ([1, 2, "3"], [1, 2, -3])),
         ({"tokens": [10, 11, 20, 21, 12, 13]}, "at least one prompt token"),
         ({"response_length": 0, "loss_mask": [], "rollout_log_probs": []}, "response_length is 0"),
-        ({"response_length": 6.0}, "response_length is 6.0"),
         ({"loss_mask": None}, "loss_mask has None"),
-        ({"loss_mask": [1] * 5}, "loss_mask has 5 values"),
-        ({"rollout_log_probs": None}, "rollout_log_probs has None"),
         ({"rollout_log_probs": [-0.5] * 7}, "rollout_log_probs has 7 values"),
         ({"loss_mask": [1, 1, 0, 0, 1, 2]}, "loss_mask[5] is 2"),
-        ({"loss_mask": [1, 1, 0, 0, 1, True]}, "loss_mask[5] is True"),
-        ({"rollout_log_probs": [-0.5, None, 0.0, 0.0, -2.0, -0.2]}, "rollout_log_probs[1] is None"),
         ({"rollout_log_probs": [-0.5, float("nan"), 0.0, 0.0, -2.0, -0.2]}, "rollout_log_probs[1] is nan"),
         ({"rollout_log_probs": [-0.5, -0.1, -3.0, 0.0, -2.0, -0.2]}, "log_probs[2] is -3.0 where loss_mask is 0"),
         ({"response": "another text"}, "response is 'another text'"),
         ({"status": Sample.Status.PENDING}, "status is pending"),
         ({"status": Sample.Status.ABORTED}, "status is aborted"),
         ({"status": Sample.Status.FAILED}, "a FAILED sample would be trained"),
-        ({"status": Sample.Status.FAILED, "remove_sample": True}, "a FAILED sample would be trained"),
         ({"loss_mask": [0] * 6, "rollout_log_probs": [0.0] * 6}, "a COMPLETED sample trains no token"),
         ({"loss_mask": [1, 1, 0, 0, 1, 0], "rollout_log_probs": [-0.5, -0.1, 0, 0.0, -2.0, 0.0]}, "ends with context"),
-        ({"remove_sample": None}, "remove_sample is None"),
         ({"reward": None}, "reward is None"),
-        ({"reward": 1.0}, "reward is 1.0"),
         ({"reward": {"acc": 1.0}}, "expected a dict with a finite number under 'score'"),
         ({"reward": {"score": float("inf")}}, "under 'score'"),
         ({"metadata": {}}, "metadata['strands_rollout'] is missing"),
@@ -88,7 +80,3 @@ def test_each_broken_field_is_named_and_nothing_else(changes: dict[str, Any], wo
     found = violations(valid_sample(**changes))
     assert len(found) == 1, found
     assert words in found[0]
-
-
-def test_without_a_reward_key_the_reward_must_be_a_number() -> None:
-    assert "finite number" in violations(valid_sample(), reward_key=None)[0]

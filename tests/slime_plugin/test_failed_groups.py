@@ -63,28 +63,9 @@ def test_a_group_with_a_sample_that_did_not_fail_has_not_failed() -> None:
     assert play(args_of(), "FUFFFAFFUUFF") == [11]
 
 
-def test_a_sample_that_fails_again_counts_once_and_each_job_has_a_count_of_its_own() -> None:
-    args = args_of()
-    for _ in range(20):
-        with failed_groups_of(args).episode() as number:
-            pass
-        count_episode(args, number, ended("FAILED", group=1, index=1))
-    jobs = [args_of() for _ in range(20)]
-    assert [play(args, "FFFFF") for args in jobs] == [[]] * 20
-
-
 @pytest.mark.parametrize("limit", [None, 0])
 def test_it_can_be_switched_off(limit: int | None) -> None:
     assert play(args_of(limit), "FF" * 50) == []
-
-
-def test_the_error_tells_the_count_the_last_error_and_the_setting() -> None:
-    args = args_of(limit=1, size=1)
-    with failed_groups_of(args).episode() as number:
-        pass
-    words = r"got 1 failed groups .* \(1 episodes\).* max_failed_groups \(now 1; .*: engine_error: no engine"
-    with pytest.raises(FailedGroupsError, match=words):
-        count_episode(args, number, ended("FAILED"))
 
 
 @pytest.mark.parametrize("failing", [248, 256])
@@ -142,13 +123,3 @@ def test_a_fully_async_run_is_ended_with_its_step(hook: str, caplog: pytest.LogC
         end_of_step([failed])
     assert play(args, "C") == []
     end_of_step([failed])
-
-
-@pytest.mark.parametrize(
-    ("sample", "size"), [({"group_index": []}, 1), ({"group_index": 0, "index": {}}, 1), ({}, "x"), ({}, -1)]
-)
-async def test_odd_samples_and_sizes_are_counted_too(sample: dict[str, Any], size: Any) -> None:
-    args = SimpleNamespace(n_samples_per_prompt=size, strands_rollout={"max_failed_groups": 2})
-    await generate(args, Sample(prompt="2+2?", **sample), {})
-    with pytest.raises(FailedGroupsError):
-        await generate(args, Sample(prompt="2+2?", **sample), {})

@@ -5,8 +5,6 @@ That the result is slime's own where nothing is fanned out or excluded is shown 
 
 import copy
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -15,25 +13,11 @@ import numpy as np
 import pytest
 from grouped_samples import arguments, group_of, sample_of
 from harness import ANSWER, run
-from hypothesis import given
-from hypothesis import strategies as st
 
 from strands_rollout import normalize_rewards
 from strands_rollout.model import trajectory as staleness
 
-UNUSABLE = [
-    None,
-    math.nan,
-    -math.inf,
-    1e39,
-    "0.5",
-    {"score": 1.0},
-    10**400,
-    [[]],
-    1j,
-    np.float32("nan"),
-    Decimal("NaN"),
-]
+UNUSABLE = [None, math.nan, -math.inf, 1e39, "0.5", {"score": 1.0}, 10**400, 1j, np.float32("nan"), Decimal("NaN")]
 # worked out by hand: (reward - mean) / (unbiased standard deviation + 1e-6)
 TABLE = [
     ([1.0, 0.0, 0.0, 1.0], [0.8660239, -0.8660239, -0.8660239, 0.8660239]),
@@ -80,18 +64,6 @@ def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) ->
             [-1.5, -0.5, 0.5, 1.5],
         ),
         (
-            [
-                *(sample_of(reward, group=group, index=0, rollout=group) for group, reward in ((0, 1.0), (1, 5.0))),
-                *(sample_of(reward, group=group, index=1) for group, reward in ((0, 0.0), (1, 1.0))),
-                *(sample_of(reward, group=group, rollout=9) for group, reward in ((0, 0.5), (1, 3.0))),
-            ],
-            [0.5, 2.0, -0.5, -2.0, 0.0, 0.0],
-        ),
-        (
-            [*(sample_of(1.0, index=0, rollout=7, part=part) for part in range(3)), sample_of(0.0, index=1)],
-            [0.5, 0.5, 0.5, -0.5],
-        ),
-        (
             [*(sample_of(reward, rollout=7, removed=reward > 1) for reward in (1, 0, 50)), sample_of(0, index=1)],
             [0.25, 0.25, 0.0, -0.25],
         ),
@@ -102,14 +74,12 @@ def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) ->
         ([*FAILED_MAIN, *group_of(1.0, 0.0)], [0.0, 0.0, 0.5, -0.5]),
         ([sample_of(1.0, index=0), sample_of(1.0, index=0), sample_of(0.0, index=1)], [0.5, 0.5, -0.5]),
         ([sample_of(reward) for reward in (1.0, 1.0, 0.0, 0.0)], [0.5, 0.5, -0.5, -0.5]),
-        ([sample_of(1.0, index=0, rollout=1), sample_of(0.0, index=1)], [0.5, -0.5]),
         ([sample_of(1.0, index=0), sample_of(0.0, index=1, status="TRUNCATED")], [0.5, -0.5]),
     ],
     ids=[
-        *("one group", "groups among each other", "numbers that two groups share", "a fan-out counts once"),
-        *("a foreign fan-out has its trained mean", "siblings have the main agent's", "a failed main agent"),
-        *("an index tells a rollout", "nothing tells them"),
-        *("a rollout_id is no index", "a truncated sample counts"),
+        *("one group", "groups among each other", "a foreign fan-out has its trained mean"),
+        *("siblings have the main agent's", "a failed main agent", "an index tells a rollout", "nothing tells them"),
+        "a truncated sample counts",
     ],
 )
 def test_rewards_are_compared_by_group_and_rollout_and_only_centred_where_slime_only_centres(
@@ -127,15 +97,9 @@ def test_samples_without_a_group_index_are_grouped_in_slimes_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "excluded",
-    [
-        {"status": "FAILED"},
-        {"removed": True},
-        {"status": "TRUNCATED", "removed": True},
-        {"removed": True, "rollout": 9, "part": 0},
-    ],
+    "excluded", [{"status": "FAILED"}, {"removed": True}, {"removed": True, "rollout": 9, "part": 0}]
 )
-@pytest.mark.parametrize("reward", [-1.0, *UNUSABLE])
+@pytest.mark.parametrize("reward", [-1.0, None])
 def test_an_excluded_sample_moves_nothing_and_gets_nothing(
     excluded: dict[str, Any], reward: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,27 +113,15 @@ def test_an_excluded_sample_moves_nothing_and_gets_nothing(
     assert caplog.records == []
 
 
-def test_a_failed_or_removed_sibling_leaves_its_rollout_in() -> None:
-    for broken in (1, 0):  # a main agent that is only removed, by a filter of slime's, still says how it went
-        fanned = [
-            sample_of(1.0, rollout=7, part=0, removed=broken == 0),
-            sample_of(None, rollout=7, part=1, status="FAILED" if broken == 1 else "COMPLETED"),
-        ]
-        result = normalized([*fanned, sample_of(0.0, index=1)], grpo_std_normalization=False)
-        assert result == ([0.5, 0.0, -0.5] if broken == 1 else [0.0, 0.5, -0.5])
-
-
 @pytest.mark.parametrize(
     "samples",
     [
         [],
         group_of(1.0),
         group_of(0.1, 0.1, 0.1),
-        [sample_of(0.1, rollout=1, index=0) for _ in range(3)] + [sample_of(0.1, index=5)],
         [sample_of(1.0, index=0), sample_of(0.0, index=1, removed=True)],
-        [sample_of(1.0, index=0, removed=True)],
     ],
-    ids=["no sample", "one", "equal", "equal, fanned out", "one trained", "none trained"],
+    ids=["no sample", "one", "equal", "one trained"],
 )
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_group_without_spread_gets_exactly_nothing(samples: list[Any], scaled: bool) -> None:
@@ -194,43 +146,6 @@ def test_an_unusable_reward_is_left_out_and_logged_and_never_raised(
 def test_the_reward_key_names_the_entry_of_a_dict_without_which_it_is_unusable(reward: Any) -> None:
     samples = [*group_of({"score": 1.0, "acc": 0.0}, {"score": 0.0}), sample_of(reward, index=9)]
     assert normalized(samples, reward_key="score", grpo_std_normalization=False) == [0.5, -0.5, 0.0]
-
-
-REWARDS = st.floats(-1e3, 1e3, width=32)
-EXCLUDED = st.sampled_from([(0, None, "FAILED", True), (1, 5.0, "FAILED", False), (2, math.nan, "TRUNCATED", True)])
-ROLLOUTS = st.lists(st.tuples(st.integers(0, 3), REWARDS, st.integers(1, 4)), min_size=1, max_size=24)
-
-
-def fanned_out(rollouts: list[tuple[int, float, int]]) -> list[Any]:
-    """For each (group, reward, siblings) the siblings, whose main agent alone has the right reward."""
-    return [
-        sample_of(reward if part == 0 else None, group=group, index=number, rollout=number, part=part)
-        for number, (group, reward, siblings) in enumerate(rollouts)
-        for part in range(siblings)
-    ]
-
-
-@given(rollouts=ROLLOUTS, data=st.data())
-def test_fan_out_order_and_exclusions_change_nothing_for_the_others(
-    rollouts: list[tuple[int, float, int]], data: st.DataObject
-) -> None:
-    alone = normalized(fanned_out([(group, reward, 1) for group, reward, _ in rollouts]))
-    excluded = [
-        sample_of(reward, group=group, index=1000 + number, status=status, removed=removed)
-        for number, (group, reward, status, removed) in enumerate(data.draw(st.lists(EXCLUDED, max_size=5)))
-    ]
-    mixed = data.draw(st.permutations(fanned_out(rollouts) + excluded))
-    result = normalized(mixed)
-    for sample, reward in zip(mixed, result, strict=True):
-        expected = 0.0 if sample.index >= 1000 else alone[sample.index]
-        assert reward == pytest.approx(expected, abs=1e-9)
-
-
-@given(rewards=st.lists(st.floats() | st.none() | st.integers() | st.booleans(), max_size=12), scaled=st.booleans())
-def test_whatever_the_rewards_are_every_result_is_finite(rewards: list[Any], scaled: bool) -> None:
-    raw, result = normalize_rewards(arguments(grpo_std_normalization=scaled), group_of(*rewards))
-    assert len(raw) == len(result) == len(rewards)
-    assert all(map(math.isfinite, raw + result))
 
 
 def aged(versions: Sequence[Sequence[str]]) -> list[Any]:
@@ -285,16 +200,3 @@ async def test_the_newest_version_is_that_of_any_answer_to_this_process(shipped_
     old, new = aged([["9"], ["11"]])
     normalize_rewards(arguments(strands_rollout={"max_sample_staleness": 2}), [old, new])
     assert (old.remove_sample, new.remove_sample) == (True, False)
-
-
-@pytest.mark.parametrize(
-    ("loaded", "heavy"),
-    [
-        ("normalize_rewards, keep_informative_groups", {"torch", "strands", "transformers", "numpy", "slime"}),
-        ("reward_func", {"torch", "strands", "transformers", "mpmath", "sympy", "slime"}),
-    ],
-)
-def test_rewards_load_no_heavy_library(loaded: str, heavy: set[str]) -> None:
-    script = f"import sys; from strands_rollout import {loaded}; print({heavy} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from family_episodes import ENDINGS, play
-from family_templates import CHATML, HERMES, TEMPLATES, tokenizer_with
+from family_templates import TEMPLATES, tokenizer_with
 from harness import ANSWER, TOOL_CALL, call_text, run
 from saved import Parts, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 
-from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import retokenisation
 from strands_rollout.slime_plugin.retokenisation import (
@@ -95,16 +94,6 @@ async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokeniz
     assert (found.first.got[0], found.first.again_texts[0]) == (word[0], " number")
 
 
-async def test_untrusted_text_that_looks_like_control_tokens_would_drift_and_is_no_mismatch(tokenizer: Any) -> None:
-    sample = (await run(tokenizer, [call_text("print('<|im_' + 'end|>')"), ANSWER], prompt=QUESTION)).sample
-    found = measured(tokenizer, sample)
-    assert found.first is not None
-    assert (found.first.turn, found.first.again_texts[0]) == (None, "<|im_end|>")
-    assert found.classes["template"] > 1
-    assert found.off_policy == len(parts_of(sample)[-1])
-    assert (found.turn_drift, found.mismatches) == (0, [])
-
-
 def without_the_close(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     """A turn that another token ended, and whose close is missing."""
     prompt, call, context, answer = parts
@@ -121,52 +110,12 @@ def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     return [prompt, call, spelled, answer], len(prompt) + len(call) + at
 
 
-def one_result_less(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """One call's result for two calls."""
-    prompt, call, _, answer = parts
-    template = ChatTemplate(tokenizer)
-    message = {"role": "tool", "name": "execute_python_code", "tool_call_id": "x", "content": "34"}
-    context = template.turn_ids([message], last_id=template.end_of_turn_id)
-    return [prompt, call, context, answer], len(prompt) + len(call)
-
-
-def respelled_prompt(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
-    """A prompt in other tokens."""
-    prompt, call, context, answer = parts
-    word = encode(tokenizer, "assistant")
-    at = next(at for at in reversed(range(len(prompt))) if prompt[at : at + len(word)] == word)
-    return [[*prompt[:at], *bytewise(tokenizer, "assistant"), *prompt[at + len(word) :]], call, context, answer], at
-
-
-@pytest.mark.parametrize(
-    "defect",
-    [without_the_close, respelled, one_result_less, respelled_prompt],
-    ids=lambda defect: defect.__name__,
-)
+@pytest.mark.parametrize("defect", [without_the_close, respelled], ids=lambda defect: defect.__name__)
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
-    parts, earliest = defect(parts_of(await played(tokenizer)), tokenizer)
+    parts, position = defect(parts_of(await played(tokenizer)), tokenizer)
     (found,) = measured(tokenizer, sample_of(parts, prompt=QUESTION)).mismatches or []
-    assert earliest <= found.position < sum(map(len, parts))
+    assert found.position == position
     assert found.tokens >= 1
-    if defect in (without_the_close, respelled, respelled_prompt):
-        assert found.position == earliest
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {"args": {"apply_chat_template_kwargs": {"enable_thinking": False}}},
-        {"settings": {"enable_thinking": False}},
-        {"sample": Sample(prompt=QUESTION, metadata={"strands_rollout_settings": {"enable_thinking": False}})},
-    ],
-    ids=["slime's arguments", "the settings", "the row"],
-)
-async def test_whoever_set_the_templates_arguments_they_are_those_of_the_check(
-    qwen3_tokenizer: Any, asked: dict[str, Any]
-) -> None:
-    done = await run(qwen3_tokenizer, [ANSWER], prompt=QUESTION, **asked)
-    assert qwen3_tokenizer.decode(parts_of(done.sample)[0]).endswith("<think>\n\n</think>\n\n")
-    assert measured(qwen3_tokenizer, done.sample).mismatches == []
 
 
 async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_tokenizer: Any) -> None:
@@ -177,15 +126,7 @@ async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_
     assert list(episode(foreign).turns) == [(len(parts[0]), len(foreign.tokens))]
 
 
-async def test_a_turn_that_was_cut_is_not_taken_to_have_called_its_tools(tokenizer: Any) -> None:
-    template = ChatTemplate(tokenizer)
-    prompt, call, *_, answer = parts_of(await played(tokenizer))
-    cut = call[:-1]  # whole calls, but the turn did not end
-    context = template.turn_ids([{"role": "user", "content": "Go on."}], last_id=cut[-1])
-    assert measured(tokenizer, sample_of([prompt, cut, context, answer], prompt=QUESTION)).mismatches == []
-
-
-@pytest.mark.parametrize(("results", "users"), [(2, 0), (2, 1), (0, 1), (0, 2)])
+@pytest.mark.parametrize(("results", "users"), [(2, 1), (0, 2)])
 async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, results: int, users: int) -> None:
     template = ChatTemplate(tokenizer)
     prompt, call, _, answer = parts_of(await played(tokenizer))
@@ -198,43 +139,6 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
     assert len(measured(tokenizer, torn).mismatches or []) == 1
     unopened = sample_of([prompt[:-1], turn, context, answer], prompt=QUESTION)
     assert len(measured(tokenizer, unopened).mismatches or []) == 1
-
-
-async def test_a_format_that_no_parser_reads_leaves_the_number_of_results_open(shipped_tokenizer: Any) -> None:
-    template = CHATML.replace("CALL", "[[{{ call.function.name }}]]")
-    own = tokenizer_with(template, shipped_tokenizer)
-    rendered = ChatTemplate(own)
-    prompt = rendered.prompt_ids([{"role": "user", "content": QUESTION}])
-    turn = [*encode(own, "[[f]]"), rendered.end_of_turn_id]
-    result = {"role": "tool", "name": "f", "tool_call_id": "x", "content": "1"}
-    context = rendered.turn_ids([result], last_id=turn[-1])
-    assert measured(own, sample_of([prompt, turn, context, turn], prompt=QUESTION)).mismatches == []
-
-
-@pytest.mark.parametrize("facts", [{"fan_out": {"part": 1}}, {"segments": 2}], ids=["sub-agent", "rewritten history"])
-async def test_a_prompt_that_is_not_the_rows_is_checked_by_its_texts_alone(
-    shipped_tokenizer: Any, facts: dict[str, Any]
-) -> None:
-    parts = parts_of(await played(shipped_tokenizer))
-    sample = sample_of(parts, prompt="Another question?")
-    assert measured(shipped_tokenizer, sample).mismatches
-    sample.metadata["strands_rollout"] |= facts
-    assert measured(shipped_tokenizer, sample).mismatches == []
-
-
-async def test_a_long_result_between_tags_that_are_no_tokens_is_matched_in_linear_time(shipped_tokenizer: Any) -> None:
-    own = tokenizer_with(HERMES.replace("tool_response", "result"), shipped_tokenizer)
-    template = ChatTemplate(own)
-    calls = call_text().removesuffix("<|im_end|>") * 6
-    turn = [*encode(own, calls), template.end_of_turn_id]
-    text = "\n</result>\n<result>\n" * 500
-    results = [{"role": "tool", "name": "f", "tool_call_id": str(n), "content": text} for n in range(6)]
-    context = template.turn_ids(results, last_id=turn[-1])
-    prompt = template.prompt_ids([{"role": "user", "content": QUESTION}])
-    right = measured(own, sample_of([prompt, turn, context, turn], prompt=QUESTION))
-    wrong = measured(own, sample_of([prompt, turn, [*context, context[-1]], turn], prompt=QUESTION))
-    assert right.mismatches == []
-    assert len(wrong.mismatches or []) == 1
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
@@ -255,17 +159,6 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     context = encode(tokenizer, "\n")
     samples = [sample_of([part for ids in one for part in (context, ids)]) for one in turns]
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
-
-
-def test_a_turn_that_two_weight_versions_wrote_is_encoded_as_one(shipped_tokenizer: Any) -> None:
-    ids = encode(shipped_tokenizer, "It is 🙂")
-    assert shipped_tokenizer.decode(ids[:-1]).endswith("\ufffd")
-    sample = sample_of([encode(shipped_tokenizer, "\n"), ids])
-    for turn, drifts in ((0, False), (1, True)):
-        spans = [[0, 1, len(ids), "1"], [turn, len(ids), len(ids) + 1, "2"]]
-        sample.metadata["strands_rollout"]["spans"] = spans
-        (found,) = measure_some(finished_samples([sample]), DriftMeter(shipped_tokenizer))
-        assert (found.turn_drift > 0) == found.is_drifted == drifts
 
 
 def test_at_most_so_many_samples_are_measured_evenly_spread(

@@ -16,7 +16,7 @@ from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.errors import EngineUnavailableError
 from strands_rollout.slime_plugin.resume import reset_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-from strands_rollout.slime_plugin.sample_writer import write_episode, write_failure
+from strands_rollout.slime_plugin.sample_writer import write_episode
 
 ARGS = SimpleNamespace()
 MESSAGES = [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}]
@@ -157,18 +157,6 @@ def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> 
     sample.rollout_routed_experts = [[[0]]]
     reset_sample(sample)
     assert sample == Sample(**own, metadata={"source_name": "dapo"})
-
-
-@pytest.mark.parametrize("metadata", [None, "text", ["a", "list"], 3])
-def test_metadata_of_a_wrong_type_does_not_break_the_writing(model: SGLangModel, metadata: Any) -> None:
-    turn(model, PROMPT, ANSWER)
-    sample = Sample(prompt="What is 17 * 2?", metadata=metadata)
-    reset_sample(sample)
-    assert violations(written(model, StopReason.COMPLETED, sample=sample), model) == []
-    failed = Sample(prompt="What is 17 * 2?", metadata=metadata)
-    write_failure(failed, ValueError("bad"), StopReason.INTERNAL_ERROR)
-    assert failed.metadata["strands_rollout"]["error"] == "ValueError: bad"
-    assert violations(failed, model) == []
 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])

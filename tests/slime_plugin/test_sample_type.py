@@ -13,27 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import ANSWER, TOOL_CALL, run
-from hypothesis import given
-from hypothesis import strategies as st
 
 from strands_rollout import Sample
 from strands_rollout.model.replay import joined_experts
-from strands_rollout.samples import episode_facts, fan_out_part
 from strands_rollout.slime_plugin.reward_groups import rollouts_of
 
-# of slime 0.3; `tests/slime` compares the classes themselves
-FIELDS = (
-    "group_index index rollout_id prompt tokens multimodal_inputs multimodal_train_inputs multimodal_train_input_id "
-    "apply_chat_template_kwargs response response_length label reward loss_mask weight_versions rollout_log_probs "
-    "rollout_top_p_token_ids rollout_top_p_token_offsets rollout_routed_experts remove_sample teacher_log_probs "
-    "status metadata generate_function_path custom_rm_path train_metadata session_id non_generation_time spec_info "
-    "prefix_cache_info"
-)
 META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 10, "cached_tokens": 4, "weight_version": "v1"}
-
-
-def test_the_fields_are_slimes() -> None:
-    assert " ".join(item.name for item in fields(Sample)) == FIELDS
 
 
 def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None:
@@ -52,22 +37,6 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     assert (bare.loss_mask, bare.rollout_log_probs) == ([1, 0], [0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"tokens": [3]}, "expected them for trainable tokens only"),
-        ({"tokens": [3], "trainable": False, "log_probs": [-1.0]}, "expected them for trainable tokens only"),
-        ({"tokens": [3, 4], "log_probs": [-1.0]}, "got 1 log_probs for 2 tokens"),
-        ({"log_probs": [-1.0]}, "got 1 log_probs for 0 tokens"),
-    ],
-)
-def test_what_would_break_the_alignment_is_refused_and_leaves_no_trace(arguments: dict[str, Any], words: str) -> None:
-    sample = Sample(tokens=[1, 2])
-    with pytest.raises(ValueError, match=words):
-        sample.append_response_tokens(**arguments)
-    assert sample == Sample(tokens=[1, 2])
-
-
 @pytest.mark.parametrize(("finish", "status"), [("stop", "completed"), ("length", "truncated"), ("abort", "aborted")])
 def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: str) -> None:
     sample = Sample(tokens=[1])
@@ -82,23 +51,6 @@ def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: s
     assert sample.spec_info == Sample.SpecInfo(4, 6, 2, 5)
 
 
-@given(
-    pieces=st.lists(st.tuples(st.lists(st.integers(0, 1 << 31), max_size=4), st.booleans()), max_size=8),
-    prompt=st.lists(st.integers(0, 1 << 31), min_size=1, max_size=4),
-)
-def test_lengths_agree_after_any_appending(pieces: list[tuple[list[int], bool]], prompt: list[int]) -> None:
-    sample = Sample(tokens=list(prompt))
-    for tokens, trainable in pieces:
-        log_probs = [-0.5] * len(tokens) if trainable else None
-        sample.append_response_tokens(tokens=tokens, trainable=trainable, log_probs=log_probs)
-    appended = [token for tokens, _ in pieces for token in tokens]
-    assert sample.tokens == prompt + appended
-    assert sample.response_length == len(appended)
-    if appended:
-        assert len(sample.loss_mask or []) == len(sample.rollout_log_probs or []) == len(appended)
-        assert sample.effective_response_length == sum(len(tokens) for tokens, trainable in pieces if trainable)
-
-
 def test_a_round_trip_through_a_dict_loses_nothing() -> None:
     sample = Sample(index=3, prompt=[{"role": "user", "content": "hi"}], tokens=[1], metadata={"source_name": "dapo"})
     sample.append_response_tokens(tokens=[2], log_probs=[-1.0], meta_info=META)
@@ -110,21 +62,6 @@ def test_a_round_trip_through_a_dict_loses_nothing() -> None:
     assert data["status"] == "completed"
     assert sample.get_reward_value(SimpleNamespace(reward_key="score")) == 1.0
     assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("fan_out", "part"),
-    [
-        *(({"part": 0, "of": 3, "kind": "main"}, 0), ({"part": 2, "of": 3, "kind": "agent"}, 2)),
-        *((odd, None) for odd in (None, 0, ["part"], "main", {}, {"part": None}, {"part": "0"})),
-    ],
-)
-def test_the_part_of_a_fan_out_is_read_of_the_facts_alone(fan_out: object, part: int | None) -> None:
-    sample = SimpleNamespace(metadata={"strands_rollout": {"fan_out": fan_out}, "of_the_row": 1})
-    assert episode_facts(sample) == {"fan_out": fan_out}
-    assert fan_out_part(sample) == part
-    for odd in (None, object(), SimpleNamespace(metadata=["strands_rollout"]), SimpleNamespace(metadata=None)):
-        assert (episode_facts(odd), fan_out_part(odd)) == ({}, None)
 
 
 def older_sample(*new: str, **values: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
 from strands_rollout import Sample, log_rollout
 from strands_rollout.dump import TokenTexts, read_dump, write_dump
 from strands_rollout.integrations.traces import episode_spans
-from strands_rollout.integrations.wandb import sample_table
 from strands_rollout.secret_mask import secret_values, without_values
 
 KEY, PASSWORD, OF_SERVER = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
@@ -69,37 +67,35 @@ def test_secrets_are_what_stands_under_a_secrets_name_and_passwords_in_urls() ->
     assert without_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
 
 
-def test_a_dump_holds_them_in_its_tokens_alone(shipped_tokenizer: Any, tmp_path: Path) -> None:
+def test_a_dump_holds_them_in_its_tokens_alone_and_wandbs_table_nowhere(
+    shipped_tokenizer: Any,
+    tmp_path: Path,
+    wandb: Wandb,  # noqa: F811
+) -> None:
     sample = leaky(shipped_tokenizer)
-    args = args_for(
-        "http://127.0.0.1:9", shipped_tokenizer, strands_rollout={"dump_dir": str(tmp_path), "tools": [SERVER]}
-    )
+    settings = {"dump_dir": str(tmp_path), "tools": [SERVER]}
+    args = args_for("http://127.0.0.1:9", shipped_tokenizer, strands_rollout=settings, use_wandb=True)
     log_rollout(0, args, [sample], None, 1.0)
     (path,) = tmp_path.iterdir()
     text = gzip.decompress(path.read_bytes()).decode()
-    assert not [secret for secret in (KEY, PASSWORD, OF_SERVER) if secret in text]
+    shown = repr(wandb.calls)
+    assert "*** ***" in shown
+    assert not [secret for secret in (KEY, PASSWORD, OF_SERVER) if secret in text + shown]
     (record,) = read_dump(path)
     assert record.values["tokens"] == sample.tokens
     assert record.values["response"] == "DATABASE_URL=postgres://me:***@db/x *** ***"
     assert sample.label == KEY  # the sample itself, which is trained on, is not touched
 
 
-def test_tables_and_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path, wandb: Wandb) -> None:  # noqa: F811
-    sample = leaky(shipped_tokenizer)
+def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
-    write_dump(path, [sample], TokenTexts(shipped_tokenizer), secrets=())  # as one of an earlier release
-    assert KEY in path.read_text()
+    write_dump(path, [leaky(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())  # as one of 0.1.0
     (record,) = read_dump(path)
-    table = sample_table(path, reward_key="score", with_contents=True)
     secrets = secret_values({**ENVIRONMENT, **SERVER})
     spans = episode_spans(record, reward_key="score", with_contents=True, secrets=secrets)
-    settings = {"tools": [SERVER]}
-    args = Namespace(use_wandb=True, hf_checkpoint=shipped_tokenizer.name_or_path, strands_rollout=settings)
-    log_rollout(0, args, [sample], None, 1.0)
-    shown = [repr(table.rows), repr([span.attributes for span in spans]), repr(wandb.calls)]
-    assert "done" in shown[1]
-    assert not [secret for secret in (KEY, PASSWORD) for text in shown if secret in text]
-    assert OF_SERVER not in shown[2]
+    shown = repr([span.attributes for span in spans])
+    assert "done" in shown
+    assert not [secret for secret in (KEY, PASSWORD) if secret in shown]
 
 
 async def test_results_of_an_evaluation_hold_none(

@@ -87,7 +87,7 @@ def test_a_function_tells_of_an_abort_without_slime() -> None:
     assert is_aborting(SimpleNamespace(), Sample(), "os.getpid")
 
 
-@pytest.mark.parametrize("path", ["os.no_such_function", "no_such_module.function", "os.name", "not a path"])
+@pytest.mark.parametrize("path", ["os.no_such_function", "os.name", "not a path"])
 def test_a_path_that_names_no_function_is_an_error(path: str) -> None:
     with pytest.raises(ConfigError, match=f"got should_abort='{path}'"):
         is_aborting(SimpleNamespace(), Sample(), path)
@@ -103,9 +103,7 @@ def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_onc
 @pytest.mark.parametrize(
     "checkpoint",
     [
-        *(5, 2.5, True, ["a"], {"a": 1}, b"/models/a"),
-        *("/no/such", "./no", "../no", "~/no", "no/", "a/b/c", "a b", "a--b", "http://a/b", "a\0b", "\ud800"),
-        *("x" * 100_000, "/" + "x" * 100_000, None),
+        *(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000),
     ],
     ids=lambda value: repr(value)[:20],
 )
@@ -155,6 +153,7 @@ def test_slimes_state_gives_its_tokenizer_and_tells_of_an_abort(state_class: Any
 
 PLACES = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 TURNS = [TOOL_CALL.format(name="calculate", arguments='{"expression": "17 * 2"}'), ANSWER]
+CALCULATOR = {"tools": ["strands_rollout.examples.shop.calculate"]}
 
 
 class StandInTrace(ModuleType):
@@ -164,7 +163,6 @@ class StandInTrace(ModuleType):
         super().__init__("trace_utils")
         self.fault, self.error = fault, error
         self.began: list[str] = []
-        self.ended: list[tuple[str, dict[str, Any]]] = []
 
     def fail(self, step: str) -> None:
         if step == self.fault:
@@ -172,19 +170,13 @@ class StandInTrace(ModuleType):
 
     def trace_span(self, sample: Any, name: str, attrs: Any = None) -> Any:
         self.fail("call")
-        return self._span(name, dict(attrs or {}))
+        self.began.append(name)
+        return self._span()
 
     @contextmanager
-    def _span(self, name: str, attrs: dict[str, Any]) -> Iterator[Any]:
+    def _span(self) -> Iterator[Any]:
         self.fail("entry")
-        self.began.append(name)
-
-        def update(more: dict[str, Any]) -> None:
-            self.fail("update")
-            attrs.update(more)
-
-        yield SimpleNamespace(update=update)
-        self.ended.append((name, attrs))
+        yield SimpleNamespace(update=lambda more: self.fail("update"))
         self.fail("exit")
 
     def build_sglang_meta_trace_attrs(self, meta: dict[str, Any]) -> dict[str, Any]:
@@ -192,48 +184,22 @@ class StandInTrace(ModuleType):
         return {"finish_reason": meta["finish_reason"]["type"]}
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a module in one of the places of slime's trace, and makes the other unimportable."""
-    monkeypatch.setattr(slime_seam, "_untraced", set())
-
-    def place(module: ModuleType | None, at: str = PLACES[0], beside: ModuleType | None = None) -> None:
-        for name in PLACES:
-            monkeypatch.setitem(sys.modules, name, module if name == at else beside)
-
-    return place
-
-
-async def play(tokenizer: Any) -> Any:
-    sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
-    settings = {"tools": ["strands_rollout.examples.shop.calculate"]}
-    return (await run(tokenizer, TURNS, sample=sample, settings=settings)).sample
-
-
-@pytest.mark.parametrize("beside", [None, ModuleType("empty")])
-@pytest.mark.parametrize("place", PLACES)
-async def test_spans_are_recorded_wherever_slime_has_its_trace(
-    traced: Any, place: str, beside: ModuleType | None, shipped_tokenizer: Any
-) -> None:
-    trace = StandInTrace()
-    traced(trace, place, beside)
-    sample = await play(shipped_tokenizer)
-    assert sample.status is Sample.Status.COMPLETED
-    assert trace.began == ["sglang_generate", "tool:calculate", "sglang_generate"]
-    assert [name for name, _ in trace.ended] == trace.began
-    requests = [attrs for name, attrs in trace.ended if name == "sglang_generate"]
-    assert [(attrs["finish_reason"], attrs["max_new_tokens"] > 0) for attrs in requests] == [("stop", True)] * 2
-
-
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
 async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
-    traced: Any, fault: str, error: type[BaseException], shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
+    fault: str,
+    error: type[BaseException],
+    shipped_tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
-    traced(modules[fault] if fault in modules else StandInTrace(fault, error))
+    monkeypatch.setattr(slime_seam, "_untraced", set())
+    for name in PLACES:
+        monkeypatch.setitem(sys.modules, name, modules[fault] if fault in modules else StandInTrace(fault, error))
     for _ in range(2):
-        sample = await play(shipped_tokenizer)
+        sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
+        sample = (await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)).sample
         assert sample.status is Sample.Status.COMPLETED
         assert sum(sample.loss_mask) > 0
     [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
@@ -241,10 +207,13 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
     assert "episodes go on" in warning.getMessage()
 
 
-@pytest.mark.parametrize("fault", ["", "exit"])
-def test_an_error_of_the_block_passes_through_a_span(traced: Any, fault: str) -> None:
-    traced(StandInTrace(fault))
-    with pytest.raises(ZeroDivisionError), tool_span(SlimeLikeSample())("divide"):
-        raise ZeroDivisionError
-    with pytest.raises(KeyboardInterrupt), tool_span(SlimeLikeSample())("interrupted"):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize("place", PLACES)
+async def test_requests_and_tool_calls_are_spans_wherever_slime_has_its_trace(
+    place: str, shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = StandInTrace()
+    for name in PLACES:
+        monkeypatch.setitem(sys.modules, name, trace if name == place else None)
+    sample = SlimeLikeSample(prompt="What is 17 * 2?", index=0)
+    await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)
+    assert trace.began == ["sglang_generate", "tool:calculate", "sglang_generate"]

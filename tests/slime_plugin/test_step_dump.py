@@ -56,19 +56,6 @@ def test_whole_groups_are_written_where_they_fit(
     assert indexes(path) == written
 
 
-def test_a_step_that_is_done_again_replaces_its_file_and_nothing_is_written_without_a_folder_or_a_sample(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
-    asked = args(shipped_tokenizer, dump_dir=str(tmp_path))
-    assert write_step_dump(args(shipped_tokenizer), "rollout", 0, samples(0)) is None
-    assert write_step_dump(asked, "rollout", 0, []) is None
-    assert list(tmp_path.iterdir()) == []
-    for group in (0, 1):
-        path = write_step_dump(asked, "rollout", 7, samples(group))
-    assert path is not None
-    assert [record.values["group_index"] for record in read_dump(path)] == [1]
-
-
 def test_a_folder_that_can_not_be_written_is_told_and_ends_no_run(
     shipped_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

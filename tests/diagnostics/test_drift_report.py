@@ -21,13 +21,6 @@ def drift(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["drift", *map(str, arguments), "--tokenizer", str(SHIPPED_MODEL_DIR)])
 
 
-async def test_tokens_that_are_none_are_named_by_their_place(tmp_path: Path) -> None:
-    sample = sample_of([[1, 2], [3, -4]])
-    result = drift(dump_of(tmp_path, sample))
-    assert isinstance(result.exception, DumpError)
-    assert "samples.jsonl.gz:1: tokens holds something else than token ids" in str(result.exception)
-
-
 async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     prompt, call, context, answer = parts_of(sample)

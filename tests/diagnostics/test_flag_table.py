@@ -6,7 +6,6 @@ Small checkouts have the argument files of slime, SGLang and Megatron-LM in thei
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, findings_of, write
 from strands_rollout.diagnostics.flag_check import judge_reading
 from strands_rollout.diagnostics.flag_script import read_script, read_text
 from strands_rollout.diagnostics.flag_table import (
-    RECORD,
-    SYSTEMS,
     Flag,
     FlagTable,
     ask,
@@ -25,7 +22,6 @@ from strands_rollout.diagnostics.flag_table import (
     recorded_table,
     table_of,
 )
-from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 
 # its command lacks a backslash, so that train.py gets four flags and the arrays are run as a command of their own
@@ -140,19 +136,6 @@ def test_all_four_are_asked_where_all_can_be_imported_and_their_rules_hold(tmp_p
     assert not any(findings_of([*WHOLE, *words.split()], table).ok for words in refused)
 
 
-@pytest.mark.parametrize("place", ["named", "environment", "beside"])
-def test_megatron_is_found_by_its_folder_the_environment_or_beside_slime(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slime = write(tmp_path / "slime", FILES)
-    megatron = write(tmp_path / ("Megatron-LM" if place == "beside" else "elsewhere"), MEGATRON)
-    if place == "environment":
-        monkeypatch.setenv("MEGATRON_DIR", str(megatron))
-    table = table_of(slime, megatron if place == "named" else None)
-    assert ways(table)[1] == "parser"
-    assert table.find("--newest-of-megatron")
-
-
 def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told(tmp_path: Path) -> None:
     table = table_of(write(tmp_path, {**FILES, **SGLANG}))
     assert ways(table) == ["parser", "record", "parser", "record"]
@@ -177,67 +160,6 @@ def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_i
     table = table_of(write(tmp_path, files) if files else None, limit_s=limit_s)
     assert ways(table) == ["record"] * 4
     assert all(note in line for line in table.sources)
-
-
-def test_slime_is_found_by_its_folder_then_by_the_environment_then_as_a_package_but_not_another_of_that_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(write(tmp_path / "unrelated", {"slime/__init__.py": ""})))
-    assert find_slime(None) is None
-    monkeypatch.syspath_prepend(str(write(tmp_path / "real", {**FILES, "slime/__init__.py": ""})))
-    assert find_slime(None) == tmp_path / "real"
-    named, other = write(tmp_path / "named", FILES), write(tmp_path / "other", FILES)
-    monkeypatch.setenv("SLIME_DIR", str(other))
-    assert (find_slime(named), find_slime(None)) == (named, other)
-    with pytest.raises(ConfigError, match="expected a checkout of THUDM/slime"):
-        find_slime(tmp_path)
-
-
-def test_the_record_has_each_flag_of_each_system_on_a_line_in_order() -> None:
-    record, text = read_record(), RECORD.read_text(encoding="utf-8")
-    assert list(record["sources"]) == sorted({row["system"] for row in record["flags"]}, key=SYSTEMS.index)
-    assert len(re.findall(r'^\{"names".*\},?$', text, re.MULTILINE)) == len(record["flags"])
-    assert record["flags"] == sorted(record["flags"], key=lambda row: (SYSTEMS.index(row["system"]), row["names"]))
-
-
-def test_a_file_that_is_no_record_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "flags.json"
-    file.write_text('{"format": 2}')
-    with pytest.raises(ConfigError, match="format 2"):
-        read_record(file)
-
-
-def committed(checkout: Path) -> str:
-    """Commit all of a checkout and return the commit."""
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-    git = ["git", "-C", str(checkout), *identity]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
-        subprocess.run([*git, *command], check=True)
-    return commit_of(checkout)
-
-
-@pytest.mark.parametrize("missing", [None, "megatron", "sglang"])
-def test_what_was_asked_is_recorded_and_nothing_where_a_parser_cannot_be_asked(
-    missing: str | None, tmp_path: Path
-) -> None:
-    slime = write(tmp_path / "slime", {**FILES, **ROUTER, **({} if missing == "sglang" else SGLANG)})
-    megatron = write(tmp_path / "megatron", {"README": ""} if missing == "megatron" else MEGATRON)
-    commits, out = [committed(slime), committed(megatron)], tmp_path / "flags.json"
-    command = [sys.executable, SCRIPTS / "record_flags.py", "--slime", slime, "--megatron", megatron, "--out", out]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPTS.parent)}
-    done = subprocess.run([*command, "--patches", "patches"], env=environment, capture_output=True, text=True)
-    if missing is not None:
-        assert (done.returncode, out.exists()) == (1, False)
-        assert f"No module named '{missing}'" in done.stderr
-        return
-    assert done.returncode == 0, done.stderr
-    written = read_record(out)
-    versions = [source["version"] for source in written["sources"].values()]
-    assert versions[:3] == [f"commit {commits[0]}", f"commit {commits[1]} with patches", "9.9 with patches"]
-    assert "PyPI's build" in versions[3]
-    table = recorded_table(written)
-    assert [flag.nargs for flag in table.find("--newest-of-megatron")] == ["+"]
-    assert table.left_out == {"--sglang-tp-size"}
 
 
 @pytest.fixture(scope="module")

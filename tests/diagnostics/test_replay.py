@@ -56,15 +56,6 @@ async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
         return [turn async for turn in asked]
 
 
-async def test_a_greedy_episode_replays_token_for_token(base_url: str, shipped_tokenizer: Any) -> None:
-    sample = await played(base_url, shipped_tokenizer)
-    turns = await replayed(base_url, sample)
-    assert [turn.departs for turn in turns] == [False, False]
-    assert [turn.again for turn in turns] == [turn.recorded for turn in turns]
-    assert max(abs(gap) for turn in turns for gap in turn.gaps) < 1e-5
-    assert sum(len(turn.gaps) for turn in turns) == sum(sample.loss_mask)
-
-
 @pytest.mark.real
 async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(
     sglang: str, shipped_tokenizer: Any
@@ -117,12 +108,6 @@ async def test_each_request_is_the_recorded_tokens_before_its_turn(shipped_token
     assert [request.input_ids for request in fake.requests] == [[5, 6], [5, 6, 7, 8, 9]]
     assert [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests] == [2, 1]
     assert not any(turn.departs for turn in turns)
-
-
-async def test_a_turn_that_stops_before_is_a_departure() -> None:
-    async with FakeSGLang([Reply.tokens([7], "stop", matched="x")]) as fake:
-        (turn,) = await replayed(fake.base_url, sample_of([[5, 6], [7, 8]]))
-    assert (turn.departs, turn.same, turn.finish) == (True, 1, "stop")
 
 
 async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_machine import REPOSITORY, SHIPPED, assert_fault, only, question, tokenizer_folder
+from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
 
 from strands_rollout.diagnostics.diagnosis import Finding
 from strands_rollout.diagnostics.run_files import (
@@ -179,13 +179,6 @@ def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) ->
     assert_fault(found, "config: other keys", "warning", "rollout_batch_size", remedy="command line")
 
 
-def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
-    named = {"ROLLOUT_CONFIG": "/a/b.yaml"}
-    assert question(tmp_path, named).config_file == Path("/a/b.yaml")
-    assert question(tmp_path, named, config=Path("/c")).config_file == Path("/c")
-    assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
-
-
 def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
     path = folder / name
     path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
@@ -246,19 +239,6 @@ def test_a_training_run_can_not_do_without_its_data(training: bool, status: str,
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
-
-
-def test_a_missing_file_is_an_error_if_it_was_named(tmp_path: Path) -> None:
-    found = look_at_data(tmp_path / "dapo-math-17k.jsonl")
-    assert_fault(found, "data: dapo-math-17k.jsonl", "error", remedy="python data_prep/dapo_math_17k.py")
-
-
-def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
-    asked = question(tmp_path, data=[Path(f"{name}.jsonl") for name in ("aime-2025", "gsm8k-train", "gsm8k-test")])
-    found = [*check_data(question(tmp_path)), *check_data(asked), *check_model(asked), *check_converted_model(asked)]
-    scripts = {str(finding.remedy).split(maxsplit=1)[1] for finding in found}
-    assert len(scripts) == 5
-    assert all((REPOSITORY / script).is_file() for script in scripts)
 
 
 def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_templates import HERMES, TEMPLATES, tokenizer_with
+from family_templates import TEMPLATES, tokenizer_with
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
@@ -103,19 +103,6 @@ def test_both_renderings_are_shown_around_the_first_token_that_differs(shipped_t
     for side in ("got", "expected"):
         assert shipped_tokenizer.decode(facts[side]["ids"]) == facts[side]["text"]
         assert f"{facts[side]['ids']} {facts[side]['text']!r}" in found.found
-
-
-def test_reasoning_that_the_generation_prompt_opens_is_told(shipped_tokenizer: Any) -> None:
-    end = "{%- if add_generation_prompt %}<|im_start|>assistant\n"
-    found = checked(tokenizer_with(HERMES.replace(end, end + "<think>\n"), shipped_tokenizer))["reasoning"]
-    assert found.facts["opens_reasoning"]
-    assert "answers begin inside <think>" in found.found
-
-
-def test_a_named_parser_must_read_the_templates_calls(shipped_tokenizer: Any) -> None:
-    assert checked(shipped_tokenizer, tool_parser="hermes")["calls"].status == "ok"
-    found = checked(shipped_tokenizer, tool_parser="mistral")["calls"]
-    assert (found.status, "'mistral' does not read the call" in found.found) == ("error", True)
 
 
 def test_a_template_whose_turns_do_not_end_is_refused_in_words(shipped_tokenizer: Any) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import FakeSGLang, dead_url
+from fake_sglang import dead_url
 from stand_in_machine import (
     REPOSITORY,
     SHIPPED,
@@ -146,7 +146,6 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
         (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
-        (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
             serving({**SERVES, "context_length": 9}),
@@ -156,7 +155,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
             "length 20",
         ),
     ],
-    ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
+    ids=["too old", "loading", "foreign", "no workers", "context too small"],
 )
 async def test_a_server_that_is_not_what_a_run_expects_is_named(
     routes: dict[str, tuple[int, Any]], name: str, status: str, words: str, remedy: str
@@ -172,14 +171,6 @@ async def test_a_server_that_can_not_be_asked_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and is never looked at
         found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", limit_s=0.3)
     assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
-
-
-async def test_a_router_is_known_and_its_worker_is_asked() -> None:
-    async with FakeSGLang([], context_length=4096, router=True) as fake:
-        found = await look(fake.base_url, max_context_length=1024)
-    assert "a router" in found[0].found
-    assert "behind the router" in found[1].found
-    assert only(found, "server context").status == "ok"
 
 
 async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import read_dump
-from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.errors import DumpError
 from strands_rollout.evaluation.rows import shipped_rows
 
 
@@ -87,15 +87,6 @@ def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]
     assert lines_of(dump, "--reward", f"test_rewards.{reward}")[-1]["failed"] == 1
-
-
-def test_siblings_of_a_fan_out_keep_their_main_agents_reward(tmp_path: Path) -> None:
-    def part(number: int, response: str) -> Sample:
-        facts = {"strands_rollout": {"fan_out": {"part": number}}}
-        return sample(number, response, -1.0, rollout_id=7, group_index=0, metadata=facts)
-
-    *lines, _ = lines_of(dump_of(tmp_path, part(0, RIGHT), part(1, WRONG)))
-    assert [line["new"] for line in lines] == [1.0, 1.0]
 
 
 def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
@@ -176,15 +167,6 @@ def test_the_row_whose_answer_does_not_score_is_named(
     assert got["ok"] == (not faults)
     keys = ["line" if isinstance(fault, int) else "reason" for fault in faults]
     assert [fault[key] for fault, key in zip(got["faults"], keys, strict=True)] == faults
-
-
-@pytest.mark.parametrize(("reward", "words"), [("none", "has no attribute"), ("EXACT", "expected a function")])
-def test_what_can_not_be_called_is_a_usage_error(reward: str, words: str, tmp_path: Path) -> None:
-    result = validate(data(tmp_path, {"label": "12"}), "--reward", f"test_rewards.{reward}")
-    assert isinstance(result.exception, ConfigError)
-    assert words in str(result.exception)
-    placeless = validate(data(tmp_path, {"label": "12"}), "--answer", "It is")
-    assert (placeless.exit_code, "expected {label}" in placeless.output) == (2, True)
 
 
 # rewards of a user's own, by dotted path

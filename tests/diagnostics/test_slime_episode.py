@@ -47,19 +47,6 @@ def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) 
         assert (found.status, found.found) == ("ok", f"slime 0.3.1 at {folder}, commit not known")
 
 
-def test_missing_files_of_slime_are_named(tmp_path: Path) -> None:
-    folder = slime_in(tmp_path / "checkout")
-    (folder / "train.py").unlink()
-    (tmp_path / "empty").mkdir()
-    for checkout, name, word in (
-        (folder, "slime files", "train.py"),
-        (tmp_path / "empty", "slime", "not a checkout"),
-        (tmp_path / "absent", "slime", "not a checkout"),
-    ):
-        found = check_slime(question(tmp_path, slime_dir=checkout), nowhere)
-        assert_fault(found, name, "error", word, remedy="git clone")
-
-
 def test_megatron_is_found_where_the_scripts_find_it(tmp_path: Path) -> None:
     (tmp_path / "Megatron-LM" / "megatron" / "core").mkdir(parents=True)
     slime = slime_in(tmp_path / "slime")

@@ -146,6 +146,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
         (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
+        (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
             serving({**SERVES, "context_length": 9}),
@@ -155,7 +156,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
             "length 20",
         ),
     ],
-    ids=["too old", "loading", "foreign", "no workers", "context too small"],
+    ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
 )
 async def test_a_server_that_is_not_what_a_run_expects_is_named(
     routes: dict[str, tuple[int, Any]], name: str, status: str, words: str, remedy: str
@@ -179,3 +180,6 @@ async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> N
         guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
     assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
     assert only(guessed, "server tokens").status == "warning"
+    async with answering(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # it does not tokenize
+        same = await look(url, tokenizer=SHIPPED)
+    assert only(same, "server tokens").status == "ok"

@@ -95,7 +95,7 @@ def test_what_is_certain_of_a_script_is_judged_once_at_its_line(
 
 
 def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"slime_launch.sh": ""})
+    write(tmp_path, {"slime_launch.sh": 'read_options() {\n  [ "$1" = --dry-run ]\n}\n'})
     script = script_of(tmp_path, f"{OURS}echo no GPUs >&2\nexit 3\n")
     with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
         read_script(script, None)

@@ -101,15 +101,6 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     assert report["recorded_tokens"] is None  # the embedded engine has no logprobs of its input
 
 
-async def test_each_request_is_the_recorded_tokens_before_its_turn(shipped_tokenizer: Any) -> None:
-    parts: Parts = [[5, 6], [7, 8], [9], [10]]
-    async with FakeSGLang([Reply.tokens([7, 8], "length"), Reply.tokens([10], "length")]) as fake:
-        turns = await replayed(fake.base_url, sample_of(parts))
-    assert [request.input_ids for request in fake.requests] == [[5, 6], [5, 6, 7, 8, 9]]
-    assert [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests] == [2, 1]
-    assert not any(turn.departs for turn in turns)
-
-
 async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
     reply = Reply.tokens([1], "length", input_token_logprobs=entries)
     async with FakeSGLang([reply]) as fake, create_client(fake.base_url) as http:

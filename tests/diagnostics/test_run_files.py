@@ -115,6 +115,17 @@ def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
     assert_fault(check_tokenizer(asked), "tokenizer", "error", remedy=remedy)
 
 
+def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
+    asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
+    folder.mkdir(parents=True)
+    tracker = folder / "latest_checkpointed_iteration.txt"
+    assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
+    tracker.write_text("12")
+    assert_fault(check_converted_model(asked), "converted model", "error", "12", remedy=PREPARE)
+    (folder / "iter_0000012").mkdir()
+    assert only(check_converted_model(asked), "converted model").status == "ok"
+
+
 def config(folder: Path, text: str) -> list[Finding]:
     (folder / "rollout.yaml").write_text(text)
     return list(check_config(question(folder, config=folder / "rollout.yaml")))

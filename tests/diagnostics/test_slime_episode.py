@@ -37,6 +37,8 @@ def test_the_slime_of_pypi_and_a_mere_folder_of_that_name_are_told_from_thudms(t
     words = ("not THUDM's", str(tmp_path))
     assert [finding.name for finding in check_slime(question(tmp_path), find)] == ["slime package"]
     assert_fault(check_slime(question(tmp_path), find), "slime package", "error", *words, remedy="pip uninstall slime")
+    found = check_slime(question(tmp_path, slime_dir=tmp_path / "absent"), find)
+    assert_fault(found, "slime", "error", "not a checkout", remedy="git clone")
 
 
 def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) -> None:
@@ -67,7 +69,6 @@ FAILED = {"status": "failed", "stop_reason": "internal_error", "error": "No modu
     ("result", "status", "words"),
     [
         (COMPLETED, "ok", ["completed: 9 tokens, 4 of them trained, reward 1.0", "ray"]),
-        ({**COMPLETED, "status": "truncated"}, "ok", ["as truncated"]),
         ({**COMPLETED, **FAILED}, "error", ["as failed (internal_error): No module named 'x'"]),
         ({**COMPLETED, "violations": ["loss_mask has 3"]}, "error", ["loss_mask has 3"]),
         ({**COMPLETED, "warnings": ["slime's trace could not begin a span"]}, "warning", ["begin a span"]),

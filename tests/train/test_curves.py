@@ -36,8 +36,9 @@ def test_a_line_has_the_steps_that_all_seeds_have() -> None:
     assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
 
 
-def test_a_run_without_any_value_and_one_that_collapsed_at_once_are_drawn(tmp_path: Path) -> None:
+def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    for run in (records(1), records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)):
+    collapsed = records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)
+    for run in (records(1), collapsed, records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
         draw_run(run, tmp_path / "curves.png", title="nothing measured, or zeros")
         assert size_of(tmp_path / "curves.png")[0] == 1500

@@ -79,19 +79,6 @@ async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path
 
 
 @pytest.mark.slow
-async def test_a_model_is_the_same_however_its_folder_is_written(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Path(shipped_tokenizer.name_or_path)
-    changes = {"sampling": Sampling(1, 64), "limit": 1, "tokenizer_dir": None}
-    options = options_for(tmp_path, None, None, model_dir=model, **changes)
-    assert await asyncio.to_thread(run_evaluation, options) == 0
-    monkeypatch.chdir(model.parent)
-    options = options_for(tmp_path, None, None, model_dir=Path(model.name), **changes)
-    assert await asyncio.to_thread(run_evaluation, options) == 0
-
-
-@pytest.mark.slow
 async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer: Any, tmp_path: Path) -> None:
     """Two samples are answered, the others wait for the engine when it comes."""
     waiting = asyncio.Event()

@@ -28,12 +28,11 @@ def program(folder: Path, name: str, script: str) -> dict[str, str]:
     return {"PATH": f"{folder}:/usr/bin:/bin"}
 
 
-def installed(folder: Path, name: str, version: str, requires: Sequence[str] = (), extras: Sequence[str] = ()) -> None:
+def installed(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> None:
     """A distribution as pip leaves it in site-packages."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
     lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}", "Requires-Python: >=3.11"]
-    lines += [f"Provides-Extra: {extra}" for extra in extras]
     lines += [f"Requires-Dist: {requirement}" for requirement in requires]
     (info / "METADATA").write_text("\n".join(lines) + "\n")
 

@@ -4,13 +4,9 @@ Servers are dead, loading, foreign, with too small a context, of another vocabul
 """
 
 import asyncio
-import io
 import json
 import os
-import shutil
 import socket
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 from functools import partial
@@ -18,16 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import FakeSGLang, dead_url
-from rich.console import Console
+from fake_sglang import dead_url
 from stand_in_machine import (
     REPOSITORY,
     SHIPPED,
     answering,
     assert_fault,
-    installed,
     only,
-    program,
     question,
     tokenizer_folder,
 )
@@ -75,36 +68,6 @@ async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, mon
     assert all(check["remedy"] for check in report["checks"] if check["status"] in ("warning", "error"))
 
 
-def test_a_bare_machine_can_not_train_and_each_fault_has_its_remedy(tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    installed(site, "slime", "0.1.4")
-    installed(site, "transformers", "4.40.0")
-    (site / "slime").mkdir()
-    (site / "slime" / "__init__.py").write_text("raise RuntimeError('the doctor imported slime')")
-    env = program(tmp_path / "bin", "nvidia-smi", "echo 'No devices were found'; exit 6")
-    env |= {"PYTHONPATH": f"{site}:{REPOSITORY}", "WANDB_API_KEY": "'abc'"}
-    env |= dict.fromkeys(["HOME", "MODEL_DIR", "DATA_DIR"], str(tmp_path))
-    options = "--training --model-name Qwen3-4B --isolation rlimits"
-    limited = f"ulimit -n 512; exec {sys.executable} -m strands_rollout.cli doctor {options}"
-    done = subprocess.run(["sh", "-c", limited], capture_output=True, text=True, env=env)
-    lines = done.stdout.splitlines()
-    assert done.returncode == 1, done.stderr
-    for start, remedy in (
-        ("error    package transformers: transformers 4.40.0", "pip install 'transformers"),
-        ("error    slime package: the importable slime, 0.1.4", "pip uninstall slime"),
-        ("error    megatron: ", "slimerl/slime"),
-        ("error    gpus: no GPU here: nvidia-smi failed: No devices were found", "--gpus all"),
-        ("warning  open files: ulimit -n is 512", "ulimit -n 65535"),
-        ("error    ray: ", "pip install"),
-        ("error    wandb: WANDB_API_KEY", "export WANDB_API_KEY"),
-        ("error    model: ", "--model Qwen/Qwen3-4B"),
-        ("error    converted model: ", "--model Qwen/Qwen3-4B"),
-        ("error    data: dapo-math-17k.jsonl", "data_prep/dapo_math_17k.py"),
-    ):
-        (at,) = [number for number, line in enumerate(lines) if line.startswith(start)]
-        assert remedy in lines[at + 1]
-
-
 def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Question] = []
 
@@ -139,25 +102,9 @@ def test_the_flag_check_is_run_alone(on_stdin: bool, tmp_path: Path) -> None:
     assert (done.exit_code, "no-such-flag-of-slime" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
 
 
-def test_only_errors_fail_unless_it_is_strict() -> None:
-    assert Diagnosis([FINE, DOUBTFUL, NOT_ASKED]).ok()
-    assert not Diagnosis([FINE, DOUBTFUL]).ok(strict=True)
-    assert Diagnosis([FINE, NOT_ASKED]).ok(strict=True)
-    assert not Diagnosis([FINE, BAD]).ok()
-    assert json.loads(Diagnosis([FINE, DOUBTFUL]).to_json(strict=True))["ok"] is False
-
-
-def test_people_read_one_line_and_the_remedy() -> None:
-    output = io.StringIO()
-    Diagnosis([FINE, DOUBTFUL, BAD, NOT_ASKED]).show(Console(file=output, width=20))
-    indent, totals = " " * 9, "1 ok, 1 warning, 1 error, 1 skipped"
-    shown = ["ok       a: fine", "warning  b: hm", f"{indent}-> do b", "error    c: bad [red]", f"{indent}-> do c"]
-    assert output.getvalue().splitlines() == [*shown, "skipped  d: no", "", totals]
-
-
 def test_no_check_stops_another() -> None:
-    """One crashes, one can't import, one hangs, and two can only end together."""
-    released, both = threading.Event(), threading.Barrier(2)
+    """One crashes, one can't import, one hangs."""
+    released = threading.Event()
 
     def crash(_: Question) -> list[Finding]:
         raise KeyError("gone")
@@ -170,13 +117,9 @@ def test_no_check_stops_another() -> None:
     def hang(_: Question) -> list[Finding]:
         return [good("slow", str(released.wait()))]
 
-    def meet(_: Question) -> list[Finding]:
-        return [good("meet", str(both.wait(30)))]
-
-    meets = [Check("meet", meet, waits=True)] * 2
     checks = [Check("a", crash), Check("b", lambda _: [good("b", "fine")]), Check("c", import_nothing)]
-    ended = run_checks([replace(meets[0]), *checks, replace(meets[1])], question(Path()))
-    assert [finding.name for finding in ended] == ["meet", "a", "b", "c", "meet"]
+    ended = run_checks(checks, question(Path()))
+    assert [finding.name for finding in ended] == ["a", "b", "c"]
     assert_fault(ended, "a", "error", "this is a bug in the check: KeyError: 'gone'", remedy="doctor --json")
     assert_fault(ended, "c", "error", "no_such_package can't be imported", remedy="pip install")
     found = run_checks([Check("slow", hang, waits=True)], question(Path()), limit_s=0.1)
@@ -195,15 +138,6 @@ def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
 
 async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
     return await asyncio.to_thread(check_server, url, question(Path("nowhere"), **expected), limit_s)
-
-
-async def test_a_server_is_shown_with_version_model_and_context() -> None:
-    info = {**SERVES, "version": "0.5.23", "context_length": 40960}
-    async with answering(serving(info)) as url:
-        found = await look(url, max_context_length=32768)
-    assert [finding.status for finding in found] == ["ok", "ok", "skipped"]
-    assert all(word in found[0].found for word in ("SGLang 0.5.23", "/models/m"))
-    assert "40960" in found[1].found
 
 
 @pytest.mark.parametrize(
@@ -240,36 +174,12 @@ async def test_a_server_that_can_not_be_asked_is_an_error() -> None:
     assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
 
 
-async def test_a_router_is_known_and_its_worker_is_asked() -> None:
-    async with FakeSGLang([], context_length=4096, router=True) as fake:
-        found = await look(fake.base_url, max_context_length=1024)
-    assert "a router" in found[0].found
-    assert "behind the router" in found[1].found
-    assert only(found, "server context").status == "ok"
-
-
-async def test_a_worker_that_is_gone_is_named_behind_its_router() -> None:
-    workers = {"workers": [{"url": "http://127.0.0.1:1", "is_healthy": True}]}
-    async with answering({**UP, "/workers": (200, workers)}) as url:
-        router, worker = await look(url)
-    assert router.status == "ok"
-    words = "nothing answers at http://127.0.0.1:1 (behind the router)"
-    assert_fault([worker], "server", "error", words, remedy="sglang.launch_server")
-
-
 async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
     async with answering({**serving(SERVES), "/tokenize": (200, {"tokens": [1, 2, 3]})}) as url:
         named = await look(url, tokenizer=SHIPPED)
         guessed = await look(url, env={"HF_CHECKPOINT": str(tokenizer_folder(tmp_path / "model"))})
     assert_fault(named, "server tokens", "error", str(SHIPPED), "/models/m", "3 there", remedy="--tokenizer")
     assert only(guessed, "server tokens").status == "warning"
-
-
-async def test_the_servers_own_folder_is_read_where_it_does_not_tokenize(tmp_path: Path) -> None:
-    served = tokenizer_folder(tmp_path / "served")
-    async with answering(serving({**SERVES, "model_path": str(served)})) as url:
+    async with answering(serving({**SERVES, "model_path": str(SHIPPED)})) as url:  # it does not tokenize
         same = await look(url, tokenizer=SHIPPED)
-        shutil.rmtree(served)
-        unknown = await look(url, tokenizer=SHIPPED)
     assert only(same, "server tokens").status == "ok"
-    assert only(unknown, "server tokens").status == "skipped"

@@ -1,6 +1,5 @@
 """What is found in a command's flags, by the recorded list: rule by rule, for people and as JSON."""
 
-import io
 import json
 import shlex
 from collections.abc import Callable
@@ -34,19 +33,13 @@ def faults(words: str, program: str = "train.py") -> list[FlagFinding]:
     ("typo", "nearest", "said"),
     [
         ("--rollout-max-respone-len 1024", "--rollout-max-response-len", "(slime)"),
-        ("--colocat", "--colocate", "(slime)"),
-        ("--rollout-temp 1", "--rollout-temperature", "(slime)"),
         ("--tensor-model-paralel-size 2", "--tensor-model-parallel-size", "(Megatron-LM)"),
-        ("--sequence_parallel", "--sequence-parallel", "(Megatron-LM)"),
-        ("--sglang-mem-fracton-static 0.7", "--sglang-mem-fraction-static", "(SGLang)"),
         ("--mem-fraction-static 0.7", "--sglang-mem-fraction-static", "(SGLang)"),
-        ("--ep-size 2", "--sglang-ep-size", "(SGLang)"),
         ("--router-polcy random", "--router-policy", "(SGLang's router)"),
         ("--zzzqqq 1", None, "no parser knows it"),
         ("--sglang-mem-fraction 0.7", "--sglang-mem-fraction-static", "takes it for"),
         ("--sglang-disable 1", ..., "parser stops"),
         ("--sglang-model-path 4", "--hf-checkpoint", "drops yours"),
-        ("--sglang-tp-size 4", "--rollout-num-gpus-per-engine", "drops yours"),
         ("--", None, "argparse takes no flag after it"),
     ],
 )
@@ -67,19 +60,14 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
         ("--colocate=true", "expected no value"),
         ("--lr", "expected one argument"),
         ("--eval-prompt-data", "expected at least one argument"),
-        ("--lr --colocate", "expected one argument"),
         ("--lr -1e-5", "is written --lr=VALUE"),
-        ("--lr 1e-6 2e-6", "further word '2e-6'"),
-        ("--lr=1e-6 2e-6", "further word '2e-6'"),
         ("--lr abc", "expected a number"),
-        ("--lr=abc", "expected a number"),
         ("--n-samples-per-prompt 2.5", "expected a whole number"),
         ("--rampup-batch-size 1 2", "expected 3 arguments"),
         ("--apply-chat-template-kwargs '{thinking: false}'", "expected JSON"),
         ("--advantage-estimator grop", "expected one of grpo"),
         ("--onnx-safe False", "any word is read as true"),
         ("--sglang-context-length abc", "expected a whole number, such as"),
-        ("--sglang-context-length 1.5Ki", "expected a whole number, such as"),
     ],
 )
 def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str) -> None:
@@ -95,27 +83,19 @@ def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str
         ("--kl-coef 0.1 --kl-loss-coef 0.1", "--kl-loss-coef"),
         ("--over-sampling-batch-size 3", "--over-sampling-batch-size"),
         ("--eval-interval 5", "--eval-interval"),
-        ("--save-interval 5", "--save-interval"),
         ("--use-dynamic-batch-size", "--use-dynamic-batch-size"),
         (f"{BATCHES} 64", "--global-batch-size"),
-        (f"{BATCHES} 32 --num-steps-per-rollout 2", "--global-batch-size"),
         ("--custom-generate-function-path strands_rollout.generate --apply-chat-template", "--apply-chat-template"),
         ("--rollout-temperature 0", "--rollout-temperature"),
         ("--advantage-estimator reinforce_plus_plus", "--advantage-estimator"),
-        ("--advantage-estimator=reinforce_plus_plus_baseline", "--advantage-estimator"),
         (f"{DELTA} --colocate", "--update-weight-mode"),
-        (DELTA.replace("--update-weight-transport disk", ""), "--update-weight-mode"),
         (DELTA.replace("transport disk", "transport nccl"), "--update-weight-mode"),
         (DISK, "--update-weight-mode"),
-        ("--update-weight-transport disk", "--update-weight-transport"),
-        ("--use-opd", "--use-opd"),
         ("--use-opd --opd-type megatron", "--opd-type"),
-        ("--use-opd --opd-type sglang --opd-teacher-load teacher", "--opd-teacher-load"),
         ("--opd-teacher-load teacher", "--opd-teacher-load"),
         ("--eval-prompt-data aime aime.jsonl gsm8k", "--eval-prompt-data"),
         (f"{LENGTHS} 8", "--rollout-max-prompt-len"),
         (f"{FULLY_ASYNC} {EVAL}", "--eval-interval"),
-        (f"{FULLY_ASYNC} {EVAL} --eval-function-path {ASYNC}", "--eval-interval"),
     ],
 )
 def test_a_contradiction_is_an_error_at_its_flag(words: str, flag: str) -> None:
@@ -123,21 +103,13 @@ def test_a_contradiction_is_an_error_at_its_flag(words: str, flag: str) -> None:
 
 
 FINE = f"""
---lr=1e-6 | --rollout-top-k -1 | --lr=-1e-5 | --lr 1e-6 {BLANK} | --rampup-batch-size 1 2 3 | --no-offload-train
---eval-prompt-data aime a.jsonl gsm8k b.jsonl | --apply-chat-template-kwargs '{{"enable_thinking": false}}'
---advantage-estimator gspo | --attention-backend flash | --debug-rollout-only --train-backend megatron
---sglang-context-length 131072 | --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k
---sglang-config engines.yaml | --rollout-sample-hook-path a.b --rollout-sample-hook-path c.d | --use-tis
---kl-coef 0 --kl-loss-coef 0.1 | --over-sampling-batch-size 4 | {EVAL} | --eval-interval 5 --eval-config eval.yaml
---save-interval 5 --save out | {BATCHES} 16 | {BATCHES} 16 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0
---custom-generate-function-path mine.generate --apply-chat-template | --colocate | --rollout-temperature 0.1
+--lr=-1e-5 | --lr 1e-6 {BLANK} | --rampup-batch-size 1 2 3 | --eval-prompt-data aime a.jsonl gsm8k b.jsonl
+--sglang-context-length=128Ki --sglang-max-total-tokens 25.6k | --kl-coef 0 --kl-loss-coef 0.1 | {EVAL}
+--over-sampling-batch-size 4 | --eval-interval 5 --eval-config eval.yaml | --save-interval 5 --save out
+{BATCHES} 16 | {BATCHES} 16 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0 | --colocate
 --advantage-estimator reinforce_plus_plus --normalize-advantages | {DELTA} | {DELTA} --colocate --debug-rollout-only
 --use-opd --opd-type megatron --opd-teacher-load teacher | --use-opd --opd-type sglang | {LENGTHS} 7 | {FULLY_ASYNC}
---eval-prompt-data aime.jsonl | --eval-prompt-data aime aime.jsonl gsm8k --eval-config eval.yaml
 {FULLY_ASYNC} {EVAL} --eval-function-path slime.rollout.sglang_rollout.generate_rollout
---rollout-num-gpus 4 --rollout-num-gpus-per-engine 2 | --rollout-num-gpus 3
---rollout-num-gpus 3 --rollout-num-gpus-per-engine 2 --sglang-config engines.yaml
-{LENGTHS} 8 --custom-config-path x.yaml | {DISK} --custom-config-path x.yaml
 """
 
 
@@ -166,17 +138,11 @@ def test_what_may_be_meant_is_a_warning(words: str, flag: str, said: str) -> Non
     [
         (["--lr", "1e-6"], ["--rollout-batch-size", "--num-rollout"]),
         (["stray", *WHOLE.split()], ["stray"]),
-        *(
-            (["--rollout-batch-size", "4", "--rollout-stop", value, "--eval-interval", "5"],
-             ["--eval-interval", "--num-rollout"])
-            for value in ("<|im_end|>", "<SLIME>", "a<b")
-        ),
-        *(  # a dry run's placeholder may stand for what is lacking
-            ([open_end, "--rollout-batch-size", "4", "--eval-interval", "5"], [])
-            for open_end in ("<SLIME_DIR>", "<MODEL_ARGS of scripts/models/qwen3-8B.sh in slime>")
-        ),
+        (["--rollout-batch-size", "4", "--rollout-stop", "<|im_end|>"], ["--num-rollout"]),
+        # a dry run's placeholder may stand for what is lacking
+        (["<SLIME_DIR>", "--rollout-batch-size", "4", "--eval-interval", "5"], []),
     ],
-)  # fmt: skip
+)
 def test_what_slime_does_not_start_without_is_missed(words: list[str], flags: list[str]) -> None:
     assert sorted(fault.flag for fault in findings_of(words).findings) == sorted(flags)
 
@@ -205,6 +171,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
 def test_people_read_each_fault_with_its_line_and_the_sources(
     script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert report_flags(script(GOOD), as_json=True)
+    assert json.loads(capsys.readouterr().out)["ok"]
     assert report_flags(script(GOOD), as_json=False)
     shown = capsys.readouterr().out
     assert "3 (its text was read, nothing was run)" in shown
@@ -215,30 +183,6 @@ def test_people_read_each_fault_with_its_line_and_the_sources(
     shown = capsys.readouterr().out
     assert f"{file}:1: error: --lrr: no parser knows it" in shown
     assert shown.endswith("1 errors, 0 warnings\n")
-
-
-def test_the_report_is_one_line_of_json(script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
-    file = script(GOOD.replace("1e-6", "1e-6 --lr 2e-6 $MORE"))
-    assert report_flags(file, as_json=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    report = json.loads(line)
-    assert list(report) == ["ok", "script", "how", "sources", "flags", "findings", "notes"]
-    assert (report["ok"], report["script"], report["flags"]) == (True, str(file), 4)
-    systems = [source.partition(":")[0] for source in report["sources"]]
-    assert systems == ["slime", "Megatron-LM", "SGLang", "SGLang's router"]
-    (finding,) = report["findings"]
-    assert sorted(finding) == ["flag", "nearest", "problem", "severity", "where"]
-    assert (finding["severity"], finding["where"]) == ("warning", f"{file}:1")
-
-
-@pytest.mark.parametrize("text", [GOOD, GOOD.partition("train.py ")[2]])
-def test_a_command_on_stdin_is_judged(
-    text: str, script: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    assert report_flags(Path("-"), as_json=False)
-    monkeypatch.setattr("sys.stdin", io.StringIO(text.replace("--lr", "--lrr")))
-    assert not report_flags(Path("-"), as_json=False)
 
 
 def test_what_can_not_be_judged_is_refused(script: Callable[[str], Path], tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 """The doctor on the machine: Python and packages, GPUs, disks, limits, proxies, Ray, wandb and the sandbox."""
 
 import platform
-import shutil
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,6 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
     [
         ("1.50.0", "error", "1.50.0; expected <2,>=1.51: too old", "pip install 'strands-agents"),
         ("2.1.0", "warning", "newer", "pip install"),
-        ("one", "error", "can't be read", "--force-reinstall"),
         (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
     ],
 )
@@ -57,16 +54,6 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(
     assert_fault(check_packages(question(site)), "package strands-agents", status, words, remedy=remedy)
 
 
-def test_an_optional_package_counts_where_it_is_installed_only(site: Path) -> None:
-    requires = ['ray>=2.40; extra == "ray"', 'wandb>=0.21; extra == "wandb"', 'mypy>=1.18; extra == "dev"']
-    installed(site, OURS, "0.1.0", requires, ["ray", "wandb", "dev"])
-    installed(site, "wandb", "0.15.0")
-    installed(site, "mypy", "1.0")
-    found = list(check_packages(question(site)))
-    assert_fault(found, "package wandb", "warning", "0.15.0", "too old", remedy="wandb>=0.21")
-    assert [finding.name for finding in found] == ["python", "packages", "package wandb"]
-
-
 @pytest.mark.parametrize(
     ("env", "asked", "status", "words", "remedy"),
     [
@@ -74,15 +61,12 @@ def test_an_optional_package_counts_where_it_is_installed_only(site: Path) -> No
         ({}, {"gpus": 8}, "error", "8 were asked for", "--gpus 2"),
         ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, {"gpus": 0}, "ok", "0 GPUs of 2", None),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-8a3f, GPU-9b"}, {}, "ok", "2 GPUs of 2", None),
-        ({"NUM_GPUS": "4"}, {}, "error", "4 were asked for", "NUM_GPUS=2"),
         ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "4 were asked for", "NUM_GPUS=2"),
         ({"NUM_GPUS": "all"}, {}, "error", "'all'", "NUM_GPUS=8"),
         ({}, {"training": True}, "error", "8 were asked for", "--gpus 2"),
         ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
         # the following without nvidia-smi
         ({"PATH": ""}, {}, "warning", "no nvidia-smi", "--gpus all"),
-        ({"PATH": ""}, {"gpus": 8}, "error", "8 were asked for", "--gpus all"),
         ({"PATH": "", "RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "warning", "", "--gpus all"),
     ],
 )
@@ -95,18 +79,6 @@ def test_gpus_are_counted_and_compared_with_what_is_asked_for(
     assert (found.remedy is None) == (remedy is None)
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("echo 'Failed to initialize NVML: Driver mismatch'; exit 18", "failed: Failed to initialize NVML: Driver mis"),
-        ("echo 'No devices were found'", "lists no GPU: No devices were found"),
-    ],
-)
-def test_a_driver_that_fails_is_quoted(script: str, words: str, tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "nvidia-smi", script)
-    assert_fault(check_gpus(question(tmp_path, env)), "gpus", "warning", words, remedy="nvidia-smi")
-
-
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_SMI_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
@@ -115,40 +87,6 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatc
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
     assert not started or ends(int(started))
-
-
-@pytest.mark.parametrize(("free_gb", "status"), [(100, "warning"), (1, "error")])
-def test_a_disk_with_too_little_room_is_named(
-    free_gb: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free_gb * 10**9))
-    folders = {"SAVE_DIR": "saves", "MODEL_DIR": "models", "DATA_DIR": "data", "TMPDIR": "temporary"}
-    asked = question(tmp_path, {name: str(tmp_path / "not yet there" / folder) for name, folder in folders.items()})
-    found = list(machine.check_disk(asked))
-    assert_fault(found, "disk: checkpoints", status, "there/saves; ", "GB", remedy="SAVE_DIR")
-    if status == "warning":
-        assert all(folder in only(found, "disk").found for folder in ("there/models", "there/data", "there/temporary"))
-    at_repository = machine.check_disk(question(tmp_path))
-    assert str(tmp_path / "checkpoints") in only(at_repository, "disk: checkpoints").found
-
-
-def test_a_file_where_a_folder_should_be_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "models").touch()
-    found = machine.check_disk(question(tmp_path, {"MODEL_DIR": str(tmp_path / "models" / "mine")}))
-    assert_fault(found, "disk: models", "error", "is a file", remedy="MODEL_DIR")
-
-
-def test_limits_that_are_too_low_are_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for needed, value in (("_MEMORY_GB", 0), ("_FILES", 0), ("_SHM_GB", 0), ("_SHM", HERE.absolute().parent)):
-        monkeypatch.setattr(machine, needed, value)
-    assert {finding.status for finding in machine.check_limits(question(HERE))} == {"ok"}
-    for needed in ("_MEMORY_GB", "_FILES", "_SHM_GB"):
-        monkeypatch.setattr(machine, needed, 1e12)
-    monkeypatch.setattr(machine.resource, "getrlimit", lambda _: (1024, 1024))
-    found = list(machine.check_limits(question(HERE)))
-    assert_fault(found, "memory", "warning", "GB; to convert", remedy="GB or more")
-    assert_fault(found, "open files", "warning", "1024", remedy="ulimit -n 65535")
-    assert_fault(found, "shared memory", "warning", "NCCL", remedy="--shm-size")
 
 
 def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password() -> None:
@@ -168,7 +106,6 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
     ("address", "words"),
     [
         ("http://127.0.0.1:{port}", "127.0.0.1:{port}, but nothing listens there"),
-        ("127.0.0.1:{port}", "127.0.0.1:{port}, but nothing listens there"),
         ("ray://me:hunter2@127.0.0.1:{port}?token=hunter2", "127.0.0.1:{port}, but nothing listens there"),
         ("me:hunter2@127.0.0.1:hunter2", "not shown, it may hold a password"),
         ("http://:x", "'http://:x'"),
@@ -179,22 +116,6 @@ def test_a_ray_address_at_which_nothing_listens_is_an_error_that_shows_no_passwo
     found = list(machine.check_ray(question(HERE, {"RAY_ADDRESS": address.format(port=port)})))
     assert_fault(found, "ray cluster", "error", words.format(port=port), remedy="unset RAY_ADDRESS")
     assert "hunter2" not in repr(found)
-
-
-def test_a_ray_that_listens_is_found(tmp_path: Path) -> None:
-    env = program(tmp_path / "bin", "ray", "true")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        for cluster in ({"RAY_ADDRESS": f"http://127.0.0.1:{port}"},
-                        {"RAY_ADDRESS": "127.0.0.1", "RAY_DASHBOARD_PORT": str(port)}):  # fmt: skip
-            found = machine.check_ray(question(tmp_path, {**env, **cluster}))
-            assert [(finding.name, finding.status) for finding in found] == [("ray", "ok"), ("ray cluster", "ok")]
-
-
-@pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
-def test_a_missing_ray_is_a_warning_or_ends_a_training_run(training: bool, status: str) -> None:
-    found = machine.check_ray(question(HERE, {"PATH": ""}, training=training))
-    assert_fault(found, "ray", status, "no `ray` on the PATH", remedy="pip install")
 
 
 @pytest.mark.parametrize("key", [f" {KEY}", f"{KEY}\n", f'"{KEY}"', "$WANDB_KEY", "abc"])
@@ -210,11 +131,9 @@ def test_a_malformed_wandb_key_is_an_error_that_does_not_show_it(name: str, key:
     [
         ({}, True, "ok", "off: no key", None),
         ({"WANDB_API_KEY": KEY}, True, "ok", "on: WANDB_API_KEY", None),
-        ({"WANDB_API_KEY": f"local-{KEY}"}, True, "ok", "on: WANDB_API_KEY", None),
         ({"WANDB_MODE": "disabled", "WANDB_API_KEY": KEY}, True, "ok", "off: WANDB_MODE=disabled", None),
         ({"USE_WANDB": "1", "WANDB_MODE": "offline"}, True, "ok", "WANDB_MODE=offline", None),
         ({"USE_WANDB": "1", "NETRC": "mine"}, True, "ok", "logged in to api.wandb.ai by ~/.netrc", None),
-        ({"USE_WANDB": "0", "WANDB_API_KEY": KEY}, False, "ok", "off: USE_WANDB=0", None),
         ({"USE_WANDB": "1"}, True, "error", "USE_WANDB", "export WANDB_API_KEY"),
         ({"WANDB_API_KEY": KEY}, False, "error", "not installed", "strands-rollout[wandb]"),
         ({"WANDB_MODE": "of"}, True, "error", "'of'", "WANDB_MODE="),

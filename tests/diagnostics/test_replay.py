@@ -56,15 +56,6 @@ async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
         return [turn async for turn in asked]
 
 
-async def test_a_greedy_episode_replays_token_for_token(base_url: str, shipped_tokenizer: Any) -> None:
-    sample = await played(base_url, shipped_tokenizer)
-    turns = await replayed(base_url, sample)
-    assert [turn.departs for turn in turns] == [False, False]
-    assert [turn.again for turn in turns] == [turn.recorded for turn in turns]
-    assert max(abs(gap) for turn in turns for gap in turn.gaps) < 1e-5
-    assert sum(len(turn.gaps) for turn in turns) == sum(sample.loss_mask)
-
-
 @pytest.mark.real
 async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(
     sglang: str, shipped_tokenizer: Any
@@ -110,46 +101,21 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     assert report["recorded_tokens"] is None  # the embedded engine has no logprobs of its input
 
 
-async def test_each_request_is_the_recorded_tokens_before_its_turn(shipped_tokenizer: Any) -> None:
-    parts: Parts = [[5, 6], [7, 8], [9], [10]]
-    async with FakeSGLang([Reply.tokens([7, 8], "length"), Reply.tokens([10], "length")]) as fake:
-        turns = await replayed(fake.base_url, sample_of(parts))
-    assert [request.input_ids for request in fake.requests] == [[5, 6], [5, 6, 7, 8, 9]]
-    assert [request.body["sampling_params"]["max_new_tokens"] for request in fake.requests] == [2, 1]
-    assert not any(turn.departs for turn in turns)
-
-
-async def test_a_turn_that_stops_before_is_a_departure() -> None:
-    async with FakeSGLang([Reply.tokens([7], "stop", matched="x")]) as fake:
-        (turn,) = await replayed(fake.base_url, sample_of([[5, 6], [7, 8]]))
-    assert (turn.departs, turn.same, turn.finish) == (True, 1, "stop")
-
-
 async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
     reply = Reply.tokens([1], "length", input_token_logprobs=entries)
     async with FakeSGLang([reply]) as fake, create_client(fake.base_url) as http:
         return await recorded_gaps(http, episode(sample), vocab_size=1200), fake
 
 
-@pytest.mark.parametrize(
-    ("parts", "fields", "entries", "expected"),
-    [
-        # recorded were -0.5 each
-        ([[5, 6], [7, 8], [9], [10]], {}, [(-0.25, 7), (-0.5, 8), (-3.0, 9), (-1.0, 10)], [0.25, 0.0, -0.5]),
-        ([[5, 6], [7, 1199]], {}, [(-0.25, 7), (-0.5, 0)], [0.25, 0.0]),  # SGLang names the vocabulary's last id as 0
-        ([[5, 6], [7, 8]], {"rollout_log_probs": [0.0, 0.0]}, [(-0.25, 7), (-0.5, 8)], None),
-    ],
-    ids=["recorded", "last id", "none recorded"],
-)
+@pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang names the vocabulary's last id as 0
 async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_the_recorded_ones(
-    parts: Parts, fields: dict[str, Any], entries: list[tuple[float, int]], expected: list[float] | None
+    last: int, named: int
 ) -> None:
-    found, fake = await gaps(sample_of(parts, **fields), [[None, 6, None], *([*entry, None] for entry in entries)])
-    assert found == expected
-    for request in fake.requests:
-        asked = (request.input_ids, request.body["logprob_start_len"])
-        assert asked == ([token for part in parts for token in part], 1)
-    assert len(fake.requests) == (expected is not None)
+    entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
+    found, fake = await gaps(sample_of([[5, 6], [7, 8], [9], [last]]), entries)
+    assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"
+    (request,) = fake.requests
+    assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, last], 1)
 
 
 async def test_input_logprobs_of_other_tokens_are_refused() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in_machine import REPOSITORY, SHIPPED, assert_fault, only, question, tokenizer_folder
+from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
 
 from strands_rollout.diagnostics.diagnosis import Finding
 from strands_rollout.diagnostics.run_files import (
@@ -58,7 +58,6 @@ ENDS_ELSEWHERE = {
     [
         ({"tokenizer.json": None}, "tokenizer", ["no tokenizer.json"], "prepare_model.sh"),
         ({"tokenizer.json": "{ cut off"}, "tokenizer", ["tokenizer.json can't be read"], "prepare_model.sh"),
-        ({"tokenizer.json": '{"model": 3}'}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
         ({"tokenizer.json": json.dumps(MERGES)}, "tokenizer", ["can't be loaded"], "prepare_model.sh"),
         ({"chat_template.jinja": None}, "chat template: template", ["no chat template"], "chat_template_kwargs"),
         ({"chat_template.jinja": "{{- messages | length ~ ' messages\\n' -}}" + TEMPLATE}, "chat template: user turns",
@@ -67,7 +66,7 @@ ENDS_ELSEWHERE = {
         (ENDS_ELSEWHERE, "chat template: end of turn", ["1193", "1191"], "generation_config.json"),
         ({"config.json": {"vocab_size": 1000}}, "vocabulary", ["1200", "1000"], "prepare_model.sh"),
     ],
-    ids=["absent", "cut", "none", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
+    ids=["absent", "cut", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
 )  # fmt: skip
 def test_a_tokenizer_that_can_not_be_used_is_an_error(
     changes: dict[str, Any], name: str, words: list[str], remedy: str, tmp_path: Path
@@ -100,11 +99,8 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "name", "model", "converted"),
     [
-        ({}, None, "models/Qwen3-8B", "models/Qwen3-8B_torch_dist"),
-        ({"HF_CHECKPOINT": "/a/m"}, None, "/a/m", "/a/m_torch_dist"),
         ({"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}, None, "/a/m", "/b/c"),
         ({"MODEL_DIR": "/d", "MODEL": "Qwen3-4B"}, None, "/d/Qwen3-4B", "/d/Qwen3-4B_torch_dist"),
-        ({}, "Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
         ({"MODEL": "Qwen3-8B"}, "Qwen/Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
     ],
 )
@@ -124,11 +120,10 @@ def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
     assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
-    for iteration, name in (("release\n", "release"), ("12", "iter_0000012")):
-        tracker.write_text(iteration)
-        assert_fault(check_converted_model(asked), "converted model", "error", iteration.strip(), remedy=PREPARE)
-        (folder / name).mkdir()
-        assert only(check_converted_model(asked), "converted model").status == "ok"
+    tracker.write_text("12")
+    assert_fault(check_converted_model(asked), "converted model", "error", "12", remedy=PREPARE)
+    (folder / "iter_0000012").mkdir()
+    assert only(check_converted_model(asked), "converted model").status == "ok"
 
 
 def config(folder: Path, text: str) -> list[Finding]:
@@ -147,9 +142,7 @@ def test_good_settings_are_listed(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("strands_rollout: {max_tool_iteration: 3}", ("max_tool_iteration", "'max_tool_iterations'")),
-        ("strands_rollout: {tool_timeout_s: -1}", ("tool_timeout_s", "-1")),
         ("strands_rollout: [", ("YAML",)),
-        ("just text", ("mapping",)),
         ("strand_rollout: {}", ("strand_rollout",)),
     ],
 )
@@ -161,11 +154,8 @@ def test_settings_that_can_not_be_used_are_an_error(text: str, words: tuple[str,
     ("name", "value", "word"),
     [
         ("tools", "[strands_rollout.tools.execute_pyton_code]", "execute_python_code"),
-        ("hooks", "[no.such.hook]", "no.such.hook"),
-        ("conversation_manager", "json.loads", "json.loads"),
         ("should_abort", "json.no_such", "json.no_such"),
         ("tool_parser", "hermse", "hermes"),
-        ("executor", "lokal", "local"),
         ("executor", "{name: local, memory: 3}", "memory_mb"),
     ],
 )
@@ -182,13 +172,6 @@ def test_a_server_that_is_down_is_an_error(tmp_path: Path) -> None:
 def test_keys_that_override_slimes_command_line_are_a_warning(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {}\nrollout_batch_size: 4")
     assert_fault(found, "config: other keys", "warning", "rollout_batch_size", remedy="command line")
-
-
-def test_the_configuration_is_the_one_that_the_scripts_take(tmp_path: Path) -> None:
-    named = {"ROLLOUT_CONFIG": "/a/b.yaml"}
-    assert question(tmp_path, named).config_file == Path("/a/b.yaml")
-    assert question(tmp_path, named, config=Path("/c")).config_file == Path("/c")
-    assert question(REPOSITORY).config_file == REPOSITORY / "configs" / "math_code.yaml"
 
 
 def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
@@ -220,16 +203,11 @@ def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
     ("row", "word"),
     [
         ("{broken", "expected a JSON object like"),
-        ({"question": "What?"}, "expected a JSON object like"),
         ({"prompt": "", "label": "2"}, "empty prompt"),
         ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "user's message"),
-        ({"prompt": 7, "label": "2"}, "type int"),
-        ({"prompt": "What?", "label": ""}, "label"),
         ({"prompt": "What?", "label": None}, "label"),
         ({"prompt": "What?", "label": {"a": 1}}, "{'a': 1}"),
-        ({"prompt": "What?", "label": [True]}, "[True]"),
         ({"prompt": "What?", "label": ["", None]}, "every answer is wrong"),
-        ({"prompt": RENDERED, "label": "2"}, "rendered"),
         ({"prompt": [{"role": "user", "content": RENDERED}], "label": "2"}, "rendered"),
     ],
 )
@@ -253,19 +231,6 @@ def test_a_training_run_can_not_do_without_its_data(training: bool, status: str,
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
 
 
-def test_a_missing_file_is_an_error_if_it_was_named(tmp_path: Path) -> None:
-    found = look_at_data(tmp_path / "dapo-math-17k.jsonl")
-    assert_fault(found, "data: dapo-math-17k.jsonl", "error", remedy="python data_prep/dapo_math_17k.py")
-
-
-def test_the_scripts_that_remedies_name_exist(tmp_path: Path) -> None:
-    asked = question(tmp_path, data=[Path(f"{name}.jsonl") for name in ("aime-2025", "gsm8k-train", "gsm8k-test")])
-    found = [*check_data(question(tmp_path)), *check_data(asked), *check_model(asked), *check_converted_model(asked)]
-    scripts = {str(finding.remedy).split(maxsplit=1)[1] for finding in found}
-    assert len(scripts) == 5
-    assert all((REPOSITORY / script).is_file() for script in scripts)
-
-
 def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:
     path, name = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl"), "manifest: gsm8k-test.jsonl"
     manifest(path)
@@ -275,11 +240,3 @@ def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path)
     assert_fault(look_at_data(path), name, "error", "not the file that was prepared", remedy="data_prep/gsm8k.py")
     Path(f"{path}.manifest.json").write_text("{}")
     assert_fault(look_at_data(path), name, "error", "KeyError", remedy="data_prep/gsm8k.py")
-
-
-def test_data_is_looked_for_where_the_scripts_read_it(tmp_path: Path) -> None:
-    env = {"PROMPT_DATA": "/a/mine.jsonl", "EVAL_SETS": "aime-2025,gsm8k-test", "DATA_DIR": "/b"}
-    files = [finding.found.split()[0] for finding in check_data(question(tmp_path, env))]
-    assert files == ["/a/mine.jsonl", "/b/aime-2025.jsonl", "/b/gsm8k-test.jsonl"]
-    names = {finding.name for finding in check_data(question(tmp_path, {"EVAL_CONFIG": "eval.yaml"}))}
-    assert names == {"data: dapo-math-17k.jsonl", "data: aime-2025.jsonl"}

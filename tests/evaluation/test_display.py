@@ -33,11 +33,6 @@ def printed(call: Any, *args: Any, **kwargs: Any) -> str:
     return out.getvalue()
 
 
-def test_the_table_has_one_line_per_sample_and_takes_text_as_it_is() -> None:
-    line = printed(print_outcomes, [outcome()]).splitlines()[-1]
-    assert " ".join(line.split()) == "3 What is [bold]17 * 2[/bold]? 34 34 1 completed completed 2 1 41"
-
-
 def test_a_narrow_terminal_gets_the_table_without_the_questions() -> None:
     out = io.StringIO()
     print_outcomes(Console(file=out, width=80), [outcome(stop_reason="max_tool_iterations")])
@@ -72,12 +67,3 @@ def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
     with accuracy_bar(Console(file=out, width=80), 3) as tell:
         tell(None)
     assert out.getvalue().endswith("episodes 1/3\n")
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    out = io.StringIO()
-    with accuracy_bar(Console(file=out, width=80, force_terminal=True, force_interactive=True), 2, [True]) as tell:
-        tell(False)
-    assert "\u2501" in out.getvalue()
-    assert "2/2" in out.getvalue()
-    assert "accuracy 50%" in out.getvalue()

@@ -24,16 +24,11 @@ def load(folder: Path, *rows: dict[str, Any], limit: int | None = None) -> EvalS
     return EvalSet.load(DataFile("rows", path), Sampling(1, 64), limit=limit)
 
 
-@pytest.mark.parametrize("label", [None, "  ", [], ["", None], "#### ", {"answer": "34"}])
+@pytest.mark.parametrize("label", [None, [], ["", None], "#### ", {"answer": "34"}])
 def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got the label .*, which no answer equals"):
         load(tmp_path, GOOD, {**GOOD, "label": label})
     assert len(load(tmp_path, GOOD, {**GOOD, "label": label}, limit=1).rows) == 1, "what is not asked may be anything"
-
-
-@pytest.mark.parametrize("label", ["34", 0, ["34", ""], "... #### 34", 10**30])
-def test_a_label_that_an_answer_may_equal_is_taken(tmp_path, label):
-    assert load(tmp_path, {**GOOD, "label": label}).rows[0].label == label
 
 
 @pytest.mark.parametrize(
@@ -97,23 +92,11 @@ def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_pat
     assert "min_new_tokens" not in first.sampling.params
 
 
-@pytest.mark.parametrize(
-    ("part", "labels"), [("", "012345"), ("@[1:3]", "12"), ("@[:2]", "01"), ("@[-2:]", "45"), ("@[1:]", "1234")]
-)
+@pytest.mark.parametrize(("part", "labels"), [("", "012345"), ("@[1:3]", "12"), ("@[-2:]", "45"), ("@[1:]", "1234")])
 def test_a_path_may_name_rows_as_in_slime(tmp_path, part, labels):
     data = write_problems(tmp_path, 6)
     (chosen,) = read(config(tmp_path, [{"name": "a", "path": f"{data}{part}"}]), limit=4 if part == "@[1:]" else None)
     assert [row.label for row in chosen.rows] == list(labels)
-
-
-def test_prompts_and_labels_may_have_other_keys(tmp_path):
-    data = tmp_path / "rows.jsonl"
-    data.write_text('{"question": "What is 17 * 2?", "answer": 34}\n')
-    entry = {"name": "a", "path": str(data), "input_key": "question", "label_key": "answer"}
-    (chosen,) = read(config(tmp_path, [entry]))
-    assert [(row.prompt, row.label) for row in chosen.rows] == [("What is 17 * 2?", 34)]
-    with pytest.raises(PromptError, match='expected a JSON object like {"prompt": .* "answer": "34"}'):
-        read(config(tmp_path, [{**entry, "input_key": None}]))
 
 
 def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
@@ -131,9 +114,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
     [
         ({"temperatur": 1}, "unknown key 'temperatur'; did you mean 'temperature'?"),
         ({"temperature": -1}, "got -1 for temperature"),
-        ({"n_samples_per_eval_prompt": 0}, "got 0 for n_samples_per_eval_prompt"),
         ({"top_k": "many"}, "got 'many' for top_k"),
-        ({"top_k": 0}, "got 0 for top_k"),
         ({"path": None}, "for path"),
         ({"path": "sums.jsonl@[7:9]"}, r"rows \[7:9\] of sums.jsonl, which has 3"),
         ({"path": "rows.parquet"}, "expected a .jsonl file"),
@@ -141,7 +122,6 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
         ({"apply_chat_template": True}, "got True for apply_chat_template; .*can't be evaluated here"),
         ({"custom_rm_path": "my.reward"}, "got 'my.reward' for custom_rm_path; .*'strands_rollout.reward_func'"),
-        ({"custom_generate_function_path": "my.gen"}, "got 'my.gen' for .*'strands_rollout.generate'"),
     ],
 )
 def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
@@ -151,30 +131,13 @@ def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
         read(config(tmp_path, [{"name": "a", "path": "sums.jsonl", **entry}]))
 
 
-def test_our_own_functions_may_be_named(tmp_path):
-    own = {
-        "custom_rm_path": "strands_rollout.reward_func",
-        "custom_generate_function_path": "strands_rollout.generate",
-        "apply_chat_template": False,
-        "apply_chat_template_kwargs": {"enable_thinking": False},
-    }
-    (chosen,) = read(config(tmp_path, [{"name": "a", "path": str(write_problems(tmp_path)), **own}]))
-    assert chosen.template_kwargs == {"enable_thinking": False}
-
-
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("eval: {datasets: []}", "no eval.datasets"),
         ("eval: {default: {}, datasets: [{name: a, path: b}]}", "unknown key 'default'; did you mean 'defaults'?"),
-        (
-            "eval: {defaults: {temp: 1}, datasets: [{name: a, path: b}]}",
-            "got the unknown key 'temp'; did you mean 'temperature'?",
-        ),
         ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
-        ("eval: {datasets: {a: 1}}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
         ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
-        ("- a", "no eval.datasets"),
         ("a: [", "can't read"),
     ],
 )

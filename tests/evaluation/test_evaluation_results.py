@@ -60,11 +60,8 @@ def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> 
     "bad",
     [
         "{",
-        "[]",
         json.dumps(result_line(1, problem="0")),
-        json.dumps(result_line(True)),
         json.dumps(result_line(1, reward=None)),
-        json.dumps(result_line(1, reward={"acc": 0.5})),
         json.dumps(result_line(1, violations=[1])),
         json.dumps(result_line(1, turns=-1)),
     ],
@@ -81,28 +78,6 @@ def test_a_line_of_a_sample_that_was_not_asked_is_named(path: Path) -> None:
         read(path.parent)
 
 
-def test_blank_lines_are_passed_over_and_what_is_no_plain_json_is_kept(path: Path) -> None:
-    path.write_text("\n" + text(result_line(0)) + "  \n")
-    with ResultsFile(path.parent, IDENTITY) as file:
-        file.append(result_line(1, label=10**30, sample={"where": Path("a")}))
-    assert json.loads(path.read_text().splitlines()[-1])["label"] == 10**30
-    assert [result.key.number for result in read(path.parent)[0]] == [0, 1]
-
-
-@pytest.mark.parametrize(
-    ("reward", "is_scored"),
-    [
-        ({"acc": 0.0, "method": "algebra_timeout", "error": ""}, True),
-        ({"acc": False, "method": "integers"}, True),
-        ({"acc": 0.0, "method": "algebra_unavailable", "error": "no symbolic worker could be started"}, False),
-        ({"acc": 0.0, "method": "error", "error": "ValidationError: x"}, False),
-    ],
-)
-def test_what_could_not_be_graded_is_not_scored(reward: dict[str, Any], is_scored: bool) -> None:
-    result = SampleResult.from_line(result_line(0, reward=reward))
-    assert (result.is_scored, result.fault is None) == (is_scored, is_scored)
-
-
 def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -117,30 +92,6 @@ def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path
         signal.signal(signal.SIGXFSZ, handler)
     results, dropped = read(path.parent)
     assert ([result.key.number for result in results], dropped) == ([0], 10)
-
-
-def test_a_folder_of_another_run_is_refused_and_each_difference_is_named(path: Path) -> None:
-    path.write_text(text(result_line(0)))
-    sums = {"sha256": "00", "sampling_params": {"top_p": 0.9}}
-    with pytest.raises(ConfigError) as caught:
-        ResultsFile(path.parent, {"model": "b", "seed": 0, "data_sets": {"sums": sums, "x": 1}})
-    for said in (
-        "model was 'a' and is 'b'",
-        "seed was None and is 0",
-        "data_sets.sums.sampling_params.top_p was 1.0 and is 0.9",
-        "data_sets.x was 'nothing' and is 1",
-    ):
-        assert said in str(caught.value)
-    assert "sha256" not in str(caught.value)
-    assert len(read(path.parent)[0]) == 1, "the refused one holds nothing"
-
-
-def test_a_folder_without_results_is_taken_over_by_another_run(path: Path) -> None:
-    with ResultsFile(path.parent, {**IDENTITY, "model": "b"}) as file:
-        file.append(result_line(0))
-    assert json.loads((path.parent / "run.json").read_text())["model"] == "b"
-    with pytest.raises(ConfigError, match="model was 'b' and is 'a'"):
-        read(path.parent)
 
 
 def test_a_folder_that_can_not_be_used_is_a_usage_error(path: Path) -> None:

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from aiohttp import web
 from evaluation_stage import PROBLEMS, guesser, options_for, result_line, sample_seed, tamper, write_problems
-from fake_sglang import FakeSGLang, Reply, dead_url
-from harness import ANSWER, call_text, ids_of
+from fake_sglang import Reply, dead_url
+from harness import ids_of
 
 from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError
 from strands_rollout.evaluation.options import Sampling
@@ -57,22 +56,6 @@ async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, ship
     assert len(whole["rollout_log_probs"]) == whole["response_length"]
 
 
-async def test_neither_the_order_nor_the_number_at_once_changes_the_report(run, shipped_tokenizer, tmp_path):
-    guess, others = guesser(shipped_tokenizer), asyncio.Event()
-
-    async def first_is_last(request: dict[str, Any], number: int) -> Any:
-        if number == 3:
-            others.set()
-        elif number == 0:
-            await others.wait()
-        return guess(request, number)
-
-    one = await run(concurrency=1)
-    many = await run(first_is_last, concurrency=12, out=tmp_path / "many")
-    assert [line["number"] for line in one.lines] != [line["number"] for line in many.lines]
-    assert json.dumps(one.outcome) == json.dumps(many.outcome)
-
-
 async def test_an_interrupted_run_is_resumed_to_the_same_report(run):
     whole = await run()
     results = whole.folder / "results.jsonl"
@@ -109,22 +92,6 @@ async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shi
     assert (again.code, len(again.fake.requests), again.report["missing"]) == (0, 6, 0)
 
 
-async def test_the_bar_goes_on_where_it_was_and_shows_the_accuracy_of_what_is_scored(run, shipped_tokenizer, capsys):
-    answer = Reply.tokens(ids_of(shipped_tokenizer, "So \\boxed{0}.<|im_end|>"))
-
-    def reply(request: dict[str, Any], number: int) -> Reply:
-        return answer if number < 6 else Reply.status(400, "no")
-
-    await run(reply, concurrency=1)
-    # the first problem's four are right, two of the next are wrong, and the rest has no score
-    assert "accuracy 67%" in capsys.readouterr().err
-    await run(lambda *_: answer)
-    err = capsys.readouterr().err
-    assert "accuracy 33%" in err
-    assert "12/12" in err
-    assert "6 samples are there already; 6 that failed are tried again" in err
-
-
 async def test_an_engine_that_only_fails_ends_the_run_early(run, capsys):
     ended = await run(lambda *_: Reply.status(400, "no"), sampling=Sampling(200, max_new_tokens=256))
     assert ended.code == 1
@@ -156,47 +123,11 @@ async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path,
     assert (unaudited.code, unaudited.report["violations"], unaudited.report["audited"]) == (0, None, 0)
 
 
-async def test_an_audit_keeps_nothing_of_a_sample_that_is_done(shipped_tokenizer):
-    from strands_rollout.evaluation.evaluate import playing
-    from strands_rollout.samples import Sample
-
-    answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-    folder = Path(shipped_tokenizer.name_or_path)
-    async with FakeSGLang([answer]) as fake, playing(fake.base_url, folder, {"tools": []}, audited=True) as player:
-        outcome = await player.play(Sample(prompt="What is 17 * 2?", label="34"), Sampling(1, 64).params)
-        assert outcome.tito_violations == []
-        assert player.recorder is not None
-        assert player.recorder.episodes == {}
-
-
-async def test_the_tool_is_called_and_counted(run, shipped_tokenizer):
-    def solve(request: dict[str, Any], number: int) -> Reply:
-        seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)
-        return Reply.tokens(ids_of(shipped_tokenizer, ANSWER if "<tool_response>" in seen else call_text()))
-
-    ended = await run(solve, config=None, sampling=Sampling(2, 1024), audits=True)
-    sums = ended.report["data_sets"]["sums"]
-    assert (ended.code, sums["tool_calls"], sums["mean_turns"]) == (0, 6, 2.0)
-    assert sums["by_problem"][0]["mean_tool_calls"] == 1.0
-
-
 async def test_the_context_limit_is_that_of_an_evaluation(run):
     """`generate` heeds eval_max_context_len in evaluations alone; a prompt of that length leaves nothing to answer."""
     ended = await run(max_context_tokens=8)
     assert set(ended.report["data_sets"]["sums"]["stop_reasons"]) == {"prompt_too_long"}
     assert ended.fake.requests == []
-
-
-async def test_a_samples_seed_depends_on_nothing_but_its_key(run, tmp_path):
-    few = await run(limit=2, sampling=Sampling(2, max_new_tokens=64))
-    many = await run(out=tmp_path / "many")
-
-    def seeds(lines: list[dict[str, Any]]) -> dict[tuple[int, int], int]:
-        return {(line["problem"], line["number"]): line["seed"] for line in lines}
-
-    assert seeds(few.lines).items() <= seeds(many.lines).items()
-    assert len(set(seeds(many.lines).values())) == 12
-    assert sample_seed(0, 0) != sample_seed(0, 0, "others")
 
 
 async def test_a_folder_of_another_run_is_refused(run, tmp_path):
@@ -245,30 +176,6 @@ async def test_several_data_sets_are_reported_apart(run, tmp_path):
     assert Counter((one["temperature"], one["top_k"]) for one in params) == {(1.0, -1): 3, (0.25, 5): 12}
 
 
-async def test_an_engine_behind_a_path_is_reached(shipped_tokenizer, tmp_path):
-    """slime's args name no more than a host and a port; here a gateway with a prefix stands before the engine."""
-    import aiohttp
-
-    async with FakeSGLang(guesser(shipped_tokenizer), context_length=8192) as fake, aiohttp.ClientSession() as session:
-
-        async def forward(request: web.Request) -> web.Response:
-            url = fake.base_url + "/" + request.match_info["path"]
-            async with session.request(request.method, url, data=await request.read() or None) as answer:
-                return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
-
-        app = web.Application(client_max_size=1 << 24)
-        app.router.add_route("*", "/policy/{path:.*}", forward)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}/policy"
-        try:
-            assert await asyncio.to_thread(run_evaluation, options_for(tmp_path, url, shipped_tokenizer)) == 0
-        finally:
-            await runner.cleanup()
-        assert len(fake.requests) == 12
-
-
 def test_a_dead_engine_is_named_at_once_and_leaves_no_folder(shipped_tokenizer, tmp_path):
     options = options_for(tmp_path, dead_url(), shipped_tokenizer)
     with pytest.raises(EngineUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
@@ -298,29 +205,6 @@ def test_wrong_options_are_refused_before_anything_runs(shipped_tokenizer, tmp_p
 def written(path: Path, value: dict[str, Any]) -> Path:
     path.write_text(json.dumps(value))
     return path
-
-
-async def test_a_row_sets_limits_of_its_own_samples(run, tmp_path):
-    data = tmp_path / "rows.jsonl"
-    row = {"prompt": "?", "label": "1"}
-    limited = {**row, "metadata": {"strands_rollout_settings": {"max_turn_tokens": 1}}}
-    data.write_text(f"{json.dumps(row)}\n{json.dumps(limited)}\n")
-    ended = await run(data=[data])
-    asked = Counter(request.body["sampling_params"]["max_new_tokens"] for request in ended.fake.requests)
-    assert asked[1] == 4
-    assert asked.total() == 8
-
-
-async def test_what_the_configuration_leaves_out_is_left_out(run, shipped_tokenizer, tmp_path):
-    """A factory's agent is not given the default words about a code tool; without a seed none is sent."""
-    settings = {"agent_factory": "user_agents.plain", "tools": [], "model_name": "actor"}
-    config = written(tmp_path / "factory.yaml", {"strands_rollout": settings})
-    answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
-    ended = await run(lambda *_: answer, config=config, seed=None)
-    assert ended.code == 0
-    assert all("sampling_seed" not in request.body["sampling_params"] for request in ended.fake.requests)
-    prompts = {shipped_tokenizer.decode(request.input_ids) for request in ended.fake.requests}
-    assert not any("careful math solver" in prompt for prompt in prompts)
 
 
 DOWN = "EngineUnavailableError: no answer from http://127.0.0.1:1"
@@ -353,8 +237,6 @@ async def ran(count: int, error_of: Callable[[int], str | None], concurrency: in
         pytest.param(lambda _: DOWN, 2, 8, 8, 10, id="eight alike"),
         pytest.param(lambda number: DOWN if number < 19 else None, 20, None, 100, 100, id="fewer than run at once"),
         pytest.param(lambda number: DOWN if number < 20 else None, 20, 20, 20, 60, id="as many as run at once"),
-        pytest.param(lambda number: DOWN if number >= 50 else None, 2, 8, 58, 60, id="an outage in mid-run"),
-        pytest.param(lambda number: DOWN if number % 8 else None, 1, None, 100, 100, id="a success in between"),
         pytest.param(lambda number: [DOWN, "SandboxError: full"][number % 2], 2, None, 100, 100, id="two kinds"),
         pytest.param(lambda number: f"EngineResponseError: request {number}", 2, 8, 8, 10, id="one kind, other words"),
     ],

@@ -41,11 +41,7 @@ def checkout() -> Path:
 
 @contextmanager
 def slimes_loss(folder: Path) -> Iterator[Any]:
-    """The module `slime/backends/megatron_utils/loss.py`; skips the test where there is no checkout.
-
-    Args:
-        folder: An empty one, for what answers in Megatron-LM's place.
-    """
+    """The module `slime/backends/megatron_utils/loss.py`; what answers in Megatron-LM's place goes into the folder."""
     root = checkout()
     (folder / "megatron" / "core").mkdir(parents=True)
     (folder / "megatron/__init__.py").touch()

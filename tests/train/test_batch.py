@@ -1,6 +1,5 @@
 """From a step's samples to sequences: what each kind of rollout trains on, and with which advantage."""
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from experiments.methods import retokenised_batch
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.batch import LogprobGap, TrainingMethod, batch_figures, check_gap
+from strands_rollout.train.batch import TrainingMethod, batch_figures, check_gap
 
 step_batch = TrainingMethod().batch
 
@@ -63,23 +62,6 @@ def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
     assert set(found.trained_log_probs or []) == {-0.125}
 
 
-def test_retokenised_trains_on_other_tokens_where_words_were_spelled_otherwise(tokenizer: Any) -> None:
-    spelled = sample(tokenizer, ["an", "sw", "er"], 1.0)
-    plain = sample(tokenizer, ["answer"], -1.0)
-    assert len(spelled.tokens) > len(plain.tokens)
-    batch = retokenised_batch([[spelled, plain]], tokenizer)
-    assert batch.sequences[0].tokens == batch.sequences[1].tokens == plain.tokens
-    assert batch.sequences[0].log_probs is None
-    assert [len(one.known_pairs) for one in batch.sequences] == [1, 2]  # its end is the same in both
-    figures = batch_figures(batch, 4)
-    assert figures["drift_tokens"] == 3 / 6
-    assert figures["drift_episodes"] == 1 / 2
-    assert "mismatch_tokens" not in figures
-    exact = batch_figures(step_batch([[spelled, plain]], tokenizer), 4)
-    assert (exact["drift_tokens"], exact["off_policy_tokens"]) == (3 / 6, 3 / 6)
-    assert exact["mismatch_tokens"] > 0  # a prompt that no template made
-
-
 def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:
     failed = sample(tokenizer, ["none"], -1.0)
     failed.status, failed.loss_mask, failed.reward = Sample.Status.FAILED, [0] * failed.response_length, None
@@ -109,27 +91,8 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
         assert [one.denominator for one in batch.sequences] == [trained[0] + trained[1]] * 2 + [trained[2]]
 
 
-def test_tokens_of_older_weights_are_stale(tokenizer: Any) -> None:
-    one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
-    batch = step_batch([[one]], tokenizer)
-    old = len(tokenizer.encode("I add"))
-    figures = batch_figures(batch, 4)
-    assert figures["stale_tokens"] == pytest.approx(old / (old + 1))
-    assert figures["staleness_max"] == 1
-    assert batch_figures(batch, 6)["staleness_max"] == 3
-
-
-TOKENS = [7, 8, 9, 10, 11]
-
-
-def test_only_trained_tokens_with_a_known_logprob_are_compared() -> None:
-    one = sequence(TOKENS, [1, 0, 1, 1], sampled_log_probs=[-1.0, 0.0, None, -2.0])
-    gap = LogprobGap.of([one], [[-1.25, -9.0, -2.0]])
-    assert gap == LogprobGap(largest=0.25, mean=0.125, k3=(math.expm1(-0.25) + 0.25) / 2, tokens=2)
-
-
 def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
-    one = sequence(TOKENS, [1, 0, 1], sampled_log_probs=[-1.0, 0.0, -2.0])
+    one = sequence([7, 8, 9, 10, 11], [1, 0, 1], sampled_log_probs=[-1.0, 0.0, -2.0])
     trainer = [[-1.0, -3.5]]
     check_gap([one], [[-1.0005, -2.0]], 1e-3, str)
     with pytest.raises(TrajectoryError) as caught:
@@ -139,4 +102,4 @@ def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
     assert "sequence 0, token 4 of 5: 't11' after 't7 t8 t9 t10': rollout -2.0000, trainer -3.5000" in words
     assert "--gap-limit" in words
     with pytest.raises(TrajectoryError, match="no token whose logprob under these weights is known"):
-        check_gap([sequence(TOKENS, [1, 1])], [[-1.0, -1.0]], 1e-3, str)
+        check_gap([sequence([7, 8, 9], [1, 1])], [[-1.0, -1.0]], 1e-3, str)

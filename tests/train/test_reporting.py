@@ -29,18 +29,6 @@ def test_without_a_terminal_each_step_is_a_line() -> None:
     ]
 
 
-def test_a_terminal_shows_one_bar_with_the_phase() -> None:
-    out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, force_interactive=True, color_system=None)
-    with TrainingProgress(console, total=60, done=12) as progress:
-        assert "12/60" in out.getvalue()
-        progress.step_done({"step": 12, "reward": 0.25, "accuracy": 0.61})
-        progress.phase("training")
-    last = out.getvalue().split("\r")[-1]
-    assert "reward 0.25  accuracy 61%  training" in last
-    assert "13/60" in last
-
-
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 STEPS = """
 from pathlib import Path
@@ -96,9 +84,3 @@ def test_a_missing_key_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPa
         check_wandb()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     check_wandb()
-
-
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is not None, reason="wandb is installed")
-def test_wandb_that_is_not_installed_is_said_to_be_so() -> None:
-    with pytest.raises(ConfigError, match=r"needs wandb, which is not installed; pip install"):
-        check_wandb()

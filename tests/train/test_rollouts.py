@@ -11,7 +11,7 @@ from sequences import options
 
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
-from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector, sampling_seed
+from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 
@@ -69,12 +69,6 @@ def test_the_order_takes_every_row_once_before_any_again() -> None:
     assert [PromptOrder(ROWS, seed=2).row(at).label for at in range(10)] != first
 
 
-def test_a_sampling_seed_depends_on_each_part_alone() -> None:
-    seeds = {sampling_seed(seed, name, at) for seed in (0, 1) for name in "ab" for at in range(50)}
-    assert len(seeds) == 200
-    assert sampling_seed(0, "a", 1) == 1664263060, "on any machine"
-
-
 async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_the_next_prompts() -> None:
     collector, player = collector_of()
     (first, _), (second, _) = await collector.collect(), await collector.collect()
@@ -100,13 +94,6 @@ async def test_unfinished_episodes_are_aborted_and_resumed_in_the_next_step() ->
     assert all(sample.status is Sample.Status.COMPLETED for group in second for sample in group)
     assert player.starts[2] == player.starts[3] == 2  # both samples of the held prompt, and no other
     assert sum(player.starts.values()) == 2 * 7 + 2  # a surplus finished prompt waits, and is not replayed
-
-
-async def test_a_surplus_finished_prompt_is_in_the_next_step() -> None:
-    collector, player = collector_of(prompts=1, samples_per_prompt=1, extra_prompts=2, concurrency=8)
-    seen = [positions((await collector.collect())[0])[0] for _ in range(4)]
-    assert seen == [0, 1, 2, 3]
-    assert set(player.starts.values()) == {1}
 
 
 async def test_siblings_of_a_fan_out_are_one_episode_of_their_group() -> None:

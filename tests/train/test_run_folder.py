@@ -65,34 +65,17 @@ def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
     assert path.read_bytes() == b"", "a new run starts the log afresh"
 
 
-def test_a_step_that_is_not_the_next_one_is_refused(path: Path) -> None:
-    with StepLog(path) as log:
-        log.append({"step": 0})
-        for step in (0, 2, None):
-            with pytest.raises(RolloutError, match=rf"got step {step}; expected 1, the next one"):
-                log.append({"step": step})
-    assert len(read_steps(path)) == 1
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("{", "steps.jsonl:2 is no JSON"),
         ('{"step": 3}', "steps.jsonl:2 is not the record of step 1"),
-        ('{"step": 1, "reward": [1]}', "steps.jsonl:2 holds more than numbers and texts"),
     ],
 )
 def test_a_line_that_is_no_step_is_refused_by_its_number(path: Path, line: str, words: str) -> None:
     path.write_text(f"{json.dumps({'step': 0})}\n{line}\n")
     with pytest.raises(ConfigError, match=words):
         read_steps(path)
-
-
-def test_a_log_that_can_not_be_opened_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"can't read .*steps.jsonl: No such file"):
-        read_steps(tmp_path / "steps.jsonl")
-    with pytest.raises(ConfigError, match=r"can't write .*steps.jsonl: No such file.*choose another --out"):
-        StepLog(tmp_path / "missing" / "steps.jsonl")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -162,15 +145,6 @@ def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
     other = replace(OPTIONS, seed=1, update=replace(FALLING, learning_rate=1.0))
     with pytest.raises(ConfigError, match=r"holds another run: seed was 0 and is 1; update\.learning_rate was .* 1\.0"):
         folder.claim(other, {})
-
-
-def test_a_run_with_a_constant_learning_rate_can_be_made_longer(tmp_path: Path) -> None:
-    constant = replace(OPTIONS, update=UpdateSettings(decay="constant"))
-    folder = TrainFolder(tmp_path)
-    folder.claim(constant, {})
-    saved(folder, 2)
-    folder.claim(replace(constant, steps=9), {})
-    assert json.loads((tmp_path / "options.json").read_text())["options"]["steps"] == 9
 
 
 def hold(folder: TrainFolder) -> None:

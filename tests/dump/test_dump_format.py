@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
-from strands_rollout.dump.json_values import from_json, to_json
+from strands_rollout.dump import DumpWriter, read_dump, write_dump
 from strands_rollout.dump.record import DumpRecord, read_line, record_line
 from strands_rollout.errors import DumpError
 from strands_rollout.samples import Sample
@@ -54,12 +53,6 @@ _PLAIN = st.recursive(
 def _same(first: Any, second: Any) -> bool:
     """Equal, and of the same types all the way down; 1, 1.0 and True are not."""
     return repr(first) == repr(second)
-
-
-@given(_PLAIN)
-def test_any_plain_value_comes_back_from_json(value: Any) -> None:
-    written = json.dumps(to_json(value, "it"), allow_nan=False)
-    assert _same(from_json(json.loads(written)), value)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -155,14 +148,6 @@ def test_a_live_dump_is_read_up_to_its_last_whole_line(name: str, tmp_path: Path
     assert [record.values["index"] for record in read_dump(path)] == [0, 1]
 
 
-def test_dumps_put_one_behind_the_other_are_one(tmp_path: Path) -> None:
-    for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        write_dump(tmp_path / name, [sample()] * 2)
-    both = tmp_path / "both.jsonl.gz"
-    both.write_bytes((tmp_path / "a.jsonl.gz").read_bytes() + (tmp_path / "b.jsonl.gz").read_bytes())
-    assert len(list(read_dump(both))) == 4
-
-
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     line = record_line(DumpRecord.from_sample(sample()))
     path = tmp_path / "run.jsonl"
@@ -176,14 +161,7 @@ OF_TOKENS = {
     b'{"$new": 1}': r"\$new",
     b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
     b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
-    b'{"$array": ["(1000000,1000000)f4", [1], ""]}': "expected numbers",
-    b'{"$array": 5}': "damaged",
-    b'{"$float": "five"}': "damaged",
-    b'{"$float": []}': "damaged",
     b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
-    b'{"$map": [[[], 1]]}': "damaged",
-    b'{"$tuple": 5}': "damaged",
-    b"[" * 900 + b"]" * 900: "broken",
     b"[" * 100_000: "broken",
 }
 NO_SAMPLES = {
@@ -269,15 +247,6 @@ def test_a_file_that_is_not_gzip_is_told(tmp_path: Path) -> None:
         list(read_dump(tmp_path / "run.jsonl.gz"))
     with pytest.raises(DumpError, match="No such file"):
         list(read_dump(tmp_path / "absent.jsonl"))
-
-
-def test_texts_of_tokens_travel_with_their_sample(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    ids = shipped_tokenizer.encode("<tool_call> caf\u00e9 \u20ac", add_special_tokens=False)
-    made = sample(tokens=[*ids, 10**6], response_length=1, loss_mask=[1], rollout_log_probs=[0.0])
-    write_dump(tmp_path / "run.jsonl", [made], TokenTexts(shipped_tokenizer))
-    (found,) = read_dump(tmp_path / "run.jsonl")
-    assert b"".join(found.token_texts[token] for token in ids).decode() == "<tool_call> caf\u00e9 \u20ac"
-    assert 10**6 not in found.token_texts
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

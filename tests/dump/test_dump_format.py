@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.dump import DumpWriter, read_dump, write_dump
+from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
 from strands_rollout.dump.record import DumpRecord, read_line, record_line
 from strands_rollout.errors import DumpError
 from strands_rollout.samples import Sample
@@ -247,6 +247,15 @@ def test_a_file_that_is_not_gzip_is_told(tmp_path: Path) -> None:
         list(read_dump(tmp_path / "run.jsonl.gz"))
     with pytest.raises(DumpError, match="No such file"):
         list(read_dump(tmp_path / "absent.jsonl"))
+
+
+def test_texts_of_tokens_travel_with_their_sample(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    ids = shipped_tokenizer.encode("<tool_call> caf\u00e9 \u20ac", add_special_tokens=False)
+    made = sample(tokens=[*ids, 10**6], response_length=1, loss_mask=[1], rollout_log_probs=[0.0])
+    write_dump(tmp_path / "run.jsonl", [made], TokenTexts(shipped_tokenizer))
+    (found,) = read_dump(tmp_path / "run.jsonl")
+    assert b"".join(found.token_texts[token] for token in ids).decode() == "<tool_call> caf\u00e9 \u20ac"
+    assert 10**6 not in found.token_texts
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

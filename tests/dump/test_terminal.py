@@ -8,27 +8,18 @@ from rich.console import Console
 from strands_rollout.dump.terminal import print_transcript
 from strands_rollout.samples import Sample
 
-WORDS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer", 9: "filler"}
+WORDS = {1: "Question?\n", 10: "call\n", 11: "<end>", 20: "\nresult\n", 12: "answer"}
 
 
-def shown(made: Sample) -> str:
-    def decode(ids: Any) -> str:
-        return "".join(WORDS[token] for token in ids)
-
-    out = io.StringIO()
-    print_transcript(Console(file=out, width=60), made, decode)
-    return out.getvalue()
+def decode(ids: Any) -> str:
+    return "".join(WORDS[token] for token in ids)
 
 
 def test_each_stretch_is_shown_under_its_kind() -> None:
-    text = shown(Sample(tokens=[1, 10, 11, 20, 12], response_length=4, loss_mask=[1, 1, 0, 1]))
+    sample, out = Sample(tokens=[1, 10, 11, 20, 12], response_length=4, loss_mask=[1, 1, 0, 1]), io.StringIO()
+    print_transcript(Console(file=out, width=60), sample, decode)
+    text = out.getvalue()
     assert "   prompt | Question?\n" in text
     assert "  trained | call\n          | <end>\n" in text
     assert "  context | \n          | result\n" in text
     assert "trained | sampled by the policy, trained; 3 tokens" in text
-
-
-def test_an_excluded_sample_is_not_shown_as_trained() -> None:
-    text = shown(Sample(tokens=[1, 9], response_length=1, loss_mask=[0], remove_sample=True))
-    assert "untrained | filler" in text
-    assert "  trained |" not in text

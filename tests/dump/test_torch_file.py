@@ -62,10 +62,7 @@ class _Runs:
         return self.asked
 
 
-CALLS = [
-    *((eval, ("open('/tmp/ran', 'w')",)), (exec, ("1",)), (__import__, ("os",)), (getattr, (1, "real"))),
-    *((pickle.loads, (b"N.",)), (Sample, ()), (np.load, ("x",))),
-]
+CALLS = [(eval, ("open('/tmp/ran', 'w')",)), (__import__, ("os",)), (getattr, (1, "real")), (pickle.loads, (b"N.",))]
 
 
 @pytest.mark.parametrize(("function", "args"), CALLS)

@@ -25,19 +25,16 @@ class Stage:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def job(self, variant: str, **changed: Any) -> Job:
-        step = Step("cpu", variant, turns=2, concurrency=2, episodes=1)
-        return Job(replace(step, **changed), "", "", str(SHIPPED_TOKENIZER), self.port)
-
     def player(self, variant: str) -> Player:
-        return make_player(self.job(variant), self.scripts)
+        step = Step("cpu", variant, turns=2, concurrency=2, episodes=1)
+        return make_player(Job(step, "", "", str(SHIPPED_TOKENIZER), self.port), self.scripts)
 
 
 @contextmanager
-def stage_of(scripts: list[Script], folder: Path, *, any_input: bool = False) -> Iterator[Stage]:
+def stage_of(scripts: list[Script], folder: Path) -> Iterator[Stage]:
     path = folder / "scripts.json"
     save_scripts(scripts, path)
-    with scripted_engine([path], core=None, any_input=any_input) as port:
+    with scripted_engine([path], core=None) as port:
         yield Stage(port, scripts)
 
 

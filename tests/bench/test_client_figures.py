@@ -1,18 +1,12 @@
 """Figures: medians over rounds, ratios round by round, tables, the loop's lag, memory, shares by package."""
 
-import copy
-import json
 from typing import Any
 
-import orjson
 import pytest
 from bench_stage import measured
 
 from benchmarks.client import ClientOptions, all_ratios, medians
-from benchmarks.measuring import percentile
-from benchmarks.profiling import profile_figures, start_profile
 from benchmarks.report import result_tables
-from benchmarks.worker import array_bytes
 
 ROUNDS = [
     *[measured("ours", cpu, round=n) for n, cpu in enumerate((10.0, 40.0, 12.0))],
@@ -49,12 +43,6 @@ def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
             ("round", "variant", "turns"),
             [(0, "strands-sglang", 5), (0, "openai", 5), (0, "strands-sglang", 80), (1, "strands-sglang", 5)],
         ),
-        # the streamed variant plays any turns where it is asked for them alone
-        (
-            {"measures": ("cpu", "memory"), "turns": (80,), "variants": ("openai",)},
-            ("kind", "turns"),
-            [("cpu", 80), ("rss", 80), ("traced", 80)],
-        ),
         # a long episode of a slow variant is played few times
         (
             {"measures": ("cpu",), "turns": (20, 80), "variants": ("strands-sglang",), "repeats": 1},
@@ -69,25 +57,11 @@ def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
         ),
         ({"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7}, ("episodes",), [(7,), (7,)]),
     ],
-    ids=["turns taken", "slow ones once", "streamed alone", "slow ones few", "detail turns", "episodes"],
+    ids=["turns taken", "slow ones once", "slow ones few", "detail turns", "episodes"],
 )
 def test_what_is_asked_for_is_measured(asked: dict[str, Any], shown: tuple[str, ...], expected: list[Any]) -> None:
     steps = options(**asked).steps()
     assert sorted(tuple(getattr(step, name) for name in shown) for step in steps) == sorted(expected)
-
-
-def test_rounds_are_paired_by_their_number() -> None:
-    second = [one for one in ROUNDS if one.step.round == 1]
-    found = {one["ratio"]: (one["value"], one["rounds"]) for one in all_ratios(second)}
-    assert found == {"ours / floor": (4.0, 1), "ours: 80 turns / 20 turns": (3.0, 1)}
-    unpaired = [measured("ours", 10.0, round=0), measured("ours", 50.0, round=1, turns=80)]
-    assert all_ratios(unpaired) == []
-
-
-def test_as_many_episodes_are_played_as_are_to_run_at_once() -> None:
-    for step in options(concurrency=(512,)).steps():
-        assert step.episodes >= step.concurrency or step.variant == "openai"
-        assert step.episodes == step.concurrency or step.kind not in ("rss", "traced") or step.variant == "openai"
 
 
 def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
@@ -109,32 +83,3 @@ def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:
     ):
         assert line in shown
     assert "strands-sglang" not in shown
-
-
-@pytest.mark.parametrize(
-    ("values", "share", "expected"),
-    [([], 0.5, None), ([3.0], 0.99, 3.0), ([4.0, 1.0, 3.0, 2.0], 0.5, 2.0), (list(range(1, 201)), 0.99, 198)],
-)
-def test_a_percentile_is_one_of_the_values(values: list[float], share: float, expected: float | None) -> None:
-    assert percentile(values, share) == expected
-
-
-def test_a_number_that_is_held_twice_counts_once() -> None:
-    number = 10**6
-    assert array_bytes([[number, number]]) == array_bytes([[number]]) + 8
-    assert array_bytes([[number], None, [10**6 + 1]]) == 2 * array_bytes([[number]])
-
-
-def test_a_profile_names_packages_and_their_functions_in_c() -> None:
-    def work() -> None:
-        for _ in range(300):
-            orjson.loads(b"[1, 2, 3]")
-            copy.deepcopy([[1], [2]])
-            json.dumps({"a": 1})
-
-    profiler = start_profile()
-    work()
-    profiler.disable()
-    shares = profile_figures(profiler)["share_percent_by_package"]
-    assert {"orjson", "copy", "json"} <= shares.keys()
-    assert sum(shares.values()) == pytest.approx(100, abs=1)

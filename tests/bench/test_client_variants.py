@@ -8,10 +8,9 @@ import httpx
 import pytest
 from bench_stage import Stage, perfect, stage_of
 
-from benchmarks.client import BenchProcessError, run_job, scripted_engine
 from benchmarks.script import Script, write_scripts
-from benchmarks.variants import VARIANTS, Job, Played, Step, WrongEpisodeError, check_played
-from benchmarks.worker import check_all, cpu, play_episodes
+from benchmarks.variants import VARIANTS, WrongEpisodeError, check_played
+from benchmarks.worker import check_all, play_episodes
 
 NEEDS = {"strands-sglang": "strands_sglang", "openai": "openai"}
 
@@ -72,41 +71,3 @@ def test_an_episode_with_one_other_value_is_refused(part, scripts):
     values[-1] = 1 - values[-1]
     with pytest.raises(WrongEpisodeError, match=f"{part}.*the first difference is at"):
         check_played(replace(played, **{part: values}), scripts[0])
-
-
-def test_the_template_writes_the_whole_episode_as_the_script_has_it(scripts, shipped_tokenizer):
-    for script in scripts:
-        assert shipped_tokenizer.encode(shipped_tokenizer.decode(script.tokens())) == script.tokens()
-        assert script.tool_turns == 2
-        assert sum(script.loss_mask()) == len(script.logprobs())
-    assert write_scripts(shipped_tokenizer, 2, count=2) == scripts
-    assert write_scripts(shipped_tokenizer, 2, count=1, seed=1)[0] != scripts[0] != scripts[1]
-
-
-JOB = Job(Step("cpu", "floor", 1, 1, 1), "no such file", "no such file", "", port=1)
-
-
-def test_a_measurement_that_fails_is_told_with_its_last_words():
-    with pytest.raises(BenchProcessError, match=r"(?s)cpu of floor failed, exit code 1:.*no such file"):
-        run_job(JOB)
-
-
-def test_an_engine_that_does_not_start_is_told_with_its_last_words(tmp_path):
-    with (
-        pytest.raises(BenchProcessError, match=r"(?s)did not start\nthe scripted engine said:.*no such file"),
-        scripted_engine([tmp_path / "no such file"], core=None),
-    ):
-        pass
-
-
-async def test_a_variant_that_asks_twice_is_refused(stage):
-    player = stage.player("floor")
-
-    class Twice:
-        async def play(self, script: Script) -> Played:
-            await player.play(script)
-            return await player.play(script)
-
-    with pytest.raises(WrongEpisodeError, match="got 6 requests; expected 3"):
-        await cpu(stage.job("floor"), Twice(), stage.scripts)
-    await player.close()

@@ -10,7 +10,7 @@ from bench_stage import SHIPPED_TOKENIZER
 from typer.testing import CliRunner
 
 from benchmarks import client
-from benchmarks.__main__ import app, check_writable
+from benchmarks.__main__ import app
 from benchmarks.client import playable_variants
 from strands_rollout.errors import ConfigError
 
@@ -49,14 +49,6 @@ def test_a_variant_whose_package_is_missing_is_left_out_with_advice(monkeypatch:
     assert sentences == ["openai is left out; to measure it: pip install 'strands-rollout[bench]'"]
     with pytest.raises(ConfigError, match="got no variant that can play; openai is left out"):
         playable_variants(["openai"])
-
-
-def test_the_folder_of_the_figures_is_made_or_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    check_writable(tmp_path / "new" / "folder" / "bench.json")
-    assert (tmp_path / "new" / "folder").is_dir()
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="folder can't be made"):
-        check_writable(tmp_path / "file" / "bench.json")
 
 
 @pytest.mark.slow

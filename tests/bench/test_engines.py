@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import os
-import socket
-from pathlib import Path
 
-import httpx
 import pytest
 from aiohttp import web
 
@@ -16,15 +12,11 @@ from benchmarks.engines import (
     EngineBenchmark,
     EngineRow,
     Workload,
-    engine_processes,
-    flush,
-    has_sglang,
     rows_as_json,
     rows_as_markdown,
     run_engine_benchmark,
     run_workload,
 )
-from benchmarks.measuring import threads_cpu_s
 from strands_rollout.client.transport import create_client
 from strands_rollout.engine import running_engine
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
@@ -37,16 +29,6 @@ WORK = Workload("decode", "distinct", requests=2, prompt_tokens=10, new_tokens=5
 def rows() -> list[EngineRow]:
     """What a small benchmark of the embedded engine finds."""
     return run_engine_benchmark(PLAN, ComparedEngines())
-
-
-async def serve(**routes) -> tuple[web.AppRunner, str]:
-    app = web.Application()
-    for path, answer in routes.items():
-        app.router.add_post(f"/{path}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}"
 
 
 def test_each_workload_has_a_row_with_its_rate_and_the_cache_was_as_it_says(rows):
@@ -85,38 +67,18 @@ async def test_an_engine_that_refuses_or_generates_less_than_asked_is_refused(an
     async def generate(_request: web.Request) -> web.Response:
         return web.Response(content_type="application/json", **answer)
 
-    runner, url = await serve(generate=generate)
+    app = web.Application()
+    app.router.add_post("/generate", generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     if answer is None:
         await runner.cleanup()
     async with create_client(url) as http:
         with pytest.raises(error, match=words):
             await run_workload(http, WORK, seed=0)
     await runner.cleanup()
-
-
-async def test_a_cache_that_can_not_be_emptied_is_an_error_and_one_that_can_later_is_not(monkeypatch):
-    monkeypatch.setattr("benchmarks.engines._FLUSH_PAUSE_S", 0)
-    statuses = [400, 400, 200]
-
-    async def later(_request: web.Request) -> web.Response:
-        return web.Response(status=statuses.pop(0) if statuses else 400)
-
-    runner, url = await serve(flush_cache=later)
-    async with create_client(url) as http:
-        await flush(http)
-        with pytest.raises(EngineUnavailableError, match="refuses to empty its cache"):
-            await flush(http)
-    await runner.cleanup()
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
-def test_an_engines_cpu_time_is_that_of_the_process_that_listens():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        pids = engine_processes(httpx.URL(f"http://127.0.0.1:{listening.getsockname()[1]}"))
-        assert os.getpid() in pids, "and the processes below it"
-        assert 0 < threads_cpu_s([os.getpid()]) <= threads_cpu_s([os.getpid()])
-    assert engine_processes(httpx.URL("http://192.0.2.1:80")) == []
-    assert threads_cpu_s([]) is None
 
 
 async def test_engines_take_turns_and_a_real_server_is_started_by_the_script_and_stopped_after(monkeypatch, tmp_path):
@@ -136,10 +98,3 @@ async def test_engines_take_turns_and_a_real_server_is_started_by_the_script_and
     script.write_text("exit 3\n")
     with pytest.raises(EngineUnavailableError, match="exit code 3"):
         await asyncio.to_thread(run_engine_benchmark, plan, engines)
-
-
-def test_sglang_is_there_only_where_the_environment_names_it_and_the_script_exists(monkeypatch, tmp_path):
-    monkeypatch.delenv(engines_module.SGLANG_VENV, raising=False)
-    assert not has_sglang()
-    monkeypatch.setenv(engines_module.SGLANG_VENV, str(tmp_path))
-    assert has_sglang()

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from prep_support import (
-    DATA_PREP,
     Main,
     aime_row,
     gsm8k_row,
@@ -15,7 +14,6 @@ from prep_support import (
     problem,
     write_parquet,
 )
-from preparation.command_line import DATA_DIR, DataSet
 
 SETS = {
     "dapo_math_17k.py": ([nested_row(number) for number in (2, 3, 4, 3)], (2, 3, 4)),
@@ -76,24 +74,6 @@ def test_two_prepared_files_can_be_compared_alone(tmp_path: Path, main: Main) ->
     code, stdout, _ = main("contamination.py", train, other)
     assert code == 0
     assert "0 rows share words with 0 of 1 problems" in stdout
-
-
-@pytest.mark.parametrize("script", ["gsm8k.py", "contamination.py"])
-def test_help_has_an_example_and_says_what_was_not_checked(script: str, main: Main) -> None:
-    code, stdout, _ = main(script, "--help")
-    assert code == 0
-    assert f"Example: python data_prep/{script}" in stdout
-    assert ("was not checked against the hub" in " ".join(stdout.split())) == (script == "gsm8k.py")
-
-
-def test_files_lie_where_the_launch_scripts_look_and_only_training_problems_are_compared() -> None:
-    repository = DATA_PREP.parent
-    shown = DataSet("x.py", "a/b", "someone says so", "gsm8k-{split}", against=("gsm8k-test",))
-    assert repository / "data" == DATA_DIR
-    assert shown.out(DATA_DIR, "test") == repository / "data/gsm8k-test.jsonl"
-    for split in ("train", "train[:5]", "train[:1%]+train[9%:]", "train+test", "all"):
-        assert shown.evaluation_files(DATA_DIR, split) == [repository / "data/gsm8k-test.jsonl"]
-    assert shown.evaluation_files(DATA_DIR, "test") == shown.evaluation_files(DATA_DIR, "test[:5]") == []
 
 
 def test_wrong_usage_exits_with_2_and_a_failure_with_1(tmp_path: Path, main: Main) -> None:

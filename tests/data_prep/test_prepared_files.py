@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from fake_sglang import dead_url
-from prep_support import Prepare, dapo_row, problem, write_parquet
+from prep_support import Prepare, dapo_row
 from preparation.files import whole_file
 from preparation.prepare import arguments_of
 from preparation.request import Request, check_usage
@@ -35,17 +35,6 @@ def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_p
         pass
 
 
-def test_two_runs_at_once_write_a_file_each_and_the_last_one_stays(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    with whole_file(path) as first:
-        first.write(b"first")
-        with whole_file(path) as second:
-            second.write(b"second")
-        assert path.read_text() == "second"
-    assert path.read_text() == "first"
-    assert names_in(tmp_path) == {"out.jsonl"}
-
-
 def test_the_manifest_tells_source_counts_and_checksum(prepare: Prepare, tmp_path: Path) -> None:
     manifest = prepare([dapo_row(2), dapo_row(2), dapo_row(3)], split="train").manifest
     assert json.loads((tmp_path / "out.jsonl.manifest.json").read_text()) == manifest
@@ -69,16 +58,6 @@ def test_the_manifest_tells_source_counts_and_checksum(prepare: Prepare, tmp_pat
     assert {"instruction", "arguments", "created"} <= manifest.keys()
 
 
-def test_a_second_run_with_the_same_settings_does_nothing(prepare: Prepare, tmp_path: Path) -> None:
-    first = prepare([dapo_row(2)])
-    written = (tmp_path / "out.jsonl").stat().st_ino
-    again = prepare(tmp_path / "source.parquet")
-    assert again.done_before
-    assert again.manifest == first.manifest
-    assert (tmp_path / "out.jsonl").stat().st_ino == written
-    assert not prepare(tmp_path / "source.parquet", force=True).done_before
-
-
 def test_other_settings_another_source_and_a_changed_file_are_prepared_again(prepare: Prepare, tmp_path: Path) -> None:
     prepare([dapo_row(2), dapo_row(3)])
     source, out = tmp_path / "source.parquet", tmp_path / "out.jsonl"
@@ -97,16 +76,6 @@ def test_other_settings_another_source_and_a_changed_file_are_prepared_again(pre
 
 def hub_request(tmp_path: Path, **settings: str) -> Request:
     return Request(**{"dataset": "someone/problems", "out": tmp_path / "out.jsonl", **settings})
-
-
-def test_a_local_folder_of_the_hub_ids_name_is_never_read_in_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check_usage(hub_request(tmp_path), force=False)
-    write_parquet([dapo_row(2)], tmp_path / "someone/problems/data/train-00000-of-00001.parquet")
-    with pytest.raises(ConfigError, match=r"there is a local .*someone/problems.*--from someone/problems"):
-        check_usage(hub_request(tmp_path), force=True)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -133,15 +102,6 @@ def test_a_file_without_a_manifest_is_replaced_only_if_forced(prepare: Prepare, 
     assert prepare([dapo_row(2)], force=True).labels == ["8"]
 
 
-@pytest.mark.parametrize(
-    "endpoint", ["mirror.invalid", "someone:hidden@mirror.invalid", "ftp://someone:hidden@a.invalid"]
-)
-def test_a_mirror_without_a_scheme_is_wrong_usage(tmp_path: Path, endpoint: str) -> None:
-    with pytest.raises(ConfigError, match="no scheme http or https") as refused:
-        check_usage(hub_request(tmp_path, endpoint=endpoint), force=False)
-    assert "hidden" not in str(refused.value)
-
-
 def test_the_mirrors_password_is_in_no_manifest_and_no_error(tmp_path: Path) -> None:
     bare = dead_url()
     request = hub_request(tmp_path, endpoint=bare.replace("://", "://someone:hidden@"))
@@ -153,18 +113,3 @@ def test_the_mirrors_password_is_in_no_manifest_and_no_error(tmp_path: Path) -> 
     with served(status=500) as hub, pytest.raises(PreparationError, match="500") as refused:
         open_source(hub_request(tmp_path, endpoint=hub.base_url.replace("://", "://someone:hidden@")))
     assert "hidden" not in str(refused.value)
-
-
-def test_a_file_whose_name_looks_like_a_pattern_is_read_and_such_a_folder_is_wrong_usage(
-    prepare: Prepare, tmp_path: Path
-) -> None:
-    path = tmp_path / "a[1]*b" / "x[2]?.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(dapo_row(2)) + "\n")
-    assert prepare(path).problems == [problem(2)]
-    with pytest.raises(ConfigError, match="rename it, or name one of its files"):
-        prepare(path.parent)
-    for content in ("", "\n\n"):
-        path.write_text(content)
-        with pytest.raises(PreparationError, match=r"can't read .*jsonl as a data set: it is empty"):
-            prepare(path)

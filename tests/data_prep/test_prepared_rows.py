@@ -1,52 +1,19 @@
 """Which rows of a source become lines of a data file, what their labels become, and what is said of the others."""
 
-import datetime
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prep_support import Prepare, Result, aime_row, chat, dapo_row, gsm8k_row, nested_row, problem, write_parquet
-from preparation.labels import is_number, label_of, reasons_against
+from prep_support import Prepare, chat, dapo_row, problem, write_parquet
 from preparation.report import warning_lines
 from preparation.rows import PreparationError
-
-from strands_rollout.errors import ConfigError
 
 
 def counts_add_up(manifest: dict[str, Any]) -> bool:
     parts = ("rows", "duplicates_removed", "rejected", "contaminated_removed", "beyond_limit")
     return manifest["rows_read"] == sum(manifest[part] for part in parts)
-
-
-@pytest.mark.parametrize(
-    ("make", "prompt", "label"),
-    [
-        (dapo_row, "prompt", "label"),
-        (nested_row, "prompt", "reward_model.ground_truth"),
-        (aime_row, "Problem", "Answer"),
-        (gsm8k_row, "question", "answer"),
-    ],
-)
-def test_the_columns_of_known_data_sets_are_found(prepare: Prepare, make: Any, prompt: str, label: str) -> None:
-    result = prepare([make(number) for number in (2, 3, 300)])
-    assert (result.manifest["prompt_column"], result.manifest["label_column"]) == (prompt, label)
-    assert result.problems == [problem(number) for number in (2, 3, 300)]
-    assert result.labels == ["8", "12", "1200"]
-    assert all(list(row)[:2] == ["prompt", "label"] for row in result.rows)
-    further = make(2).keys() - {prompt, label}
-    assert {name: result.rows[0][name] for name in further} == {name: make(2)[name] for name in further}
-    assert result.manifest["columns"] == list(result.rows[0])
-
-
-def test_columns_whose_rows_have_different_keys_stay_objects(prepare: Prepare, tmp_path: Path) -> None:
-    metadata: list[dict[str, Any]] = [{"source": "own"}, {"level": 3}]
-    rows = [{"problem": problem(n), "answer": n, "metadata": some} for n, some in enumerate(metadata)]
-    path = tmp_path / "given.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    found = [row["metadata"] for row in prepare(path).rows]
-    assert [{key: value for key, value in one.items() if value is not None} for one in found] == metadata
 
 
 @pytest.mark.parametrize("settings", [{}, {"prompt_column": "puzzle", "label_column": "hint"}])
@@ -102,12 +69,6 @@ def test_of_differing_labels_that_of_most_rows_is_kept_and_none_without_a_majori
     assert not prepare(rows[2:]).rejected, "the reasons of an earlier run go"
 
 
-def test_labels_that_grading_takes_for_equal_are_no_conflict(prepare: Prepare) -> None:
-    result = prepare([dapo_row(2, label) for label in ("0.5", "\\frac{1}{2}", " 0.50 ")])
-    assert result.labels == ["0.5"]
-    assert result.manifest["conflicts"]["problems"] == 0
-
-
 @pytest.mark.parametrize(
     ("label", "written"),
     [
@@ -138,9 +99,7 @@ def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepar
     [
         [],
         chat(" "),
-        None,
         [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}],
-        [{"role": "wizard", "content": "2 + 2"}],
     ],
 )
 def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, prompt: object) -> None:
@@ -168,16 +127,6 @@ def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone
         prepare(rows[7:9], allow_rejected=True)
 
 
-def test_a_limit_writes_the_first_rows_of_the_whole_file(prepare: Prepare) -> None:
-    rows = [dapo_row(2), dapo_row(2), dapo_row(3), dapo_row(4)]
-    whole = prepare(rows).rows
-    limited = prepare(rows, limit=2)
-    assert limited.rows == whole[:2]
-    assert limited.manifest["beyond_limit"] == 1
-    assert counts_add_up(limited.manifest)
-    assert warnings_of(limited) == ["the file holds 2 of 3 rows, because of --limit"]
-
-
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # datasets 4 leaves a CSV file open
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
 def test_every_kind_of_file_is_read(prepare: Prepare, tmp_path: Path, suffix: str) -> None:
@@ -202,87 +151,10 @@ def test_a_folder_as_downloaded_from_the_hub_is_read_by_split(prepare: Prepare, 
         prepare(folder, split="dev")
 
 
-def test_files_that_hold_no_data_are_refused(prepare: Prepare, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ConfigError, match="expected a file or a folder with files of .parquet"):
-        prepare(tmp_path / "notes.txt")
-    broken = tmp_path / "broken.parquet"
-    broken.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(PreparationError, match="can't read .*broken.parquet as a data set: Arrow"):
-        prepare(broken)
-
-
-def warnings_of(result: Result, **settings: Any) -> list[str]:
-    request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False, **settings)
-    return list(warning_lines(result.manifest, request))
-
-
-def reason_of(label: object) -> str:
-    read = label_of(label)
-    return reasons_against({read: 1})[read]
-
-
-@pytest.mark.parametrize("label", ["null", "None", "N/A", "n/a.", "nan", "?", "???", "", " ", float("nan"), ["none"]])
-def test_words_that_say_there_is_no_label_are_rejected(label: object) -> None:
-    assert reason_of(label).startswith("label: got ")
-
-
-@pytest.mark.parametrize(
-    "label", [float(2**53), -1e20, datetime.datetime(2024, 1, 2), datetime.date(2024, 1, 2), datetime.timedelta(1)]
-)
-def test_labels_that_reading_changed_are_rejected(label: object) -> None:
-    assert "store the labels as text" in reason_of(label)
-    assert not reason_of(float(2**53 - 1))
-
-
-@pytest.mark.parametrize("label", ["34", "-7", "1/2", "\\frac{1}{2}", "$1,234$", "50%", "(1, 2)", '["a half", "1/2"]'])
-def test_numbers_are_told_from_words(label: str) -> None:
-    assert is_number(label)
-    assert not is_number("Tuesday")
-
-
 def test_labels_that_are_no_number_are_counted_and_warned_of(prepare: Prepare) -> None:
     result = prepare([dapo_row(2), dapo_row(3, "see the solution"), dapo_row(4, "x+1")])
     assert result.manifest["labels_not_number"] == {"rows": 2, "example": "see the solution"}
-    assert any("2 labels are no number" in line and "see the solution" in line for line in warnings_of(result))
-    assert not warnings_of(prepare([dapo_row(2)]))
-
-
-def test_a_solution_without_the_marker_that_the_others_have_is_rejected(prepare: Prepare) -> None:
-    rows = [gsm8k_row(number) for number in (2, 3, 4)] + [{"question": problem(5), "answer": "4 rows of 5 make 20"}]
-    result = prepare(rows, allow_rejected=True)
-    assert result.labels == ["8", "12", "16"]
-    (lost,) = result.rejected
-    assert "got none after ####" in lost["reason"]
-    few = prepare([dapo_row(number) for number in (2, 3, 4)] + [dapo_row(5, "so\n#### 20")])
-    assert few.labels == ["8", "12", "16", "20"]
-
-
-def test_several_label_columns_that_differ_are_named(prepare: Prepare) -> None:
-    rows = [{"problem": problem(number), "label": number % 2, "answer": str(4 * number)} for number in (2, 3)]
-    result = prepare(rows)
-    (said,) = warnings_of(result)
-    assert "from label ('0'), but answer differs ('8')" in said
-    assert "--label-column" in said
-    assert not warnings_of(prepare(rows, label_column="answer"))
-    equal = [{"problem": problem(2), "label": "8", "answer": 8, "reward_model": {"ground_truth": " 08 "}}]
-    assert not warnings_of(prepare(equal))
-
-
-def test_a_chat_that_is_stored_as_json_text_is_read_as_a_chat(prepare: Prepare) -> None:
-    said = [{"role": "system", "content": "Be brief."}, *chat(problem(2))]
-    result = prepare(
-        [{"prompt": json.dumps(said), "label": "8"}, {"prompt": json.dumps(chat(problem(3))[0]), "label": "12"}]
-    )
-    assert [row["prompt"] for row in result.rows] == [said, chat(problem(3))]
-    broken = [{"prompt": str(said), "label": "8"}, {"prompt": problem(3), "label": "12"}]
-    (lost,) = prepare(broken, allow_rejected=True).rejected
-    assert "looks like a chat but is not valid JSON" in lost["reason"]
-
-
-def test_a_prompt_that_is_only_an_instruction_is_rejected(prepare: Prepare) -> None:
-    only = "Please reason step by step, and put your final answer within \\boxed{}."
-    for instruction in ("remove", "keep"):
-        rows = [{"prompt": chat(only), "label": "8"}, dapo_row(3)]
-        (lost,) = prepare(rows, allow_rejected=True, instruction=instruction, force=True).rejected
-        assert lost["reason"] == "prompt: got nothing but an answer instruction"
+    request: Any = SimpleNamespace(rejected_file=Path("rejected"), keep_duplicates=False)
+    warnings = list(warning_lines(result.manifest, request))
+    assert any("2 labels are no number" in line and "see the solution" in line for line in warnings)
+    assert not list(warning_lines(prepare([dapo_row(2)]).manifest, request))

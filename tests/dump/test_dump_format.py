@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.dump import DumpWriter, TokenTexts, read_dump, write_dump
-from strands_rollout.dump.json_values import from_json, to_json
 from strands_rollout.dump.record import DumpRecord, read_line, record_line
 from strands_rollout.errors import DumpError
 from strands_rollout.samples import Sample
@@ -54,12 +53,6 @@ _PLAIN = st.recursive(
 def _same(first: Any, second: Any) -> bool:
     """Equal, and of the same types all the way down; 1, 1.0 and True are not."""
     return repr(first) == repr(second)
-
-
-@given(_PLAIN)
-def test_any_plain_value_comes_back_from_json(value: Any) -> None:
-    written = json.dumps(to_json(value, "it"), allow_nan=False)
-    assert _same(from_json(json.loads(written)), value)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
@@ -155,14 +148,6 @@ def test_a_live_dump_is_read_up_to_its_last_whole_line(name: str, tmp_path: Path
     assert [record.values["index"] for record in read_dump(path)] == [0, 1]
 
 
-def test_dumps_put_one_behind_the_other_are_one(tmp_path: Path) -> None:
-    for name in ("a.jsonl.gz", "b.jsonl.gz"):
-        write_dump(tmp_path / name, [sample()] * 2)
-    both = tmp_path / "both.jsonl.gz"
-    both.write_bytes((tmp_path / "a.jsonl.gz").read_bytes() + (tmp_path / "b.jsonl.gz").read_bytes())
-    assert len(list(read_dump(both))) == 4
-
-
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:
     line = record_line(DumpRecord.from_sample(sample()))
     path = tmp_path / "run.jsonl"
@@ -176,14 +161,7 @@ OF_TOKENS = {
     b'{"$new": 1}': r"\$new",
     b'{"$array": ["<f4", [2000000000, 0], ""]}': "holds nothing",
     b'{"$array": ["<f4", [-2, -2], "AAAAAA=="]}': "damaged",
-    b'{"$array": ["(1000000,1000000)f4", [1], ""]}': "expected numbers",
-    b'{"$array": 5}': "damaged",
-    b'{"$float": "five"}': "damaged",
-    b'{"$float": []}': "damaged",
     b'{"$int": "%s"}' % (b"9" * 10_000): "damaged",
-    b'{"$map": [[[], 1]]}': "damaged",
-    b'{"$tuple": 5}': "damaged",
-    b"[" * 900 + b"]" * 900: "broken",
     b"[" * 100_000: "broken",
 }
 NO_SAMPLES = {

@@ -1,8 +1,6 @@
-"""Steps are where they were, what ran side by side counts once, and facts without start times still give sums."""
+"""Steps are where they were, and what ran side by side counts once."""
 
 from typing import Any
-
-import pytest
 
 from strands_rollout.dump.times import Step, steps_of, sums_of
 
@@ -29,18 +27,3 @@ def test_steps_come_in_the_order_of_their_beginnings() -> None:
 
 def test_what_ran_side_by_side_counts_once() -> None:
     assert sums_of(FACTS) == {"generate": 1.6, "tool": 0.5, "wait": 0.9, "all": 3.0}
-
-
-def test_a_dump_of_before_there_were_start_times_gives_sums() -> None:
-    old = {**FACTS, "requests": None, "calls": [CALL]}
-    assert steps_of(old) == []
-    assert sums_of(old) == {"generate": 1.6, "tool": 0.9, "wait": 0.5, "all": 3.0}
-
-
-@pytest.mark.parametrize("request_", [None, 3, ["x"], [0, None, 1.0], [0, -1.0, 1.0], [0, 1.0, float("nan")]])
-def test_odd_requests_are_no_steps(request_: object) -> None:
-    assert steps_of({"requests": [request_]}) == steps_of({"requests": request_}) == []
-
-
-def test_an_episode_without_a_length_has_no_sums() -> None:
-    assert sums_of({"requests": [[0, 0.0, 1.0]]}) is None

@@ -1,10 +1,7 @@
 """slime's debug files are read without torch; a pickle that asks for more than values is refused before it runs."""
 
-import io
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -65,10 +62,7 @@ class _Runs:
         return self.asked
 
 
-CALLS = [
-    *((eval, ("open('/tmp/ran', 'w')",)), (exec, ("1",)), (__import__, ("os",)), (getattr, (1, "real"))),
-    *((io.open, ("/tmp/ran",)), (pickle.loads, (b"N.",)), (Sample, ()), (np.load, ("x",))),
-]
+CALLS = [(eval, ("open('/tmp/ran', 'w')",)), (__import__, ("os",)), (getattr, (1, "real")), (pickle.loads, (b"N.",))]
 
 
 @pytest.mark.parametrize(("function", "args"), CALLS)
@@ -80,17 +74,15 @@ def test_a_pickle_that_calls_anything_is_refused_by_name(function: Any, args: An
 
 HUGE = b"J\xff\xff\xff\x7f"  # 2,147,483,647
 BELOW = b"J\xff\xff\xff\xff"  # -1
-BEYOND = b"\x8a\x09" + bytes(8) + b"\x01"  # 2 ** 64
-SAMPLES = b"\x80\x02}X\x07\x00\x00\x00samples"
 
 
-def storage(key: bytes = b"0", count: bytes = b"K\x02", kind: bytes = b"Int") -> bytes:
-    return b"(X\x07\x00\x00\x00storagectorch\n%sStorage\nX\x01\x00\x00\x00%sN%stQ" % (kind, key, count)
+def storage(key: bytes = b"0", count: bytes = b"K\x02") -> bytes:
+    return b"(X\x07\x00\x00\x00storagectorch\nIntStorage\nX\x01\x00\x00\x00%sN%stQ" % (key, count)
 
 
-def array(*shape: bytes, kind: bytes = b"i4") -> bytes:
+def array(*shape: bytes) -> bytes:
     """An array without bytes."""
-    dtype = b"cnumpy\ndtype\n(X%c\x00\x00\x00%stR" % (len(kind), kind)
+    dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00i4tR"
     return b"cnumpy\nndarray\n)R(K\x01(%st%s\x89C\x00tb" % (b"".join(shape), dtype)
 
 
@@ -100,51 +92,26 @@ def tensor(offset: bytes, size: bytes, stride: bytes, of: bytes | None = None) -
 
 
 ZERO, ONE, TWO = b"K\x00", b"K\x01", b"K\x02"
-P2, ORDERED = b"\x80\x02", b"\x80\x02ccollections\nOrderedDict\n"
+P2 = b"\x80\x02"
 OUTSIDE = b"(X\x07\x00\x00\x00storagectorch\nIntStorage\nX\x04\x00\x00\x00../0X\x03\x00\x00\x00cpuK\x02tQ"
 HOSTILE = {
     "an array of objects": (P2 + b"cnumpy\ndtype\n(X\x01\x00\x00\x00OtR.", "expected numbers"),
     "a storage beside its folder": (P2 + OUTSIDE + b".", "storage"),
-    "a tensor beyond its storage": (tensor(ONE, TWO, ONE), "size"),
-    "a call of the system": (P2 + b"cposix\nsystem\n(X\x02\x00\x00\x00idtR.", "asks for posix.system"),
     "nonsense": (P2 + b"nonsense", "opcode"),
-    "half an opcode": (P2 + b"K", "damaged"),
-    "an array in the place of a storage": (
-        tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)),
-        "in _Array; expected a storage",
-    ),
-    "billions in the place of a storage": (tensor(ZERO, HUGE, ONE, of=array(HUGE, ZERO)), "holds nothing"),
-    "a list in the place of a storage": (tensor(ZERO, ONE, ONE, of=b"]"), "in list"),
+    "an array as a storage": (tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)), "in _Array; expected a storage"),
     "billions of empty rows": (P2 + array(HUGE, ZERO) + b".", "holds nothing"),
-    "billions of empty rows in a tensor": (tensor(ZERO, HUGE + ZERO, ONE * 2), "holds nothing"),
     "a length below zero": (tensor(ZERO, BELOW, ONE), "whole numbers from 0"),
-    "two lengths below zero": (tensor(ZERO, BELOW * 2, ONE * 2), "whole numbers from 0"),
     "a stride below zero": (tensor(ONE, TWO, BELOW), "whole numbers from 0"),
     "an offset below zero": (tensor(BELOW, TWO, ONE), "whole numbers from 0"),
-    "an offset beyond the storage": (tensor(HUGE, ONE, ONE), "got a tensor of size"),
-    "a length beyond 64 bits": (tensor(ZERO, BEYOND, ZERO), "got a tensor of size"),
-    "lengths whose product overflows": (tensor(ZERO, HUGE * 4, ZERO * 4), "got a tensor of size"),
     "a stride of zero": (tensor(ZERO, HUGE, ZERO), "got a tensor of size"),
-    "a stride beyond the storage": (tensor(ZERO, TWO, TWO), "got a tensor of size"),
-    "a stride beyond 64 bits": (tensor(ZERO, TWO, BEYOND), "got a tensor of size"),
-    "a length that is no integer": (tensor(ZERO, b"G" + bytes(8), ONE), "whole numbers from 0"),
     "a length that is a boolean": (tensor(ZERO, b"\x88", ONE), "whole numbers from 0"),
     "more dimensions than arrays have": (tensor(ZERO, ONE * 99, ONE * 99), "at most 32"),
     "fewer strides than lengths": (tensor(ZERO, ONE, b""), "with stride"),
     "a storage of another length": (P2 + storage(count=b"K\x03") + b".", "expected 3"),
-    "a storage of a negative length": (P2 + storage(count=BELOW) + b".", "expected -1"),
-    "a storage of wider numbers": (P2 + storage(kind=b"Long") + b".", "expected 2"),
     "a storage that is not there": (P2 + storage(key=b"9") + b".", "damaged"),
     "a changed storage": (P2 + storage() + b"}b.", "it changes"),
-    "a changed kind of storage": (P2 + b"ctorch\nIntStorage\n}b.", "it changes"),
-    "a changed maker of mappings": (ORDERED + b"}b.", "it changes"),
     "an array told that it is another": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
-    "a type of many parts": (P2 + array(ZERO, kind=b"f4,," * 30) + b".", "expected numbers"),
     "an index of the memo": (P2 + b"]r\xff\xff\xff\xff.", "holds no samples"),
-    "references to references": (
-        SAMPLES + b"]q\x00" + b"".join(b"](h%ch%ceq%c" % (i, i, i + 1) for i in range(60)) + b"s.",
-        "expected a mapping",
-    ),
     "pairs of pairs": (
         P2 + b"K\x01\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60)) + b".",
         "stand for",
@@ -153,9 +120,6 @@ HOSTILE = {
     "members of a set in each other": (b"\x80\x04\x8f(N" + b"\x85" * 200_000 + b"\x90.", "as a key"),
     "a list that holds itself": (P2 + b"]q\x00h\x00a.", "holds itself"),
     "lists in lists": (P2 + b"]" * 100_000 + b"a" * 99_999 + b".", "levels deep"),
-    "a frame beyond the end": (b"\x80\x04\x95" + b"\xff" * 7 + b"\x7f.", "damaged"),
-    "a buffer of any size": (b"\x80\x05\x96" + b"\xff" * 7 + b"\x7f.", "opcode"),
-    "an extension": (P2 + b"\x82\x01.", "opcode"),
     "an item of an array": (P2 + array(ZERO) + b"K\x00K\x01s.", "expected a mapping"),
 }
 
@@ -178,57 +142,6 @@ def test_what_is_no_regular_file_is_recorded_at_once(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
         with pytest.raises(DumpError, match="a named pipe; expected a regular file"):
             list(read_dump(tmp_path / name))
-
-
-FUZZ = """
-import random, resource, sys
-from pathlib import Path
-from strands_rollout.dump import read_dump
-from strands_rollout.errors import DumpError
-from test_torch_file import packed, pickled_seeds
-resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
-rng, path, read, refused = random.Random(int(sys.argv[2])), Path(sys.argv[1]), 0, 0
-seeds = pickled_seeds()
-for _ in range(int(sys.argv[3])):
-    data = bytearray(rng.choice(seeds))
-    for _ in range(rng.randint(1, 5)):
-        at = rng.randrange(len(data))
-        cut = rng.choice((0, 0, 1, 1, rng.randint(1, 8)))
-        put = (b"J\\xff\\xff\\xff\\x7f", b"K\\x00", b"\\x85", b"(", b"t", b"r\\xff\\xff\\xff\\xff", rng.randbytes(1))
-        data[at : at + cut] = rng.choice((*put, data[at : at + rng.randint(1, 30)]))
-    packed(path, bytes(data) or b".", s0=bytes(8))
-    if rng.random() < 0.2:
-        raw = bytearray(path.read_bytes())
-        raw[rng.randrange(len(raw))] = rng.randrange(256)
-        path.write_bytes(raw)
-    try:
-        for record in read_dump(path):
-            record.to_sample()
-        read += 1
-    except DumpError:
-        refused += 1
-print(read, refused)
-"""
-
-
-def pickled_seeds() -> list[bytes]:
-    """Pickles of samples with all that they may hold."""
-    metadata = {"raw": b"\xff", "set": {1}, "loss": np.float32(0.5), "pair": (1, 2.5), "of": np.arange(3, dtype=">i4")}
-    made = {"rollout_id": 3, "samples": [values(metadata=metadata, rollout_routed_experts=np.ones((2, 3)))] * 2}
-    with_tensor = tensor(b"K\x00", b"K\x01K\x02", b"K\x02K\x01")[2:-1]
-    sample = b"](}(X\x06\x00\x00\x00statusX\x09\x00\x00\x00completedX\x06\x00\x00\x00tokens%sue" % with_tensor
-    return [*(pickle.dumps(made, protocol=protocol) for protocol in (2, 3, 4)), SAMPLES + sample + b"s."]
-
-
-@pytest.mark.parametrize(("seed", "rounds"), [(1, 300), pytest.param(2, 20_000, marks=pytest.mark.slow)])
-def test_a_damaged_file_is_read_or_refused_and_nothing_else(seed: int, rounds: int, tmp_path: Path) -> None:
-    run = [sys.executable, "-c", FUZZ, str(tmp_path / "x.pt"), str(seed), str(rounds)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    done = subprocess.run(run, capture_output=True, text=True, check=False, timeout=600, env=env)
-    assert done.returncode == 0, done.stderr[-2000:]
-    read, refused = map(int, done.stdout.split())
-    assert read > 0
-    assert refused > rounds / 3
 
 
 def test_files_of_another_kind_are_told(tmp_path: Path) -> None:
@@ -259,9 +172,3 @@ def test_what_torch_writes_is_read(tmp_path: Path) -> None:
     assert np.array_equal(found.values["rollout_routed_experts"], made["rollout_routed_experts"].numpy())
     assert found.values["metadata"]["view"].tolist() == [[4.0, 6.0], [8.0, 10.0]]
     assert bool(found.values["metadata"]["flag"]) is True
-
-
-def test_torchs_old_format_is_known_by_its_first_bytes_and_told_with_a_remedy(tmp_path: Path) -> None:
-    (tmp_path / "1.pt").write_bytes(bytes.fromhex("80028a0a6cfc9c46f9206aa850192e") + b"\x80\x02M\xe9\x03.")
-    with pytest.raises(DumpError, match=r"torch's old format.*torch\.save\(torch\.load\("):
-        list(read_dump(tmp_path / "1.pt"))

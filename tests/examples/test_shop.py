@@ -1,8 +1,6 @@
-"""The shop example: its two tools, its configuration and its rows."""
+"""The shop example: its two tools and its configuration."""
 
 import json
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,48 +10,11 @@ from harness import TOOL_CALL, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strands_rollout.agent.tool_loading import load_tools
-from strands_rollout.examples.shop import MAX_BITS, MAX_CHARS, PRICES, calculate, look_up_price
-from strands_rollout.settings import read_config_file
+from strands_rollout.examples.shop import MAX_BITS, MAX_CHARS, calculate, look_up_price
 
 REPOSITORY = Path(__file__).parents[2]
 CONFIG = REPOSITORY / "configs/shop.yaml"
-ROWS = REPOSITORY / "strands_rollout/examples/shop.jsonl"
 ANSWER = "The answer is \\boxed{150}.<|im_end|>"
-
-# Written from the questions alone, without a look at the templates.
-SOLUTIONS: list[tuple[str, Callable[..., int]]] = [
-    (r"What do (\d+) ITEM cost\?", lambda a, x: int(a) * PRICES[x]),
-    (
-        r"What do (\d+) ITEM and (\d+) ITEM cost\?",
-        lambda a, x, b, y: int(a) * PRICES[x] + int(b) * PRICES[y],
-    ),
-    (
-        r"\w+ buys (\d+) ITEM and pays with (\d+) dollars\..*",
-        lambda a, x, m: int(m) - int(a) * PRICES[x],
-    ),
-    (
-        r"How much change from (\d+) dollars does \w+ get for (\d+) ITEM and (\d+) ITEM\?",
-        lambda m, a, x, b, y: int(m) - int(a) * PRICES[x] - int(b) * PRICES[y],
-    ),
-    (
-        r"How many dollars more do (\d+) ITEM cost than (\d+) ITEM\?",
-        lambda a, x, b, y: int(a) * PRICES[x] - int(b) * PRICES[y],
-    ),
-    (
-        r"A box holds (\d+) ITEM and (\d+) ITEM\. What do (\d+) boxes cost\?",
-        lambda a, x, b, y, n: int(n) * (int(a) * PRICES[x] + int(b) * PRICES[y]),
-    ),
-    (
-        r"\w+ buys (\d+) ITEM every day\. How many dollars is that in (\d+) days\?",
-        lambda a, x, n: sum(int(a) * PRICES[x] for _ in range(int(n))),
-    ),
-    (
-        r"The cost of (\d+) ITEM is divided by (\d+)\. What is that, rounded down\?",
-        lambda a, x, n: int(int(a) * PRICES[x] / int(n)),
-    ),
-]
-ITEM = r"pieces of item (\d+)"
 SIGNS = ["+", "-", "*", "//", "%"]
 EXPRESSIONS = st.recursive(
     st.integers(0, 9999).map(str),
@@ -108,16 +69,12 @@ def test_powers_are_calculated_where_they_stay_small() -> None:
         ("9" * 199, f"at most {MAX_BITS} bits"),
         ("(9 ** 80) * (9 ** 80)", f"at most {MAX_BITS} bits"),
         ("1 // 0", "divided by zero"),
-        ("1 % (2 - 2)", "divided by zero"),
         ("7 / 2", "'7 / 2' is not allowed"),
         ("3(4)", r"'3\(4\)' is not allowed"),
-        ("()", r"'\(\)' is not allowed"),
         ("*1", "'\\*1' is (no expression|not allowed)"),
         ("1 +", "is no expression"),
         ("", "is no expression"),
         ("__import__('os').abort()", "other signs"),
-        ("1 if 1 else 2", "other signs"),
-        ("1_000", "other signs"),
         ("٣", "other signs"),
         ("2.5", "other signs"),
         ("(" * 100 + ")" * 101, "at most 200 are allowed"),
@@ -132,10 +89,6 @@ def test_what_is_no_small_calculation_is_refused(expression: str, words: str) ->
 def test_the_deepest_expression_is_calculated() -> None:
     assert calculate(expression="-" * 199 + "1") == "-1"
     assert calculate(expression="(" * 99 + "1" + ")" * 99) == "1"
-
-
-def test_the_configuration_names_both_tools_and_no_other() -> None:
-    assert [tool.tool_name for tool in load_tools(read_config_file(CONFIG).tools)] == ["look_up_price", "calculate"]
 
 
 async def test_an_episode_calls_both_tools_and_is_told_its_mistakes(shipped_tokenizer: Any) -> None:
@@ -156,17 +109,3 @@ async def test_an_episode_calls_both_tools_and_is_told_its_mistakes(shipped_toke
     assert "other signs" in shown[2]
     assert "\n150\n" in shown[3]
     assert (done.facts["tool_calls"], done.facts["tool_errors"]) == (4, 2)
-
-
-def test_each_kind_of_question_has_a_row_whose_label_is_the_independent_solution() -> None:
-    kinds = []
-    for row in map(json.loads, ROWS.read_text().splitlines()):
-        (message,) = row["prompt"]
-        found = [
-            (kind, str(solve(*match.groups())))
-            for kind, (pattern, solve) in enumerate(SOLUTIONS)
-            if (match := re.fullmatch(pattern.replace("ITEM", ITEM), message["content"]))
-        ]
-        assert [label for _, label in found] == [row["label"]], row
-        kinds += [kind for kind, _ in found]
-    assert kinds == list(range(len(SOLUTIONS)))

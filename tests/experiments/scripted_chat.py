@@ -21,8 +21,6 @@ class Said:
     finish: str = ""
     sampled: Sequence[str] | None = None
     status: int = 200
-    version: str = "default"
-    prompt_tokens: int = 1
     headers: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,9 +31,8 @@ class ScriptedChat:
     `gone` when its client has left. `requests` are the bodies of the chat requests.
     """
 
-    def __init__(self, script: Sequence[Said], *, context_length: int = 8192) -> None:
+    def __init__(self, script: Sequence[Said]) -> None:
         self._script = script
-        self._context_length = context_length
         self._runner: web.AppRunner | None = None
         self.requests: list[dict[str, Any]] = []
         self.headers: list[Any] = []
@@ -57,7 +54,7 @@ class ScriptedChat:
             await self._runner.cleanup()
 
     async def _info(self, _http: web.Request) -> web.Response:
-        return web.json_response({"context_length": self._context_length, "model_path": "/models/scripted"})
+        return web.json_response({"context_length": 8192, "model_path": "/models/scripted"})
 
     async def _chat(self, http: web.Request) -> web.Response:
         number = len(self.requests)
@@ -96,13 +93,13 @@ def _completion(said: Said, number: int) -> dict[str, Any]:
         "finish_reason": said.finish or ("tool_calls" if said.calls else "stop"),
         "matched_stop": None,
     }
-    prompt, count = said.prompt_tokens, len(said.sampled or ())
+    count = len(said.sampled or ())
     return {
         "id": str(number),
         "object": "chat.completion",
         "created": 0,
         "model": "scripted",
         "choices": [choice],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": count, "total_tokens": prompt + count},
-        "metadata": {"weight_version": said.version},
+        "usage": {"prompt_tokens": 1, "completion_tokens": count, "total_tokens": 1 + count},
+        "metadata": {"weight_version": "default"},
     }

@@ -4,12 +4,10 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 SCRIPT = Path(__file__).parents[2] / "experiments/run.sh"
 
 
-def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> list[str]:
+def run(tmp_path: Path, *words: str) -> list[str]:
     """The command lines of one call of the script."""
     commands, calls = tmp_path / "bin", tmp_path / "calls"
     commands.mkdir(exist_ok=True)
@@ -18,10 +16,9 @@ def run(tmp_path: Path, *words: str, status: int = 0, **environment: str) -> lis
     (commands / "python").write_text("\n".join(["#!/usr/bin/env bash", *lines, 'touch "$2"/{summary,training}.json\n']))
     (commands / "python").chmod(0o755)
     calls.write_text("")
-    told = {**os.environ, **environment, "PATH": f"{commands}:{os.environ['PATH']}", "CALLS": str(calls)}
+    told = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "CALLS": str(calls)}
     command = ["bash", str(SCRIPT), str(tmp_path / "runs"), *words]
-    done = subprocess.run(command, check=False, env=told, timeout=300, capture_output=True, text=True)
-    assert done.returncode == status, done.stderr
+    subprocess.run(command, check=True, env=told, timeout=300)
     return calls.read_text().splitlines()
 
 
@@ -42,19 +39,8 @@ def test_both_policies_are_trained_in_every_way_with_every_seed(tmp_path: Path) 
     assert "--ablation tool-output-rewarded train" in calls[-1]
 
 
-def test_what_the_environment_says_is_heeded(tmp_path: Path) -> None:
-    calls = run(tmp_path, "shipped", SEEDS="7", THREADS="1")
-    assert len(calls) == 3
-    assert calls[-1] == command_line(tmp_path, "openai", "openai-7", "--steps 30 --threads 1 --json --seed 7")
-
-
 def test_a_run_that_is_over_is_not_made_again(tmp_path: Path) -> None:
     assert len(run(tmp_path, "shipped")) == 9
     (tmp_path / "runs/tito-1/summary.json").unlink()
     again = run(tmp_path, "shipped")
     assert again == [command_line(tmp_path, "tito", "tito-1", "--steps 30 --json --seed 1")]
-
-
-@pytest.mark.parametrize("words", [["curves"], ["shipped", "x"]])
-def test_an_unknown_part_is_refused(tmp_path: Path, words: list[str]) -> None:
-    run(tmp_path, *words, status=2)

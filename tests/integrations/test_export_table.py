@@ -1,17 +1,15 @@
 """Samples as rows of a table: Parquet and data sets, without a loss."""
 
-import json
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet
 import pytest
 from finished import documented_block, two_samples
 from grouped_samples import sample_of
 
 from strands_rollout.errors import ExportError
-from strands_rollout.integrations.table import from_rows, read_parquet, to_dataset, to_parquet, to_rows
+from strands_rollout.integrations.table import read_parquet, to_parquet, to_rows
 from strands_rollout.samples import Sample
 
 LEFT_OUT = {
@@ -38,26 +36,6 @@ async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_to
     samples.append(sample_of(-1.0, status="FAILED", removed=True))
     to_parquet(samples, tmp_path / "rollouts.parquet")
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
-
-
-async def test_a_dataset_has_the_rows(shipped_tokenizer: Any) -> None:
-    samples = await two_samples(shipped_tokenizer)
-    dataset = to_dataset(samples)
-    assert dataset["score"][:] == [1.0, -1.0]
-    assert dataset["status"][:] == ["completed", "completed"]
-    assert json.loads(dataset[0]["metadata"])["strands_rollout"]["tool_calls"] == 1
-    row = dataset[0]
-    assert row["tokens"][row["prompt_length"] :] == row["tokens"][-row["response_length"] :]
-    assert_same(from_rows(dataset), samples)
-
-
-async def test_columns_have_the_same_types_whatever_the_samples_hold(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    to_parquet([], tmp_path / "none.parquet")
-    to_parquet(await two_samples(shipped_tokenizer), tmp_path / "two.parquet")
-    to_parquet([sample_of(0.5, group=None)], tmp_path / "plain.parquet")
-    schemas = [pyarrow.parquet.read_schema(tmp_path / f"{name}.parquet") for name in ("none", "two", "plain")]
-    assert schemas[0] == schemas[1] == schemas[2]
-    assert read_parquet(tmp_path / "none.parquet") == []
 
 
 async def test_the_readmes_example_runs(

@@ -14,9 +14,7 @@ from typer.testing import CliRunner
 from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
-from strands_rollout.errors import ExportError
-from strands_rollout.integrations.wandb import log_table, sample_table
-from strands_rollout.slime_plugin.metrics import Table
+from strands_rollout.integrations.wandb import sample_table
 
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 ROW = {
@@ -54,15 +52,6 @@ def test_each_sample_is_a_row_with_its_texts_where_they_are_asked_for(dump: Path
     table = sample_table(dump, reward_key="acc", with_contents=with_contents)
     rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert rows == [{**ROW, **(TEXTS if with_contents else {})}] * 2
-
-
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
-def test_more_samples_than_wandb_logs_are_refused_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    import wandb
-
-    monkeypatch.setattr(wandb.Table, "MAX_ROWS", 1)
-    with pytest.raises(ExportError, match="got 2 samples; wandb logs tables of at most 1: export single files"):
-        log_table(Table(["index"], [[1], [2]]), None, "run")
 
 
 def test_without_a_key_nothing_is_begun(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ import json
 import re
 import threading
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from planted import DEFECTS, whole
+from planted import whole
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -117,15 +116,6 @@ def test_the_script_makes_no_markup_of_text() -> None:
         assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
-def test_files_of_a_folder_have_groups_of_their_own(dump: Path) -> None:
-    alone = [row["advantage"] for row in view_dump(dump, None).rows]
-    right = [replace(record, values=record.values | {"reward": {"score": 1.0}}) for record in read_dump(dump)]
-    write_dump(dump.with_name("second.jsonl"), right)
-    rows = view_dump(dump.parent, None).rows
-    assert [row["advantage"] for row in rows] == [*alone, *[0.0] * 6]
-    assert [row["file"] for row in rows] == [0] * 6 + [1] * 6
-
-
 def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
     shipped_tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -169,17 +159,6 @@ def test_the_terminal_shows_the_list_and_the_chosen_sample(dump: Path) -> None:
     assert "trained | <think>" in text
     assert f"1: {dump}:2" in text
     assert f"0: {dump}:1" not in text
-
-
-def test_the_terminal_shows_what_has_wrong_lengths(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    broken = whole(shipped_tokenizer).sample
-    broken.loss_mask = [1]
-    write_dump(tmp_path / "run.jsonl", [broken, *(make(shipped_tokenizer) for make, _ in DEFECTS.values())])
-    write_lines(tmp_path / "strange.jsonl", whole(shipped_tokenizer).sample.to_dict() | {"status": "strange"})
-    text = printed(tmp_path)
-    assert "lengths disagree" in text
-    assert broken.response.splitlines()[-1] in text
-    assert "problem: no sample" in text
 
 
 class Served(NamedTuple):
@@ -269,14 +248,6 @@ def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytes
     assert judged == [f"{dump}:{number}" for number in range(1, 8)]
 
 
-async def test_opening_a_sample_waits_for_no_reading(server: Served, dump: Path) -> None:
-    await indexes(server)
-    append(dump, b"nonsense\n")
-    with server.live._lock:  # as while a large dump is read
-        assert (await ask(server, server.root + "sample/0"))[0] == 200
-        assert await ask(server, server.root + "progress") == (200, b"6", None)
-
-
 async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live, begun = LiveDump(dump, None), threading.Event()
     refresh = live.refresh
@@ -333,7 +304,7 @@ async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own
     assert (await ask(server, path.replace("{root}", server.root), **sent))[0] == status
 
 
-ODD = ["\ud800", ["\ud800"], {"\ud800": "\ud800"}, 10**400, 2**70, [[]], None, ["a"], [None], 1e308, {"a": [10**30]}]
+ODD = ["\ud800", {"\ud800": "\ud800"}, 10**400, None, ["a"], [None], {"a": [10**30]}]
 
 
 @pytest.mark.parametrize(
@@ -377,13 +348,3 @@ async def test_a_dump_that_breaks_while_it_is_served_is_told(server: Served, dum
     append(dump, b"nonsense\n")
     status, body, _ = await ask(server, server.root + "index.json")
     assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(["--out", "x.html", "--text"], "expected one of them"), (["--sample", "1"], "--sample without --text")],
-)
-def test_options_that_contradict_each_other_are_refused(dump: Path, arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(app, ["view", str(dump), *arguments])
-    assert done.exit_code == 2
-    assert words in " ".join(done.output.replace("│", " ").split())

@@ -85,25 +85,6 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool
     assert [part[1] for part in last] == ["Done."]
 
 
-def test_the_words_of_a_tag_in_a_tools_text_end_no_result(shipped_tokenizer: Any) -> None:
-    tokenizer = tokenizer_with(TEMPLATES["hermes"][1], shipped_tokenizer)
-    tag = "<", "/tool_response>"
-    ordinary = [token for part in tag for token in tokenizer.encode(part, add_special_tokens=False)]
-    episode = whole(tokenizer, result="first")
-    place = episode.tokens.index(tokenizer.encode("first", add_special_tokens=False)[0], episode.spans[0][2])
-    episode.tokens[place:place] = ordinary
-    sample = episode.sample
-    for values, value in ((sample.loss_mask, 0), (sample.rollout_log_probs, 0.0)):
-        assert values is not None
-        at = place - episode.prompt_length
-        values[at:at] = [value] * len(ordinary)
-    sample.response_length += len(ordinary)
-    for one in (1, 2):
-        episode.spans[1][one] += len(ordinary)
-    (result,) = shown(tokenizer, episode)[1]
-    assert result[1] == "</tool_response>first"
-
-
 def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: Any) -> None:
     broken = CALL.replace('"name"', '"nam"')
     stretches = (False, PROMPT), (True, broken + END), (False, RESULT.format("Error: no name")), (True, ANSWER + END)
@@ -113,14 +94,6 @@ def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: A
     assert raw.startswith("<tool_call>")
     assert "name" in reason
     assert between == [["result", "Error: no name", call]]
-
-
-@pytest.mark.parametrize(("recorded", "kinds"), [(True, "think text"), (None, "think text"), (False, "text")])
-def test_a_thought_that_the_prompt_opened_is_one(recorded: bool | None, kinds: str, shipped_tokenizer: Any) -> None:
-    text = "Hm.\n</think>\n\nYes." if recorded is not False else "Yes."
-    episode = Episode(shipped_tokenizer, (False, PROMPT), (True, text + END))
-    ((*parts,),) = shown(shipped_tokenizer, episode, **({} if recorded is None else {"final_in_reasoning": recorded}))
-    assert [part[0] for part in parts] == kinds.split()
 
 
 def test_an_unknown_parser_is_found_by_its_calls(shipped_tokenizer: Any) -> None:

@@ -4,7 +4,6 @@ Protocol: https://chromedevtools.github.io/devtools-protocol (Page, Runtime, Emu
 """
 
 import asyncio
-import base64
 import json
 import shutil
 import tempfile
@@ -77,9 +76,6 @@ class Page:
     async def go(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
         await self.until("document.readyState === 'complete'")
-
-    async def picture(self) -> bytes:
-        return base64.b64decode((await self.call("Page.captureScreenshot", format="png"))["data"])
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, how fast, and that nothing of a dump runs in it."""
+"""The page in a real browser: what it shows, and that nothing of a dump runs in it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from chromium import Page, browser_page, chromium
-from planted import DEFECTS, other_spelling, whole
+from planted import DEFECTS, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.live_server import LiveDump, live_server
 from strands_rollout.view.page import view_dump, write_page
-from strands_rollout.view.sample import Retokeniser
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,27 +31,25 @@ async def page() -> AsyncIterator[Page]:
 
 @pytest.fixture(scope="module")
 def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A page of 1,000 samples: whole ones, then each defect, another spelling, and text that would like to run."""
+    """A page of 100 samples: whole ones, then each defect, and text that would like to run."""
     folder = tmp_path_factory.mktemp("view")
     defects = [make(shipped_tokenizer) for make, _ in DEFECTS.values()]
     evil = whole(shipped_tokenizer, result=EVIL)
     evil.sample.prompt, evil.sample.label = EVIL, EVIL
-    odd = [*defects, other_spelling(shipped_tokenizer), evil.sample]
-    samples = [whole(shipped_tokenizer, index).sample for index in range(1000 - len(odd))]
-    return written_page(folder, [*samples, *odd], TokenTexts(shipped_tokenizer), Retokeniser(shipped_tokenizer))
+    odd = [*defects, evil.sample]
+    samples = [whole(shipped_tokenizer, index).sample for index in range(100 - len(odd))]
+    return written_page(folder, [*samples, *odd], TokenTexts(shipped_tokenizer))
 
 
-def written_page(
-    folder: Path, samples: list[Any], texts: TokenTexts | None, retokeniser: Retokeniser | None = None
-) -> str:
+def written_page(folder: Path, samples: list[Any], texts: TokenTexts) -> str:
     write_dump(folder / "run.jsonl.gz", samples, texts)
     out = folder / "run.html"
-    out.write_text(write_page(view_dump(folder / "run.jsonl.gz", retokeniser), "run"), encoding="utf-8")
+    out.write_text(write_page(view_dump(folder / "run.jsonl.gz", None), "run"), encoding="utf-8")
     return f"file://{out}"
 
 
 WHOLE_SAMPLES = ("lengths disagree", "trained failure", "trailing context", "unfinished", "text")
-FIRST_DEFECT = 1000 - len(DEFECTS) - 2
+FIRST_DEFECT = 100 - len(DEFECTS) - 1
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
@@ -70,23 +67,10 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
     assert marked or kind in WHOLE_SAMPLES
 
 
-async def test_a_failure_says_why(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
-    episode = whole(shipped_tokenizer)
-    episode.facts["error"] = "EngineError: gone"
-    await page.go(f"{written_page(tmp_path, [episode.sample], None)}#sample=0")
-    assert await page.until("document.querySelector('.error')?.textContent") == "EngineError: gone"
-
-
-async def test_drift_shows_what_would_be_there(page: Page, written: str) -> None:
-    await page.go(f"{written}#sample={FIRST_DEFECT + len(DEFECTS)}&view=tokens")
-    assert (await page.until("document.querySelector('.instead')?.textContent")).startswith("→ ")
-    assert await page.run("document.querySelectorAll('.t.drift').length") > 1
-
-
 async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
     for view in ("talk", "tokens", "facts"):
         await page.go("about:blank")
-        await page.go(f"{written}#sample=999&view={view}")
+        await page.go(f"{written}#sample=99&view={view}")
         await page.until("document.querySelector('#sample .tabs')")
         assert "<script>" in await page.run("document.body.innerText")
     await asyncio.sleep(0.1)
@@ -122,7 +106,7 @@ async def test_keys_lead_through_the_samples(page: Page, written: str) -> None:
     await page.key("/")
     await page.key("z")
     await page.key("q")
-    await page.until("byId('query').value === 'zq' && byId('count').textContent === '0 of 1000'")
+    await page.until("byId('query').value === 'zq' && byId('count').textContent === '0 of 100'")
     await page.key("Escape")
     await page.key("?")
     await page.until("byId('keys').open")
@@ -180,57 +164,6 @@ async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_tim
     assert "wait 0.05 s" not in await page.run("document.querySelector('.time').getAttribute('aria-label')")
     await page.run(parts + "[3].click()")
     await page.until("location.hash.includes('view=talk') && document.querySelector('[data-turn=\"1\"]')")
-
-
-async def test_a_page_can_be_used_before_its_last_sample_is_there(page: Page, written: str) -> None:
-    whole_page = await asyncio.to_thread(Path(written.removeprefix("file://")).read_bytes)
-    cut = whole_page.index(b'id="d700"')
-    more = asyncio.Event()
-    connections: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.append(writer)
-        if not await reader.readline():
-            return  # a connection that the browser opened in advance
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\n\r\n" + whole_page[:cut])
-        await writer.drain()
-        await more.wait()
-        writer.write(whole_page[cut:])
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        await page.call("Page.navigate", url=f"http://127.0.0.1:{port}/")
-        await page.until("typeof byId === 'function' && document.querySelectorAll('.row').length > 10")
-        await page.until("!byId('loading').hidden && byId('loading').value >= 690")
-        await page.run("openSample(3)")
-        assert await page.run("document.querySelectorAll('.call').length") == 1
-        await page.run("void openSample(900)")
-        more.set()
-        await page.until("document.querySelector('#sample h2').textContent === '#900'")
-        await page.until("byId('loading').hidden")
-        for connection in connections:
-            connection.close()
-            await connection.wait_closed()
-
-
-async def test_all_can_be_done_with_the_keyboard_alone(page: Page, written: str) -> None:
-    await page.go(f"{written}#sample=1&view=tokens")
-    await page.until("document.querySelector('.t.trained[data-i]')")
-    await page.key("ArrowRight")
-    assert "token 17" in await page.until("!byId('tip').hidden && byId('tip').textContent")
-    await page.key("ArrowRight")
-    await page.until("byId('tip').textContent.startsWith('token 18') && location.hash.includes('token=18')")
-    await page.key("g")
-    await page.until("document.querySelector('.columns .card')")
-    await page.run("document.querySelectorAll('.columns .card')[1].focus()")
-    assert await page.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
-    await page.key("Enter")
-    await page.until("document.querySelector('#sample h2').textContent === '#1'")
-    await page.key("Escape")
-    await page.key("ArrowDown")
-    await page.until("document.getElementById(byId('viewport').getAttribute('aria-activedescendant'))")
 
 
 async def test_groups_stand_side_by_side_with_their_advantages(page: Page, written: str) -> None:

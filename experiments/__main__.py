@@ -50,7 +50,7 @@ def compare(
     _check_plot(plot)
     comparison = compare_runs([read_run(folder) for folder in runs])
     if plot is not None:
-        from strands_rollout.train.curves import draw_comparison
+        from experiments.curves import draw_comparison
 
         by_label = {variant.label: [run.points for run in variant.runs] for variant in comparison.variants}
         try:

@@ -65,10 +65,6 @@ class LoopCache(Generic[T]):
             values[key] = (value, _close_with_loop(value))
         return values[key][0]
 
-    def loop_count(self) -> int:
-        """How many loops have values here."""
-        return len(self._loops)
-
 
 def _close_with_loop(value: Closable) -> AsyncGenerator[None, None]:
     """Start a generator that closes the value when the loop ends its generators; it lives while it is referred to."""

@@ -10,14 +10,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Final
 
 from preparation.rows import RowError
-from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, gold_refusals, own_reward
+from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, RewardCall, gold_refusals
 from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.comparison import LONGEST_ANSWER
 from strands_rollout.grading.notation import notation_of
 from strands_rollout.grading.values import Group, Key, key_of
+from strands_rollout.slime_plugin.reward import reward_func
 
 _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
 _THOUSANDS: Final = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
@@ -97,7 +99,8 @@ def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
                 reasons[label] = f"label: got none after {_MARKER}, which the other rows of the column have"
     unchecked = [label for label, reason in reasons.items() if not reason]
     golds = [GoldAnswer("", label.text, (label_texts(label.text)[0],)) for label in unchecked]
-    for label, refusal in zip(unchecked, asyncio.run(gold_refusals(golds, own_reward())), strict=True):
+    reward = RewardCall(reward_func, SimpleNamespace(), ("acc",))
+    for label, refusal in zip(unchecked, asyncio.run(gold_refusals(golds, reward)), strict=True):
         reasons[label] = refusal and f"label: {refusal}"
     return reasons
 

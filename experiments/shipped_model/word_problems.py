@@ -1,5 +1,7 @@
 """The task of the package's default model: word problems, solved with the code tool."""
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +11,7 @@ from experiments.shipped_model.episodes import answers_of, write_episodes
 from experiments.shipped_model.problems import Problem, split_problems
 from experiments.shipped_model.task import Plan, Task
 from experiments.shipped_model.tool_answers import code_tools
-from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA, prompts_sha256
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.settings import SYSTEM_PROMPT
 
 CODE_AGENT: Final = AgentPrompt(
@@ -22,6 +24,13 @@ CODE_AGENT: Final = AgentPrompt(
     ),
 )
 SHIPPED_MODEL: Final = Path(strands_rollout.__file__).parent / "engine/checkpoint"
+
+
+def prompts_sha256() -> str:
+    """Hex digest of the system prompt and the tool specification, as stored in the shipped model's config."""
+    words = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
+    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
 
 WORD_PROBLEMS: Final[Task[Problem]] = Task(
     name="word-problems",

@@ -17,16 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 
+from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function
 from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
-from strands_rollout.errors import (
-    ConfigError,
-    EngineAbortedError,
-    EnvironmentFaultError,
-    RolloutError,
-    ToolError,
-    foreign_code,
-)
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
@@ -82,7 +75,7 @@ def current_task() -> Task:
     episode = _CURRENT.get()
     task = None if episode is None else episode.task
     if task is None:
-        raise ConfigError(
+        raise errors.ConfigError(
             "current_task() was called outside of an episode; expected a call from a tool, a hook or an agent factory "
             "of an episode that strands_rollout.generate runs"
         )
@@ -103,7 +96,7 @@ def running(task: Task) -> Iterator[None]:
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:
     """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
-    if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
+    if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
@@ -156,7 +149,7 @@ async def in_time(
             return await result_of(call, *given)
     except TimeoutError as e:
         if deadline.was_aborted:
-            raise EngineAbortedError(f"the rollout was aborted during {what}") from e
+            raise errors.EngineAbortedError(f"the rollout was aborted during {what}") from e
         if deadline.expired():
             raise TimeoutError(f"it took more than {timeout_s:g} s") from e
         raise
@@ -229,7 +222,7 @@ class EpisodeContext:
         """The next user's message, or None."""
         said = await self._asked("answer", reply.strip())
         if said is not None and (not isinstance(said, str) or not said.strip()):
-            raise EnvironmentFaultError(
+            raise errors.EnvironmentFaultError(
                 f"environment.answer gave {_shown(said)}; expected text, or None to end the episode"
             )
         return said
@@ -239,7 +232,7 @@ class EpisodeContext:
         if not hasattr(self.task.environment, "score"):
             return None
         given = await self._asked("score")
-        with foreign_code("the user's mapping and its values may raise anything") as outcome:
+        with errors.foreign_code("the user's mapping and its values may raise anything") as outcome:
             found = dict(given) if isinstance(given, Mapping) else {"score": given}
             numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
             if numbers.get("score") is not None and None not in numbers.values():
@@ -248,10 +241,10 @@ class EpisodeContext:
                     raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
                 return plain
         if outcome.error is not None:
-            raise EnvironmentFaultError(
+            raise errors.EnvironmentFaultError(
                 f"environment.score gave {_shown(given)}; expected plain JSON: {outcome.error}"
             ) from outcome.error
-        raise EnvironmentFaultError(
+        raise errors.EnvironmentFaultError(
             f"environment.score gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, "
             "if it likes, one as `acc`"
         )
@@ -264,7 +257,7 @@ class EpisodeContext:
         if said is None:
             return self
         if not isinstance(said, str) or not said.strip():
-            raise EnvironmentFaultError(f"environment.prepare gave {_shown(said)}; expected text, or None")
+            raise errors.EnvironmentFaultError(f"environment.prepare gave {_shown(said)}; expected text, or None")
         messages = [*self.task.messages[:-1], {"role": "user", "content": [{"text": said}]}]
         return replace(self, task=replace(self.task, messages=messages), question=said)
 
@@ -273,12 +266,13 @@ class EpisodeContext:
 
     async def guarded(self, what: str, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - the user's
         """What the user's function gives, in time."""
-        with foreign_code("the user's code may raise anything") as outcome, running(self.task):
+        with errors.foreign_code("the user's code may raise anything") as outcome, running(self.task):
             return await in_time(call, *given, what=what, timeout_s=self.timeout_s, should_abort=self.should_abort)
         error = cast("Exception", outcome.error)
-        if isinstance(error, RolloutError) and not isinstance(error, ToolError):  # which sys.exit() is made into
+        # sys.exit() is made into a ToolError
+        if isinstance(error, errors.RolloutError) and not isinstance(error, errors.ToolError):
             raise error
-        raise EnvironmentFaultError(failure_words(what, error, self.task)) from error
+        raise errors.EnvironmentFaultError(failure_words(what, error, self.task)) from error
 
     async def entered(self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]) -> object:
         """Open a resource, which the stack closes."""
@@ -294,7 +288,7 @@ def _depth(value: object) -> int:
 
 def _shown(given: object) -> str:
     """The user's value in a message; its type where it can't be shown, as what is nested too deeply."""
-    with foreign_code("the user's __repr__ may raise anything"):
+    with errors.foreign_code("the user's __repr__ may raise anything"):
         return f"{given!r:.200}"
     return f"a {type(given).__name__}"
 
@@ -316,7 +310,7 @@ async def open_context(
             what = f"resource {name!r} ({path})"
             resource = await context.guarded(what, load_function(path, "a resource"), context.task)
             if not isinstance(resource, AbstractAsyncContextManager):
-                raise EnvironmentFaultError(
+                raise errors.EnvironmentFaultError(
                     f"{what} is a {type(resource).__name__}; expected an async context manager, such as a function "
                     "with @contextlib.asynccontextmanager makes"
                 )
@@ -336,7 +330,7 @@ async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeCo
         environment = await context.entered(stack, what, environment)
     tools = await context.guarded(f"{what}.tools", _tools_of, environment)
     if not any(hasattr(environment, name) for name in ("tools", "prepare", "answer", "score")):
-        raise EnvironmentFaultError(
+        raise errors.EnvironmentFaultError(
             f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; expected some of them"
         )
     return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))
@@ -345,10 +339,12 @@ async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeCo
 def _tools_of(environment: object) -> list[object]:
     tools = getattr(environment, "tools", ())
     if isinstance(tools, str) or not isinstance(tools, Iterable):
-        raise EnvironmentFaultError(f"environment.tools is a {type(tools).__name__}; expected a list of Strands tools")
+        raise errors.EnvironmentFaultError(
+            f"environment.tools is a {type(tools).__name__}; expected a list of Strands tools"
+        )
     plain = [tool for tool in tools if inspect.isfunction(tool) or inspect.ismethod(tool)]
     if plain:
-        raise EnvironmentFaultError(
+        raise errors.EnvironmentFaultError(
             f"environment.tools holds {plain[0].__qualname__}, a plain function; decorate it with @strands.tool"
         )
     return list(tools)
@@ -356,7 +352,7 @@ def _tools_of(environment: object) -> list[object]:
 
 async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Task) -> None:
     """Leave a resource, in the task that entered it, as some demand; its failure is not the episode's."""
-    with foreign_code("the user's code may raise anything") as outcome:
+    with errors.foreign_code("the user's code may raise anything") as outcome:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
                 await resource.__aexit__(None, None, None)

@@ -14,16 +14,7 @@ from strands.types.exceptions import (
     StructuredOutputException,
 )
 
-from strands_rollout.errors import (
-    BudgetExhaustedError,
-    EngineAbortedError,
-    EngineError,
-    EnvironmentFaultError,
-    RolloutError,
-    SandboxError,
-    TeamLimitError,
-    UnsendableTextError,
-)
+from strands_rollout import errors
 
 
 class StopReason(StrEnum):
@@ -80,19 +71,19 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
     """
     if isinstance(error, MaxTokensReachedException):
         return _LENGTH_REASONS[cut_by or "turn"]
-    if isinstance(error, BudgetExhaustedError | ContextWindowOverflowException):
+    if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         budget = getattr(error, "budget", "context")
         return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
     if isinstance(error, StructuredOutputException) and has_turns:
         return StopReason.COMPLETED  # the policy has answered, in another form than it should
     kinds: list[tuple[type[BaseException], StopReason]] = [
-        (EngineAbortedError, StopReason.ABORTED),
-        (EngineError, StopReason.ENGINE_ERROR),
-        (SandboxError, StopReason.SANDBOX_ERROR),
-        (EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
-        (TeamLimitError, StopReason.TEAM_LIMIT),
-        (UnsendableTextError, StopReason.UNSENDABLE_TEXT if has_turns else StopReason.SETUP_ERROR),
-        (RolloutError, StopReason.SETUP_ERROR),
+        (errors.EngineAbortedError, StopReason.ABORTED),
+        (errors.EngineError, StopReason.ENGINE_ERROR),
+        (errors.SandboxError, StopReason.SANDBOX_ERROR),
+        (errors.EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
+        (errors.TeamLimitError, StopReason.TEAM_LIMIT),
+        (errors.UnsendableTextError, StopReason.UNSENDABLE_TEXT if has_turns else StopReason.SETUP_ERROR),
+        (errors.RolloutError, StopReason.SETUP_ERROR),
     ]
     return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 

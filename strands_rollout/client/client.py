@@ -19,6 +19,7 @@ from typing import Any, Final, Self, cast
 import httpx
 import orjson
 
+from strands_rollout import errors
 from strands_rollout.aio import EpisodeDeadline, LoopCache
 from strands_rollout.client import retry, transport
 from strands_rollout.client.generate_api import (
@@ -32,14 +33,6 @@ from strands_rollout.client.generate_api import (
 )
 from strands_rollout.client.retry import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy
 from strands_rollout.client.transport import create_client
-from strands_rollout.errors import (
-    ConfigError,
-    EngineAbortedError,
-    EngineError,
-    EngineResponseError,
-    EngineUnavailableError,
-    foreign_code,
-)
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
@@ -96,7 +89,7 @@ class SGLangClient:
         self._owns_http = owns_http or isinstance(http, str)
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
-            raise ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
+            raise errors.ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
         self.url: Final = transport.redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size
         self._retry = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
@@ -238,7 +231,7 @@ class SGLangClient:
             if not deadline.was_aborted:
                 raise
         if deadline.was_aborted or should_abort():
-            raise EngineAbortedError("the rollout was aborted before the request was sent again")
+            raise errors.EngineAbortedError("the rollout was aborted before the request was sent again")
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
@@ -249,7 +242,7 @@ class SGLangClient:
             ConfigError: Neither a rid nor `abort_all` was given.
         """
         if not rid and not abort_all:
-            raise ConfigError("abort() needs a rid, or abort_all=True")
+            raise errors.ConfigError("abort() needs a rid, or abort_all=True")
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
@@ -285,7 +278,7 @@ class SGLangClient:
         try:
             # shielded: concurrent callers share this task, and one that is cancelled must not cancel it for the others
             return await asyncio.shield(self._info)
-        except EngineError:
+        except errors.EngineError:
             self._info = None
             raise
 
@@ -293,7 +286,7 @@ class SGLangClient:
         async def attempt() -> ServerInfo | Fault:
             try:
                 return await fetch_server_info(self._http, url=self.url)
-            except EngineUnavailableError as e:
+            except errors.EngineUnavailableError as e:
                 self._info_fault = Fault(FaultKind.UNREACHABLE, str(e))
                 return self._info_fault
 
@@ -308,7 +301,9 @@ class SGLangClient:
             return EncodedIds(input_ids, vocab_size=self.vocab_size)
         if input_ids.vocab_size != self.vocab_size:
             checked, expected = input_ids.vocab_size, self.vocab_size
-            raise ConfigError(f"the ids were checked for vocab_size={checked}; this client has vocab_size={expected}")
+            raise errors.ConfigError(
+                f"the ids were checked for vocab_size={checked}; this client has vocab_size={expected}"
+            )
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
@@ -317,7 +312,7 @@ class SGLangClient:
             answer = await transport.exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
             if slow and not await self.abort(rid, headers=headers):
-                raise EngineUnavailableError(
+                raise errors.EngineUnavailableError(
                     f"{self.url}/generate gave no answer within the read limit of {self._timeout.read} s and did not "
                     "confirm that it stopped the request, which is therefore not sent again; generations that take "
                     "long need create_client(timeout=None)"
@@ -333,7 +328,7 @@ class SGLangClient:
         if self._loop is None:
             self._loop = running
         elif self._loop is not running:
-            raise ConfigError(
+            raise errors.ConfigError(
                 f"this client of {self.url} belongs to the event loop of its first request, and another loop runs now; "
                 "use shared_client(base_url), which keeps one client per loop"
             )
@@ -380,7 +375,7 @@ class _Aborts:
         return task
 
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        with foreign_code("a caller's connection may raise anything; its end ends the request too") as outcome:
+        with errors.foreign_code("a caller's connection may raise anything; its end ends the request too") as outcome:
             return await self.send(body, headers)
         logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, outcome.error)
         return False
@@ -469,11 +464,11 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:
-        raise EngineResponseError(f"no answer from {url}{path} within {_INFO_TIMEOUT_S:g} s") from e
+        raise errors.EngineResponseError(f"no answer from {url}{path} within {_INFO_TIMEOUT_S:g} s") from e
     except transport.CONNECTION_ERRORS as e:
-        raise EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
+        raise errors.EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
     if response.status_code in retry.BUSY_STATUSES:
-        raise EngineResponseError(
+        raise errors.EngineResponseError(
             f"got HTTP {response.status_code} from {url}{path}; expected an engine that is not busy"
         )
     try:

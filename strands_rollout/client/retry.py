@@ -11,15 +11,8 @@ from typing import Final
 
 import httpx
 
+from strands_rollout import errors
 from strands_rollout.client.generate_api import NotJsonError, load_json
-from strands_rollout.errors import (
-    ConfigError,
-    EngineError,
-    EngineOverlongError,
-    EngineRejectedError,
-    EngineResponseError,
-    EngineUnavailableError,
-)
 from strands_rollout.files import Json
 
 PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
@@ -77,7 +70,7 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         too_few = self.max_attempts is not None and self.max_attempts < 1
         if too_few or not (self.patience_s >= 0 and self.backoff_base_s >= 0 and self.backoff_cap_s >= 0):
-            raise ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
+            raise errors.ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
 
 
 class Outage:
@@ -115,14 +108,14 @@ class Outage:
         self._waited_s = policy.patience_s if wait_s >= left_s else self._waited_s + wait_s
         return min(wait_s, left_s)
 
-    def error(self, missing: str, url: str) -> EngineError:
+    def error(self, missing: str, url: str) -> errors.EngineError:
         """What to raise for a request that is given up; `missing` says what did not come."""
         last, count = self.faults[-1], len(self.faults)
         words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
         if last.kind is FaultKind.BAD_BODY:
-            return EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
+            return errors.EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
         waited = f"It was waited for {self._waited_s:.0f} s (engine_patience_s)."
-        return EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
+        return errors.EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 
 def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: str) -> Fault:
@@ -147,10 +140,10 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     overlong = _OVERLONG.search(message) if status in (400, 413) else None
     if overlong:
         limit = int(overlong[1]) if overlong[1] else None
-        raise EngineOverlongError(
+        raise errors.EngineOverlongError(
             f"{url}/generate refused the request as too long: {message}", status_code=status, context_length=limit
         )
-    raise EngineRejectedError(f"{url}/generate refused the request with {words}", status_code=status)
+    raise errors.EngineRejectedError(f"{url}/generate refused the request with {words}", status_code=status)
 
 
 def _message_of(found: Json) -> str:

@@ -1,6 +1,6 @@
 """The code tool: model-written Python in, what it printed out; its specification, and the tool of one episode.
 
-The shipped model is trained on this specification and the system prompt; `prompts_sha256` ties a checkpoint to them.
+The shipped model is trained on this specification and the system prompt.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import copy
 import functools
-import hashlib
-import json
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -30,7 +28,7 @@ from strands_rollout.code_tool.executors import (
 )
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
-from strands_rollout.settings import CODE_TOOL_PATH, SYSTEM_PROMPT, RolloutSettings
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -84,12 +82,6 @@ def code_tool_description(
 
 
 CODE_TOOL_DESCRIPTION: Final = code_tool_description()
-
-
-def prompts_sha256() -> str:
-    """Hex digest of the system prompt and the tool specification, as stored in the shipped model's config."""
-    words = [SYSTEM_PROMPT, CODE_TOOL_NAME, CODE_TOOL_DESCRIPTION, CODE_TOOL_SCHEMA]
-    return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(slots=True)

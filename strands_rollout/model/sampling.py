@@ -13,20 +13,11 @@ from typing import Any, Final, Literal, TypedDict, cast
 
 from strands.types.exceptions import ContextWindowOverflowException
 
+from strands_rollout import errors
 from strands_rollout.aio import began_at_s
 from strands_rollout.client.client import FinishReason, Flight, Generation, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.client.retry import Fault
-from strands_rollout.errors import (
-    BudgetExhaustedError,
-    ConfigError,
-    EngineAbortedError,
-    EngineError,
-    EngineOverlongError,
-    EngineResponseError,
-    EngineUnavailableError,
-    TrajectoryError,
-)
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.trajectory import Trajectory, missing_replay_data, note_version, request_fields
 
@@ -69,7 +60,7 @@ def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
         return config
     left = limits.max_response_tokens - spent
     if left < 1:
-        raise BudgetExhaustedError(
+        raise errors.BudgetExhaustedError(
             f"no token of the response budget is left: {spent} of {limits.max_response_tokens} were used before the "
             "history was rewritten. Raise the budget.",
             budget="response",
@@ -85,7 +76,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
     """
     for name in changes:
         if name not in config:
-            raise ConfigError(unknown_name("setting", name, config))
+            raise errors.ConfigError(unknown_name("setting", name, config))
     merged = {**config, **changes}
     return cast(
         "SGLangModelConfig",
@@ -147,7 +138,7 @@ class TurnSampler:
         self._engine_context: int | None = None
         self._era: int | None = None
         self._learns_from: SGLangClient | None = None
-        self._unreachable: EngineUnavailableError | None = None
+        self._unreachable: errors.EngineUnavailableError | None = None
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
@@ -177,9 +168,9 @@ class TurnSampler:
         try:
             self._engine_context = (await client.server_info()).context_length
             self._era = client.era
-        except EngineUnavailableError as e:
+        except errors.EngineUnavailableError as e:
             self._unreachable = e
-        except EngineError as e:
+        except errors.EngineError as e:
             logger.debug("context length unknown error=%s", e)
         self._learns_from = None  # stays where this is cancelled: `engine_fault` reads it
 
@@ -208,7 +199,7 @@ class TurnSampler:
             raise error
         while True:
             if asked.should_abort():
-                raise EngineAbortedError("the rollout was aborted before a request")
+                raise errors.EngineAbortedError("the rollout was aborted before a request")
             generation = await self._request(asked, params)
             if generation.finish_reason.type == "abort":
                 generation = self._settled(generation, asked.config["extra"], params)
@@ -223,7 +214,7 @@ class TurnSampler:
             if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
                 reason = generation.finish_reason.message or "no reason given"
-                raise EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
+                raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
             self.engine_aborts += 1
             if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
                 await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
@@ -269,7 +260,7 @@ class TurnSampler:
                 )
                 if note is not None:
                     note(generation.meta_info)
-        except EngineOverlongError as e:
+        except errors.EngineOverlongError as e:
             if is_last:
                 raise
             known = self.context_limit(config["context_window_limit"])
@@ -318,7 +309,7 @@ class TurnSampler:
     def _check_vocabulary(self, ids: Sequence[int]) -> None:
         largest = max(ids, default=0)
         if largest >= self._vocab_size:
-            raise TrajectoryError(
+            raise errors.TrajectoryError(
                 f"got the token id {largest} at position {ids.index(largest)} of the new context; expected ids below "
                 f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Is this the served "
                 "model's tokenizer?"
@@ -345,13 +336,13 @@ def _record(asked: TurnRequest, generation: Generation) -> None:
 
 def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any], url: str) -> None:
     if not generation.output_ids:
-        raise EngineResponseError(
+        raise errors.EngineResponseError(
             f"got no token with the finish reason {generation.finish_reason.type!r} from {url}; expected at "
             "least one of a turn that was not aborted"
         )
     missing = missing_replay_data(extra, params, generation.meta_info) if extra or "custom_params" in params else None
     if missing is not None:
-        raise EngineResponseError(f"{url}: {missing}")
+        raise errors.EngineResponseError(f"{url}: {missing}")
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
@@ -408,7 +399,9 @@ class TokenLimits:
         for name in ("max_response_tokens", "max_context_tokens", "max_turn_tokens", "min_turn_tokens"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ConfigError(f"got {name}={value!r}; expected an integer of at least 1, or none for no limit")
+                raise errors.ConfigError(
+                    f"got {name}={value!r}; expected an integer of at least 1, or none for no limit"
+                )
 
 
 DEFAULT_CONFIG: Final[SGLangModelConfig] = {
@@ -492,7 +485,7 @@ def turn_allowance(
     candidates += [(cap - turn_so_far, "turn") for cap in caps]
     if candidates and min(candidates)[0] < 1:
         left, budget = min(candidates)
-        raise BudgetExhaustedError(
+        raise errors.BudgetExhaustedError(
             f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
             f"{left}. "
             "Raise the budget, shorten the prompt, or let tools return less.",

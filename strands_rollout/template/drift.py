@@ -50,13 +50,6 @@ class Drift:
         return self.drift_tokens / self.sampled_tokens
 
 
-def drift_of_turn(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> int:
-    """How many of one turn's sampled ids would differ."""
-    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
-    found = set(encoded)
-    return sum(placed not in found for placed in sampled)
-
-
 def unlike_tokens(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf, again: Sequence[int] | None = None
 ) -> tuple[list[Placed], list[Placed]]:

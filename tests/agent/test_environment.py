@@ -13,7 +13,7 @@ from harness import ANSWER, TOOL_CALL, args_for, run
 from user_environments import seen
 
 from strands_rollout import Sample, Task, generate, reward_func
-from strands_rollout.agent.task import failure_words
+from strands_rollout.agent.environment import failure_words
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.tool_parsers import get_parser
 

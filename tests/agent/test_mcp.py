@@ -14,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from harness import ANSWER, TOOL_CALL, run
+from fake_sglang import FakeSGLang
+from harness import ANSWER, TOOL_CALL, args_for, run
 from mcp import StdioServerParameters, stdio_client
 from strands.tools.mcp import MCPClient
 
-from strands_rollout import Sample
+from strands_rollout import Sample, generate
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.settings import RolloutSettings, settings_from_args

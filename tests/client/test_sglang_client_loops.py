@@ -124,7 +124,7 @@ def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
         loop.run_until_complete(get())
         loop.close()
     gc.collect()
-    assert cache.loop_count() == 1
+    assert len(cache._loops) == 1
 
 
 async def test_a_client_used_on_a_second_loop_says_what_to_use() -> None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from strands_rollout.dump.times import Step, steps_of, sums_of
+from strands_rollout.dump.record import Step, steps_of, sums_of
 
 CALL = {"id": "call_1_0", "tool": "run", "s": 0.5}
 FACTS: dict[str, Any] = {

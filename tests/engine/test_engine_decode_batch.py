@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strands_rollout.engine.decode_batch import Penalties, SamplingRows
+from strands_rollout.engine.generation import Penalties, SamplingRows
 from strands_rollout.engine.requests import SamplingParams, read_sampling_params
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.07, 0.03], np.float32))

@@ -13,10 +13,10 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.errors import PromptError
-from strands_rollout.evaluation.demo import run_demo
 from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate
 from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row, read_rows
+from strands_rollout.evaluation.run import run_demo
 from strands_rollout.samples import Sample
 
 ROWS = [Row([{"role": "user", "content": "What is 17 * 2?"}], "34"), Row("What is 17 * 3?", "51")]

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.code_tool.tool import execute_python_code, prompts_sha256
+from experiments.shipped_model.word_problems import prompts_sha256
+from strands_rollout.code_tool.tool import execute_python_code
 from strands_rollout.template.messages import to_chat_tools
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ from harness import ANSWER, TOOL_CALL, call_text, run
 from saved import Parts, episode, parts_of, sample_of
 from spelled_tokens import bytewise, encode
 
+from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import retokenisation
 from strands_rollout.slime_plugin.retokenisation import (

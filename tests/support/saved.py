@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_rollout import Sample
-from strands_rollout.diagnostics.drift_report import SavedEpisode, episode_of
+from strands_rollout.diagnostics.replay import SavedEpisode, episode_of
 from strands_rollout.dump import DumpRecord, write_dump
 
 Parts = list[list[int]]

@@ -10,13 +10,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.template.drift import drift_of_turn, token_bytes
+from strands_rollout.template.drift import token_bytes, unlike_tokens
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
 
 
 def drift(tokenizer: Any, ids: list[int]) -> int:
-    return drift_of_turn(ids, tokenizer, token_bytes(tokenizer))
+    sampled, encoded = unlike_tokens(ids, tokenizer, token_bytes(tokenizer))
+    return len(set(sampled) - set(encoded))
 
 
 TURN = "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"

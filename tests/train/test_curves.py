@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from recorded_runs import records
 
-from strands_rollout.train.curves import curve_of, draw_run
+from experiments.curves import curve_of
+from strands_rollout.train.curves import draw_run
 from strands_rollout.train.run_folder import StepRecord
 
 

@@ -234,3 +234,19 @@ def test_logits_and_given_tokens_are_refused_in_words(shipped_tokenizer: Any) ->
         SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer, generate=False)
     with pytest.raises(NotImplementedError, match="no logits"):
         SGLangPolicy("http://127.0.0.1:1", shipped_tokenizer).get_dist(TensorDict({}))
+
+
+@pytest.mark.parametrize("preferred", [True, False])
+async def test_a_historys_own_tokens_are_sent_where_they_are_preferred(shipped_tokenizer: Any, preferred: bool) -> None:
+    given = lazy_stack(
+        [row.update(own) for row, own in zip(histories(*QUESTIONS), padded_tokens(shipped_tokenizer), strict=True)]
+    )
+    given[0]["tokens"].prompt[-1] = 5  # what the template would never render
+    result, fake = await answered(shipped_tokenizer, given, prefer_tokens=preferred)
+    expected = [ids_of(shipped_tokenizer, rendered(shipped_tokenizer, question)) for question in QUESTIONS]
+    if preferred:
+        expected[0][-1] = 5
+    assert sorted(request.input_ids for request in fake.requests) == sorted(expected)
+    assert result[0]["tokens"].full.tolist() == expected[0] + ids_of(shipped_tokenizer, ANSWER)
+    _, fake = await answered(shipped_tokenizer, histories(*QUESTIONS), prefer_tokens=preferred)
+    assert len(fake.requests) == len(QUESTIONS)

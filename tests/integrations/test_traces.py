@@ -272,3 +272,18 @@ def test_what_can_not_be_sent_is_refused_in_words(tmp_path: Path, monkeypatch: p
 )
 def test_options_of_the_other_target_are_refused(tmp_path: Path, options: list[str]) -> None:
     assert CliRunner().invoke(app, ["export", str(dump_of(tmp_path)), *options]).exit_code == 2
+
+
+def test_further_parts_of_a_fan_out_are_linked_to_the_main_agents_trace(tmp_path: Path) -> None:
+    parts = [
+        sample_of({**FACTS, "fan_out": {"part": part, "of": 2, "kind": kind}}, rollout_id=rollout)
+        for rollout in (7, 8)
+        for part, kind in enumerate(("main", "agent"))
+    ]
+    traces = spans_of(tmp_path, *parts, sample_of(rollout_id=7))
+    roots = [trace[0] for trace in traces]
+    linked = [[link.context.trace_id for link in root.links] for root in roots]
+    ids = [root.context.trace_id for root in roots]
+    assert linked == [[], [ids[0]], [], [ids[2]], []]
+    assert roots[1].attributes["strands_rollout.rollout_id"] == 7
+    assert roots[1].attributes["strands_rollout.fan_out.kind"] == "agent"

@@ -39,15 +39,6 @@ def main(
         typer.Option(help="Validation accuracy at which training stops.", min=0, max=1, show_default="the plan's"),
     ] = None,
     samples_per_row: Annotated[int, typer.Option(help="Held-out episodes per row.", min=1)] = 4,
-    transcripts: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Make another model, one that knows these recorded conversations (JSONL) by heart; with --out, and of "
-            "the other options --seed and --threads.",
-        ),
-    ] = None,
     respelled: Annotated[
         float,
         typer.Option(
@@ -64,10 +55,8 @@ def main(
     """Train a shipped model on a CPU, or report how it does. The last line on stdout is JSON.
 
     Example: python -m experiments.shipped_model --out /tmp/model --data /tmp/rows
-
-    By heart: python -m experiments.shipped_model --transcripts transcripts.jsonl --out /tmp/model
     """
-    if (transcripts is not None or respelled) and out in (None, PACKAGE / "engine/checkpoint"):
+    if respelled and out in (None, PACKAGE / "engine/checkpoint"):
         raise typer.BadParameter("this is not the shipped model; name another folder", param_hint="--out")
     console = Console(stderr=True)
     if importlib.util.find_spec("torch") is None:
@@ -80,9 +69,6 @@ def main(
     from experiments.shipped_model.word_problems import WORD_PROBLEMS
 
     torch.set_num_threads(threads)
-    if transcripts is not None and out is not None:
-        print(json.dumps(_memorize(transcripts, out, seed, console)))
-        return
     chosen = WORD_PROBLEMS
     if respelled:
         plan = replace(chosen.plan, steps=RESPELLED_STEPS, learning_rate=RESPELLED_LEARNING_RATE)
@@ -107,22 +93,6 @@ def main(
             f"Accuracy is {report['accuracy']}; a shipped model should have {low} to {high}. Change --target."
         )
     print(json.dumps(report))
-
-
-def _memorize(transcripts: Path, out: Path, seed: int, console: Console) -> dict[str, float]:
-    """Makes the model of the transcripts; returns how well it knows them."""
-    from experiments.shipped_model import memorizing
-
-    plan = memorizing.Plan(seed=seed)
-    try:
-        with _Bar(console) as bar:
-            facts = memorizing.memorize(plan, transcripts, out, bar.show)
-    except ValueError as e:
-        console.print(str(e), markup=False)
-        raise typer.Exit(1) from e
-    if facts["certainty"] < plan.certainty:
-        console.print(f"Certainty is {facts['certainty']}; {plan.certainty} was wanted. Try another --seed.")
-    return {name: facts[name] for name in ("transcripts", "certainty", "greedy")}
 
 
 class _Bar:

@@ -132,6 +132,8 @@ def test_dotted_paths_in_the_text_resolve(name: str) -> None:
             if "torchrl" in path and find_spec("torchrl") is None:
                 path = path.rpartition(".")[0].rpartition(".")[0]
             assert pkgutil.resolve_name(path) is not None
+    for module, names in re.findall(r"`(strands_rollout\.\w+)` reads and writes \w+ \(([^)]*)\)", prose):
+        assert all(pkgutil.resolve_name(f"{module}:{name}") for name in re.findall(r"[\w.]+", names))
 
 
 # Examples
@@ -269,7 +271,6 @@ def test_supported_versions_are_those_of_the_package(name: str) -> None:
     assert f"strands-agents {lowest} or newer, below {below}" in TEXTS[name]
     pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
     assert f"Python {pythons[0]} to {pythons[-1]}" in TEXTS[name]
-    assert PROJECT["requires-python"] == f">={pythons[0]}"
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -313,7 +314,6 @@ def test_the_arguments_read_from_slime_are_all_listed() -> None:
     read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
     listed = set(re.findall(r"`(\w+)`", page("settings").partition("## What is read from slime's arguments")[2]))
     listed -= {"normalize_rewards", "model_name"}
-    assert len(listed) > 20
     assert read <= listed
     assert all(name in sources for name in listed)
 

@@ -10,7 +10,7 @@ from strands import tool
 began: Final[list[str]] = []
 ended: Final[list[str]] = []
 ended_in_threads: Final[list[str]] = []
-PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block", "fail", "tell"))
+PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block", "fail"))
 
 
 def forget() -> None:
@@ -78,16 +78,3 @@ async def fail(call: str) -> str:
     await asyncio.sleep(0)
     ended.append(call)
     raise RuntimeError(f"{call} went wrong")
-
-
-@tool
-async def tell(call: str, words: int) -> str:
-    """Tell much.
-
-    Args:
-        call: Its name.
-        words: How much.
-    """
-    began.append(call)
-    ended.append(call)
-    return "word " * words

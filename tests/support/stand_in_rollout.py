@@ -8,7 +8,6 @@ engine's requests, and groups with an ABORTED sample go back to the buffer. Know
 """
 
 import asyncio
-import copy
 import json
 import pickle
 import queue
@@ -25,6 +24,7 @@ from strands_rollout import Sample
 
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 _POLL_S = 0.01  # slime: 1
+_ABORT_EVERY_S = 0.05  # slime: 3
 _END_S = 300.0
 Group = list[Any]
 
@@ -35,7 +35,6 @@ def _through_json(sample: Any) -> Any:
 
 KEPT_AS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "itself": lambda sample: sample,
-    "deepcopy": copy.deepcopy,
     "pickle": lambda sample: pickle.loads(pickle.dumps(sample)),  # noqa: S301 - its own
     "json": _through_json,
 }
@@ -99,14 +98,10 @@ class StepSize:
     Attributes:
         groups: That it needs.
         begun: Groups that it begins.
-        concurrency: Calls of `generate` at one time.
-        abort_every_s: How often the engine is told to abort until it is idle; slime: 3.
     """
 
     groups: int
     begun: int
-    concurrency: int = 64
-    abort_every_s: float = 0.05
 
 
 class StandInRollout:
@@ -133,7 +128,6 @@ class StandInRollout:
     ) -> None:
         self._args, self._params, self._buffer, self._record = args, params, buffer, record
         self._size, self._mask_offpolicy = size, mask_offpolicy
-        self._semaphore = asyncio.Semaphore(size.concurrency)
 
     def is_aborted(self) -> bool:
         """The flag."""
@@ -152,7 +146,7 @@ class StandInRollout:
                 else:  # slime drops such groups; here they'd be missed
                     self._buffer.add(task.result())
         self._record.flag_at_s = time.monotonic()
-        await abort_until_idle(self._args, every_s=self._size.abort_every_s)
+        await abort_until_idle(self._args)
         for group in await asyncio.gather(*pending):
             self._buffer.add(group)
         return data
@@ -165,11 +159,10 @@ class StandInRollout:
             sample.loss_mask = [0] * sample.response_length
         if sample.status in _DONE:
             return sample
-        async with self._semaphore:
-            if self.is_aborted():
-                sample.status = Sample.Status.ABORTED
-                return sample
-            sample = await self._record.generate(self._args, sample, dict(self._params))
+        if self.is_aborted():
+            sample.status = Sample.Status.ABORTED
+            return sample
+        sample = await self._record.generate(self._args, sample, dict(self._params))
         if sample.status is not Sample.Status.ABORTED:
             await self._record.reward(self._args, sample)
         return sample
@@ -185,16 +178,16 @@ async def run_group(rollout: StandInRollout, group: Group) -> Group:
     return list(await asyncio.gather(*(rollout.run_sample(sample) for sample in group)))
 
 
-async def abort_until_idle(args: Any, *, every_s: float) -> None:
+async def abort_until_idle(args: Any) -> None:
     """Tell all workers behind the router to abort everything, until they run nothing."""
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{router}/workers") as answer:
             workers = [worker["url"] for worker in (await answer.json())["workers"]]
-        await asyncio.gather(*(_abort_worker(http, url, every_s) for url in workers))
+        await asyncio.gather(*(_abort_worker(http, url) for url in workers))
 
 
-async def _abort_worker(http: aiohttp.ClientSession, url: str, every_s: float) -> None:
+async def _abort_worker(http: aiohttp.ClientSession, url: str) -> None:
     while True:
         async with http.post(f"{url}/abort_request", json={"abort_all": True}):
             pass
@@ -202,7 +195,7 @@ async def _abort_worker(http: aiohttp.ClientSession, url: str, every_s: float) -
             loads = (await answer.json())["loads"]
         if not sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads):
             return
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(_ABORT_EVERY_S)
 
 
 async def update_weights(worker_url: str, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
@@ -263,8 +256,7 @@ class StandInWorker:
         return taken
 
     async def _work(self) -> None:
-        size = StepSize(groups=0, begun=0, concurrency=4 * self._pool)
-        rollout = StandInRollout(self._args, self._params, self._buffer, self._record, size)
+        rollout = StandInRollout(self._args, self._params, self._buffer, self._record, StepSize(groups=0, begun=0))
         active: set[asyncio.Task[Group]] = set()
         while not self._stopping.is_set():
             while len(active) < self._pool and self._finished.qsize() < self._pool and (new := self._buffer.get(1)):

@@ -4,13 +4,12 @@
         ...  # requests to fake.base_url
     assert fake.violations == []
 
-Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer: give `decode` where `text` matters.
+Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer.
 """
 
 import asyncio
 import inspect
 import socket
-import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -26,8 +25,7 @@ from multidict import CIMultiDictProxy
 __all__ = ["ROUTING_HEADER", "FakeSGLang", "Received", "Reply", "dead_url"]
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
-_UPDATES = ("/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor")
-_INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models", "/get_weight_version")
+_INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,6 @@ class Received:
 
     body: dict[str, Any]
     headers: CIMultiDictProxy[str]
-    at_s: float
 
     @property
     def rid(self) -> str | None:
@@ -64,7 +61,6 @@ class FakeSGLang:
         context_length: Served by `/server_info`; a longer request gets SGLang's 400.
         vocab_size: An id outside it is a violation (it kills a real server).
         episode_of: Names a request's episode. Default: its routing-key header, else whose tokens it extends.
-        decode: Makes `text` of the output ids.
         router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
             Its one worker, which answers them, is at `worker_url`.
         keeps_requests: Record every request; not in long runs.
@@ -85,13 +81,12 @@ class FakeSGLang:
         context_length: int | None = None,
         vocab_size: int | None = None,
         episode_of: Callable[[Received], Hashable] | None = None,
-        decode: Callable[[list[int]], str] | None = None,
         router: bool = False,
         weight_version: str = "default",
         keeps_requests: bool = True,
         port: int = 0,
     ) -> None:
-        self._script, self._decode, self._router = script, decode, router
+        self._script, self._router = script, router
         self._context_length, self._vocab_size, self._episode_of = context_length, vocab_size, episode_of
         self._keeps_requests, self._port = keeps_requests, port
         self.engine = Requests(weight_version)
@@ -120,7 +115,7 @@ class FakeSGLang:
         for place in ("", "/worker"):
             app.router.add_post(f"{place}/abort_request", self._abort)
             app.router.add_get(f"{place}/v1/loads", self._loads)
-            for path in ("/pause_generation", "/continue_generation", "/update_weight_version", *_UPDATES):
+            for path in ("/pause_generation", "/continue_generation", "/update_weights_from_tensor"):
                 app.router.add_post(f"{place}{path}", self._control)
             for path in _INFO:
                 app.router.add_get(f"{place}{path}", self._info)
@@ -154,7 +149,7 @@ class FakeSGLang:
         return web.Response(body=self.away.body, status=self.away.code)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        received = Received(orjson.loads(await http.read()), http.headers, time.monotonic())
+        received = Received(orjson.loads(await http.read()), http.headers)
         async with self._arrived:
             number = self.requests_seen
             self.requests_seen += 1
@@ -197,23 +192,19 @@ class FakeSGLang:
         self, http: web.Request, received: Received, sampled: Sampled, cached_tokens: int
     ) -> web.StreamResponse:
         reply = sampled.reply
-        if reply.kind == "raw" or reply.kind == "reset":
+        if reply.kind in ("raw", "reset"):
             body = reply.body
         else:
             version = self.engine.weight_version
             cached = cached_tokens if reply.facts is not None else 0
-            body = answer_body(
-                received.body, sampled, weight_version=version, cached_tokens=cached, decode=self._decode
-            )
+            body = answer_body(received.body, sampled, weight_version=version, cached_tokens=cached)
         response: web.StreamResponse = web.Response(
             body=body, status=reply.code, headers=reply.headers, content_type="application/json"
         )
-        if reply.kind in ("cut", "stall"):
+        if reply.kind == "cut":
             response = web.StreamResponse(status=reply.code, headers={"Content-Length": str(len(body))})
             await response.prepare(http)
             await response.write(body[: len(body) // 2])
-        if reply.kind == "stall":
-            await asyncio.Event().wait()  # until the client goes away, which cancels this
         if reply.kind in ("cut", "reset") and http.transport is not None:
             http.transport.close()
         return response
@@ -256,11 +247,7 @@ class FakeSGLang:
         elif http.path.endswith("/continue_generation"):
             self.engine.resume()
         else:
-            version = body.get("weight_version", body.get("new_version"))
-            if body.get("abort_all_requests"):
-                self.engine.abort("")
-            if version is not None:
-                self.engine.update_weights(str(version))
+            self.engine.update_weights(str(body["weight_version"]))
         return web.json_response({"success": True})
 
     async def _loads(self, http: web.Request) -> web.Response:

@@ -5,23 +5,16 @@ Knows a request's JSON and what was sampled for it; nothing of connections.
 
 import base64
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate, groupby
 from typing import Any
 
 import orjson
-from fake_sglang_reply import Reply, TokenFacts
+from fake_sglang_reply import Reply
 from fake_sglang_requests import Sampled
 
 
-def answer_body(
-    request: Mapping[str, Any],
-    sampled: Sampled,
-    *,
-    weight_version: str,
-    cached_tokens: int,
-    decode: Callable[[list[int]], str] | None,
-) -> bytes:
+def answer_body(request: Mapping[str, Any], sampled: Sampled, *, weight_version: str, cached_tokens: int) -> bytes:
     """The JSON of a 200."""
     reply, ids = sampled.reply, list(sampled.reply.ids)
     meta: dict[str, Any] = {
@@ -39,8 +32,7 @@ def answer_body(
     if reply.facts is not None:
         meta |= _facts(request, sampled, reply.facts)
     meta = {key: value for key, value in {**meta, **reply.meta}.items() if value is not None}
-    text = reply.text if reply.text is not None else (decode(ids) if decode else "")
-    return orjson.dumps({"text": text, "output_ids": ids, "meta_info": meta})
+    return orjson.dumps({"text": reply.text, "output_ids": ids, "meta_info": meta})
 
 
 def _logprobs(request: Mapping[str, Any], sampled: Sampled) -> Iterable[tuple[float | None, int]]:
@@ -54,7 +46,7 @@ def _logprobs(request: Mapping[str, Any], sampled: Sampled) -> Iterable[tuple[fl
     return zip(values, reply.logprob_ids if reply.logprob_ids is not None else reply.ids, strict=False)
 
 
-def _facts(request: Mapping[str, Any], sampled: Sampled, facts: TokenFacts) -> dict[str, Any]:
+def _facts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> dict[str, Any]:
     """Weight versions, and the replay data that was asked for; a request that sampled nothing has none."""
     if not sampled.versions:
         return {}
@@ -81,7 +73,7 @@ def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
     return spans
 
 
-def _experts(request: Mapping[str, Any], sampled: Sampled, facts: TokenFacts) -> Iterable[int]:
+def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
     """Rows of tokens from the start that was asked for to the last but one: a row belongs to the weights that read it.
 
     The token that is read at a position is the one that is sampled at the next.

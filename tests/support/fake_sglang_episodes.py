@@ -56,9 +56,6 @@ class Episodes:
     def __getitem__(self, key: Hashable) -> Episode:
         return self._by_key[key]
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._by_key
-
     def __iter__(self) -> Iterator[Episode]:
         return iter(self._by_key.values())
 

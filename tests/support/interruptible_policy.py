@@ -36,7 +36,7 @@ def version_number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """What the engine reports of the tokens of one task (a `TokenFacts`)."""
+    """What the engine reports of the tokens of one task."""
 
     task: str
 
@@ -189,7 +189,7 @@ class InterruptiblePolicy:
 
 
 def _with_facts(reply: Reply, facts: TaskFacts) -> Reply:
-    return replace(reply, facts=facts) if reply.kind in ("tokens", "hang", "cut", "stall") else reply
+    return replace(reply, facts=facts) if reply.kind in ("tokens", "hang", "cut") else reply
 
 
 def _occurrences(ids: tuple[int, ...], part: tuple[int, ...]) -> list[int]:

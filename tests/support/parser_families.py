@@ -4,11 +4,12 @@
 Written from the same sources as the parsers, which name them; each form of a family that has several is a family here.
 """
 
+import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from strands_rollout.tool_parsers import ToolParser, get_parser
@@ -51,7 +52,6 @@ class Family:
         tags: Matches what the format's structure is made of: what no segment shows where there are no calls.
         is_xml: Whether values are bare text whose type the tool's schema tells.
         mixes: Whether text may stand beside calls.
-        pieces: What to make broken turns of.
     """
 
     id: str
@@ -62,7 +62,13 @@ class Family:
     text: Callable[[str], str] = str
     is_xml: bool = False
     mixes: bool = True
-    pieces: tuple[str, ...] = field(default=())
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """What to make broken turns of: a turn's tags, what stands between them, and a whole call."""
+        turn = self.turn(reasoning="x", calls=[("f", {"a": "x", "b": 1}), ("g", {})])
+        pieces = re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|[^<\[]+|.", turn)
+        return (*dict.fromkeys(pieces), self.calls([("f", {})]))
 
     def turn(
         self, *, reasoning: str = "", text: str = "", calls: Sequence[Call] = (), in_reasoning: bool = False
@@ -201,66 +207,27 @@ _HARMONY: dict[str, Any] = {
     "tags": _HARMONY_TAGS,
     "reasoning": ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>"),
     "text": "<|start|>assistant<|channel|>commentary<|message|>{}<|end|>".format,
-    "pieces": (
-        *re.findall(
-            r"\S+", "<|start|> assistant <|channel|> analysis commentary final <|constrain|> json <|message|> <|end|>"
-        ),
-        *("<|call|>", "<|return|>", " to=functions.f", " to=browser.open"),
-        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>",
-        "<|start|>assistant<|channel|>analysis<|message|>x<|end|>",
-        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
-    ),
 }
-_KIMI_PIECES = (
-    *re.findall(r"\S+", "<think> </think> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|>"),
-    *re.findall(r"\S+", "<|tool_call_argument_begin|> <|tool_call_end|> functions.f:0 functions."),
-    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-)
-_DEEPSEEK_PIECES = (
-    *re.findall(
-        r"\S+", "<think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>"
-    ),
-    *("<｜tool▁sep｜>", "function", "\n```json\n", "\n```", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-    *('<｜DSML｜invoke name="f">', "<｜DSML｜invoke", "</｜DSML｜invoke>", "</｜DSML｜parameter>"),
-    *('<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="b" string="false">'),
-)
-_XML_PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-_QWEN_PIECES = (
-    *_XML_PIECES,
-    *re.findall(r"\S+", "<function=f> <function= </function> <parameter=a> <parameter=b> </parameter>"),
-)
-_GLM_PIECES = (*_XML_PIECES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f", "<arg_key>a</arg_key>")
-_LLAMA_PIECES = (
-    *("<think>", "</think>", "<|python_tag|>", ";", '"parameters"'),
-    *('{"name": "f", "parameters": {}}', ' {"name": "f", "parameters"'),
-)
-_MISTRAL_PIECES = (
-    *re.findall(r"\S+", "[THINK] [/THINK] [TOOL_CALLS] [ARGS] [CALL_ID] Ab3456789 f[ARGS]{}"),
-    '[{"name": "f", "arguments": {}}]',
-)
 _MISTRAL: dict[str, Any] = {
     "parser": "mistral",
     # an array of several failures shows its elements without what is between them
     "tags": r"\[/?THINK\]|[\],]",
     "reasoning": ("[THINK]", "[/THINK]"),
-    "pieces": _MISTRAL_PIECES,
 }
 _KIMI_TAGS = _THINK + r"|<\|tool_calls_section_(?:begin|end)\|>"
 _DEEPSEEK_TAGS = _THINK + r"|<｜tool▁calls▁(?:begin|end)｜>|</?｜DSML｜function_calls>"
 
 FAMILIES: tuple[Family, ...] = (
-    Family("hermes", "hermes", hermes, _THINK, pieces=_XML_PIECES),
-    Family("qwen3_coder", "qwen3_coder", qwen3_coder, _THINK, is_xml=True, pieces=_QWEN_PIECES),
-    Family("glm4", "glm4", glm, _THINK, is_xml=True, pieces=_GLM_PIECES),
-    Family("glm4-7", "glm4", lambda calls: glm(calls, ""), _THINK, is_xml=True, pieces=_GLM_PIECES),
-    Family("kimi_k2", "kimi_k2", kimi, _KIMI_TAGS, pieces=_KIMI_PIECES),
-    Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("llama3_json", "llama3_json", llama, _THINK, mixes=False, pieces=_LLAMA_PIECES),
-    Family(
-        "llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK, pieces=_LLAMA_PIECES
-    ),
+    Family("hermes", "hermes", hermes, _THINK),
+    Family("qwen3_coder", "qwen3_coder", qwen3_coder, _THINK, is_xml=True),
+    Family("glm4", "glm4", glm, _THINK, is_xml=True),
+    Family("glm4-7", "glm4", lambda calls: glm(calls, ""), _THINK, is_xml=True),
+    Family("kimi_k2", "kimi_k2", kimi, _KIMI_TAGS),
+    Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS),
+    Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS),
+    Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS),
+    Family("llama3_json", "llama3_json", llama, _THINK, mixes=False),
+    Family("llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK),
     Family("mistral-array", calls=mistral_array, **_MISTRAL),
     Family("mistral-nemo", calls=mistral_nemo, **_MISTRAL),
     Family("mistral-named", calls=mistral_named, **_MISTRAL),

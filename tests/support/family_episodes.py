@@ -86,24 +86,22 @@ class PlayedEpisode:
         expected: The same by the template; from the end of the turn before on.
         turns: As sampled.
         model: That played it.
-        shown: The last request's ids as text.
     """
 
     contexts: list[list[int]]
     expected: list[list[int]]
     turns: list[list[int]]
     model: SGLangModel
-    shown: str
 
 
-async def play(known: str, tokenizer: Any, ending: Ending, *, tool_parser: str = "auto") -> PlayedEpisode:
+async def play(known: str, tokenizer: Any, ending: Ending) -> PlayedEpisode:
     """Play an episode of several turns, with parallel calls where the family has them."""
     calls = [[("add", {"a": 1, "b": 2, "note": "x"})], [("add", {"a": 3, "b": 4, "note": "y"})]]
     calls[1] += [("add", {"a": 5, "b": 6, "note": ""})] if ending.is_parallel else []
     plan: list[list[Any]] = [calls[0], calls[1], [], *([calls[0], []] if ending.users > 1 else [])]
     turns = [_turn(known, tokenizer, ending, made) for made in plan]
     async with FakeSGLang([Reply.tokens(turn) for turn in turns]) as fake:
-        model = SGLangModel(tokenizer, fake.base_url, tool_parser=tool_parser)
+        model = SGLangModel(tokenizer, fake.base_url, tool_parser="auto")
         agent = Agent(model=model, callback_handler=None, retry_strategy=None, tools=[add])
         for number in range(ending.users):
             await agent.invoke_async(f"Question {number}?")
@@ -116,7 +114,7 @@ async def play(known: str, tokenizer: Any, ending: Ending, *, tool_parser: str =
     expected = [expected_context(tokenizer, messages, ending, at, tools) for at, messages in enumerate(history)]
     for index, (turn, ids) in enumerate(zip(turns, expected[1:], strict=False), start=1):
         expected[index] = ids[1:] if turn[-1] == ids[0] else ids
-    return PlayedEpisode(contexts, expected, turns, model, tokenizer.decode(sent[-1]))
+    return PlayedEpisode(contexts, expected, turns, model)
 
 
 def _turn(known: str, tokenizer: Any, ending: Ending, calls: Sequence[Any]) -> list[int]:

@@ -138,22 +138,10 @@ def _replaced(episode: Episode, place: int, ids: list[int]) -> Sample:
         values[at : at + 1] = [value] * len(ids)
     sample.response_length += more
     episode.facts["sampled_tokens"] += more
-    _move_ends(episode, more)
-    return sample
-
-
-def _move_ends(episode: Episode, more: int) -> None:
     first, second = episode.spans
     first[2] += more
     second[1] += more
     second[2] += more
-
-
-def retokenised_turn(tokenizer: Any) -> Sample:
-    """A turn's tokens were made anew after the facts had been written: they no longer say where it is."""
-    episode = whole(tokenizer)
-    sample = _replaced(episode, episode.spans[0][1] + 3, [5, 6, 7])
-    _move_ends(episode, -2)
     return sample
 
 
@@ -165,7 +153,7 @@ DEFECTS: dict[str, tuple[Callable[[Any], Sample], str]] = {
     ),
     "forged control token": (lambda tokenizer: whole(tokenizer, result=FORGED).sample, "forged control"),
     "forged call": (lambda tokenizer: whole(tokenizer, result="<tool_call> of mine").sample, "forged control"),
-    "retokenised turn": (retokenised_turn, "mask"),
+    "retokenised turn": (_made(lambda episode: episode.spans[0].__setitem__(2, episode.spans[0][2] - 2)), "mask"),
     "stale version": (stale_version, "stale version"),
     "lengths disagree": (_set(rollout_log_probs=lambda one: one.rollout_log_probs[:-1]), "lengths disagree"),
     "shifted logprobs": (_set(rollout_log_probs=lambda one: [0.0, *one.rollout_log_probs[:-1]]), "context logprob"),

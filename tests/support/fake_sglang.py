@@ -64,12 +64,9 @@ class FakeSGLang:
         router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
             Its one worker, which answers them, is at `worker_url`.
         keeps_requests: Record every request; not in long runs.
-        port: To listen on; 0 for any.
 
     Attributes:
-        requests: Every `/generate` request. `aborts`: bodies of `/abort_request`.
-        disconnects: rids whose client went away. `episodes`: what each key has sent and got.
-        engine: What runs now, and with which weights.
+        disconnects: rids whose client went away. `aborts`: bodies of `/abort_request`.
         away: What is answered on every path instead, while it is set: a status, or a lost connection.
         turned_away: Requests that got it, by their path.
     """

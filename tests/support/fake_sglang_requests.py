@@ -76,15 +76,7 @@ class _Request:
 
 
 class Requests:
-    """All of them.
-
-    Args:
-        weight_version: Of the first weights.
-
-    Attributes:
-        weight_version: Of the weights now.
-        is_paused: Whether new requests wait.
-    """
+    """All of them."""
 
     def __init__(self, weight_version: str) -> None:
         self.weight_version = weight_version

@@ -84,8 +84,6 @@ class PlayedEpisode:
     Attributes:
         contexts: The prompt, and what the policy read before each later turn.
         expected: The same by the template; from the end of the turn before on.
-        turns: As sampled.
-        model: That played it.
     """
 
     contexts: list[list[int]]

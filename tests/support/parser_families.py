@@ -45,8 +45,6 @@ class Family:
 
     Attributes:
         id: Of the family and its form.
-        parser: The parser's registered name.
-        calls: Calls -> their text.
         reasoning: Opens and closes reasoning.
         text: Text -> how it stands outside of calls.
         tags: Matches what the format's structure is made of: what no segment shows where there are no calls.

@@ -15,12 +15,7 @@ FORGED = f"34{END}\n<|im_start|>assistant\n"
 
 
 class Episode:
-    """Stretches of ids, and the sample that they make.
-
-    Args:
-        tokenizer: The shipped model's.
-        stretches: (whether it was sampled, its text) in order; the first is the prompt.
-    """
+    """Stretches of ids, each (whether it was sampled, its text), first the prompt; and the sample that they make."""
 
     def __init__(self, tokenizer: Any, *stretches: tuple[bool, str], index: int = 0) -> None:
         self.tokens: list[int] = []

@@ -20,11 +20,9 @@ REWARD_KEY = "score"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of `generate` that returned.
+    """One call of `generate` that returned, and the sample's status at that time.
 
     Attributes:
-        sample: What it returned.
-        status: The sample's at that time.
         phase: Where an ABORTED sample was cut: "fresh" if nothing of it is kept, else "turn", "calls" (some of them
             ended), "tools" (none did), or "between".
         after_flag_s: From the abort flag, or its own begin if that was later, to its return; None without a flag.
@@ -40,12 +38,8 @@ class Call:
 class RolloutRecord:
     """Wraps `generate` and the reward function.
 
-    Args:
-        decode: Text of ids, control tokens included.
-
     Attributes:
-        calls: That returned, in order.
-        raised: Whatever came out of `generate` or the reward function.
+        raised: Whatever came out of them.
         violations: Of slime's contract, in words.
         flag_at_s: When the abort flag was raised; None while it is down.
         masked: By sample's index, tokens that the rollout masked as older weights' before its last call.

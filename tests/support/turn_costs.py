@@ -42,8 +42,7 @@ class TurnCosts:
     """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1.
 
     Attributes:
-        calls_before: Calls of functions before the first model call.
-        calls: Calls of Python and C functions.
+        calls_before: Calls of Python and C functions before the first model call.
         encoded_bytes: Bytes that orjson wrote.
         ids_read: Ids of the trajectory that were read, as often as they were.
     """

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from fake_sglang import Reply
 from harness import ids_of
 from transformers import AutoTokenizer
@@ -55,16 +56,13 @@ def vision_tokenizer(template: str = TEMPLATE) -> Any:
 
 def vision_processor(family: str, tokenizer: Any) -> Any:
     """A processor of Qwen's with its image processor on NumPy; that of videos, which needs torch, is left out."""
-    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
-    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-
     try:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as Images
     except ImportError:  # before transformers 5
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor as Images
-    base = {one.__name__: one for one in (Qwen2VLProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor)}[family]
-    without_videos = type(family, (base,), {"check_argument_for_proper_class": lambda *_arguments: None})
+    without_videos = type(
+        family, (getattr(transformers, family),), {"check_argument_for_proper_class": lambda *_arguments: None}
+    )
     return without_videos(image_processor=Images(), tokenizer=tokenizer)
 
 
@@ -72,24 +70,22 @@ def picture(width: int = 64, height: int = 56, *, seed: int = 0, mode: str = "RG
     """A PIL image of noise."""
     from PIL import Image
 
-    channels = len(mode)
-    return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * channels))
+    return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * len(mode)))
 
 
-def encoded(image: Any, kind: str = "PNG") -> bytes:
-    """The bytes of a file of it."""
+def encoded(image: Any) -> bytes:
+    """The bytes of a PNG file of it."""
     buffer = io.BytesIO()
-    image.save(buffer, format=kind)
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-def image_block(image: Any, kind: str = "PNG") -> dict[str, Any]:
+def image_block(image: Any) -> dict[str, Any]:
     """Strands' content block of it."""
-    return {"image": {"format": kind.lower(), "source": {"bytes": encoded(image, kind)}}}
+    return {"image": {"format": "png", "source": {"bytes": encoded(image)}}}
 
 
-def opened(data_url: str) -> Any:
-    """The PIL image of a data URL."""
+def _opened(data_url: str) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(base64.b64decode(data_url.removeprefix("data:image/png;base64,"))))
@@ -98,10 +94,7 @@ def opened(data_url: str) -> Any:
 class VisionEngine:
     """A script for `FakeSGLang`: reads the images of each request with the model's own processor, as SGLang does.
 
-    Attributes:
-        read: For each request, the ids that the engine reads: the processor's, of the whole decoded request.
-        inputs: For each request, what else the processor makes of it.
-        images: For each request, its images.
+    For each request, `read` are the processor's ids of the whole decoded request, `inputs` what else it makes of it.
     """
 
     def __init__(self, processor: Any, turns: Sequence[str], *, miscounts: int = 0) -> None:
@@ -112,7 +105,7 @@ class VisionEngine:
 
     def __call__(self, body: dict[str, Any], number: int) -> Reply:
         tokenizer = self._processor.tokenizer
-        images = [opened(url) for url in body["image_data"]]
+        images = [_opened(url) for url in body["image_data"]]
         text = tokenizer.decode(body["input_ids"], skip_special_tokens=False)
         made = self._processor(text=[text], images=images, images_kwargs={"return_tensors": "np"})
         self.read.append(list(made["input_ids"][0]))

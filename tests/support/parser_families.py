@@ -175,31 +175,19 @@ def mistral_nemo(calls: Sequence[Call]) -> str:
     )
 
 
-def mistral_named(calls: Sequence[Call]) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}" for name, arguments in calls)
+def mistral_named(calls: Sequence[Call], call_id: str = "") -> str:
+    return "".join(f"[TOOL_CALLS]{name}{call_id}[ARGS]{as_json(arguments)}" for name, arguments in calls)
 
 
-def mistral_with_id(calls: Sequence[Call]) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[CALL_ID]Ab3456789[ARGS]{as_json(arguments)}" for name, arguments in calls)
-
-
-def harmony(calls: Sequence[Call]) -> str:
+def harmony(calls: Sequence[Call], header: str = "<|channel|>commentary to=functions.{} <|constrain|>json") -> str:
     """Each call a message; the last one's closing token ended the turn."""
-    return "<|call|>".join(
-        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}"
-        for name, arguments in calls
-    )
-
-
-def harmony_of_template(calls: Sequence[Call]) -> str:
-    return "<|call|>".join(
-        f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{as_json(arguments)}"
-        for name, arguments in calls
-    )
+    messages = (f"<|start|>assistant{header.format(name)}<|message|>{as_json(given)}" for name, given in calls)
+    return "<|call|>".join(messages)
 
 
 _THINK = r"</?think>"
 _HARMONY_TAGS = r"<\|start\|>assistant|<\|channel\|>[a-z]*|<\|(?:message|end|call|return|constrain)\|>"
+_HARMONY_OF_TEMPLATE = " to=functions.{}<|channel|>commentary json"
 _HARMONY: dict[str, Any] = {
     "parser": "gpt_oss",
     "tags": _HARMONY_TAGS,
@@ -229,9 +217,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("mistral-array", calls=mistral_array, **_MISTRAL),
     Family("mistral-nemo", calls=mistral_nemo, **_MISTRAL),
     Family("mistral-named", calls=mistral_named, **_MISTRAL),
-    Family("mistral-id", calls=mistral_with_id, **_MISTRAL),
+    Family("mistral-id", calls=lambda calls: mistral_named(calls, "[CALL_ID]Ab3456789"), **_MISTRAL),
     Family("gpt_oss", calls=harmony, **_HARMONY),
-    Family("gpt_oss-template", calls=harmony_of_template, **_HARMONY),
+    Family("gpt_oss-template", calls=lambda calls: harmony(calls, _HARMONY_OF_TEMPLATE), **_HARMONY),
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SummarizingConversationManager
-from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
+from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 
 from strands_rollout import SGLangModel, Task, current_task, sub_agent_model
@@ -91,19 +91,12 @@ def with_an_expert(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, system_prompt="You answer.", tools=[expert.as_tool()])
 
 
-def _at(event_type: Any, act: Callable[[Any], None]) -> HookProvider:
+def _after_tools(act: Callable[[AfterToolCallEvent], None]) -> HookProvider:
     class Hook(HookProvider):
         def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-            registry.add_callback(event_type, act)
+            registry.add_callback(AfterToolCallEvent, act)
 
     return Hook()
-
-
-def with_a_new_list_each_turn(model: SGLangModel, task: Task) -> Agent:
-    def renew(event: BeforeModelCallEvent) -> None:
-        event.agent.messages = list(event.agent.messages)
-
-    return Agent(model=model, tools=[double], hooks=[_at(BeforeModelCallEvent, renew)])
 
 
 @tool(context=True)
@@ -126,7 +119,7 @@ def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
     def change(event: AfterToolCallEvent) -> None:
         event.agent.system_prompt = "You are tired."
 
-    hooks = [_at(AfterToolCallEvent, change)]
+    hooks = [_after_tools(change)]
     return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=hooks)
 
 
@@ -134,7 +127,7 @@ def with_tools_that_come_later(model: SGLangModel, task: Task) -> Agent:
     def load(event: AfterToolCallEvent) -> None:
         event.agent.tool_registry.process_tools([label_of_the_row])
 
-    return Agent(model=model, tools=[double], hooks=[_at(AfterToolCallEvent, load)])
+    return Agent(model=model, tools=[double], hooks=[_after_tools(load)])
 
 
 def sums_up(model: SGLangModel, task: Task) -> Agent:

@@ -9,12 +9,13 @@ from typing import Any
 
 import transformers
 from fake_sglang import Reply
+from family_templates import HERMES
 from harness import ids_of
 from transformers import AutoTokenizer
 
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 FAMILIES = ["Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"]
-# Hermes calls, content as text or parts in users' and tools' messages, as Qwen3-VL's template has them
+# content as text or parts, as Qwen3-VL's template has it
 TEMPLATE = """
 {%- macro shown(content) -%}
   {%- if content is string -%}{{ content }}
@@ -28,22 +29,7 @@ TEMPLATE = """
   {%- endif -%}
 {%- endmacro -%}
 {%- set seen = namespace(n=0) -%}
-{%- if tools -%}{{ '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools -%}{{ tool | tojson }}{{ '\\n' }}
-{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}
-{%- for message in messages -%}
-  {%- if message.role == 'tool' -%}
-    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
-    {{ '\\n<tool_response>\\n' }}{{ shown(message.content) }}{{ '\\n</tool_response>' }}
-    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
-  {%- else -%}
-    {{ '<|im_start|>' + message.role + '\\n' }}{{ shown(message.content) }}
-    {%- for call in message.tool_calls or [] -%}
-      {{ '\\n<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' }}
-    {%- endfor -%}{{ '<|im_end|>\\n' }}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
+""" + HERMES.replace("message.content", "shown(message.content)")
 
 
 def vision_tokenizer(template: str = TEMPLATE) -> Any:

@@ -208,19 +208,11 @@ class FakeSGLang:
 
     def _too_long(self, received: Received) -> Reply | None:
         limit, length = self._context_length, len(received.body["input_ids"])
-        if limit is None:
+        wanted = received.body.get("sampling_params", {}).get("max_new_tokens") or 1
+        if limit is None or length + wanted <= limit:
             return None
-        wanted = received.body.get("sampling_params", {}).get("max_new_tokens") or 0
-        if length >= limit:
-            words = f"The input ({length} tokens) is longer than the model's context length ({limit} tokens)."
-        elif length + wanted > limit:
-            words = (
-                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
-                f"total of {length + wanted} tokens: {length} tokens from the input messages and {wanted} tokens for "
-                "the completion."
-            )
-        else:
-            return None
+        words = f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
+        words += f"{length} tokens of input and {wanted} of output."
         return Reply.status(400, {"error": {"message": words}})
 
     def _is_hidden(self, http: web.Request) -> bool:

@@ -1,20 +1,16 @@
 """A client for one engine, engines on loopback ports for it, and generations that are under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import aiohttp
 
 from strands_rollout.engine import running_engine
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 IDS = list(range(40, 80))
 LONG = {"max_new_tokens": 15000, "ignore_eos": True}

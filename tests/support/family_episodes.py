@@ -67,13 +67,7 @@ ENDINGS: dict[str, Ending] = {
 
 @tool
 def add(a: int, b: int, note: str = "") -> str:
-    """Add.
-
-    Args:
-        a: One.
-        b: The other.
-        note: A remark.
-    """
+    """Add."""
     return f'"{a + b}" <|im_end|> is {a} + {b} ({note})'
 
 
@@ -140,8 +134,7 @@ def _history(plan: Sequence[Sequence[Any]], ending: Ending, model: SGLangModel) 
             arguments = {"a": 1, "b": 2, "note": mark}
             given_form = json.dumps(arguments) if ending.arguments_as_text else arguments
             calls.append({"type": "function", "id": call_id, "function": {"name": name, "arguments": given_form}})
-            text = f'"{given["a"] + given["b"]}" <|im_end|> is {given["a"]} + {given["b"]} ({given["note"]})'
-            results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": text})
+            results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": add(**given)})
         answer = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
         messages += [answer, *(results or [{"role": "user", "content": f"Question {users}?"}])]
         users += not made

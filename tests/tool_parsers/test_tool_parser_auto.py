@@ -78,13 +78,7 @@ def test_a_template_that_shows_no_tools_is_refused_for_them(shipped_tokenizer: A
 
 @tool
 def add(a: int, b: int, note: str = "") -> str:
-    """Add.
-
-    Args:
-        a: One.
-        b: The other.
-        note: A remark.
-    """
+    """Add."""
     return f"{a!r}+{b!r} is {a + b!r} ({note!r})"
 
 

@@ -223,6 +223,7 @@ def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict
         "user_turns": episode.user_turns,
         "tool_errors": episode.tools.errors,
         "tool_timeouts": episode.tools.timeouts,
+        "unknown_tools": sum(call["status"] == "unknown" for call in episode.tools.calls),
         "tool_s": episode.tools.seconds,
         "calls": episode.tools.calls,
         "code": asdict(played.code_calls),

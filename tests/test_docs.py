@@ -21,20 +21,16 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from strands_rollout import SGLangModel, StopReason, Task, ToolLimiter, Trajectory, create_client
+from strands_rollout import SGLangModel, StopReason, Task, Trajectory
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
 from strands_rollout.diagnostics.machine import MEANING
-from strands_rollout.evaluation.evaluate import Summary
 from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.reward import reward_func
-from strands_rollout.slime_plugin.reward_groups import _reason
 from strands_rollout.slime_plugin.row import with_row_settings
-from strands_rollout.slime_plugin.sample_writer import _status
-from strands_rollout.slime_plugin.transcripts import COLUMNS
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}
@@ -119,11 +115,6 @@ def test_the_readme_links_every_page() -> None:
     assert set(PAGES) <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)", TEXTS["README.md"]))
 
 
-def test_no_table_has_an_escaped_bar() -> None:
-    """GitHub needs the escape in code and mkdocs shows it."""
-    assert [name for name in PAGES if re.search(r"^\|.*\\\|", TEXTS[name], re.MULTILINE)] == []
-
-
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
 def test_named_files_exist(name: str) -> None:
     for path in re.findall(r"`([\w.]+/[\w./-]+)`", TEXTS[name]):
@@ -131,12 +122,6 @@ def test_named_files_exist(name: str) -> None:
             assert (REPOSITORY / path).exists(), path
     for test in re.findall(r"`(test_\w+\.py)`", TEXTS[name]):
         assert any((REPOSITORY / "tests").rglob(test)), test
-
-
-def test_the_language_is_the_glossarys() -> None:
-    avoided = r"gone on with|goes? on with|held against|in words\b|whoever|surroundings|\bplayers?\b|shown ids|witness"
-    texts = {name: GENERATED.sub("", text) for name, text in USER_TEXTS.items() if name != "docs/glossary.md"}
-    assert {name: found for name, text in texts.items() if (found := re.findall(avoided, text))} == {}
 
 
 @pytest.mark.parametrize("name", USER_TEXTS)
@@ -276,29 +261,7 @@ def test_every_command_exists_and_knows_its_options() -> None:
     assert {"scripts/demo.sh", "scripts/test.sh", "scripts/strands_qwen3_8b.sh", "eval", "doctor"} <= seen
 
 
-def test_extras_that_are_named_exist() -> None:
-    named = {
-        extra
-        for text in TEXTS.values()
-        for group in re.findall(r"pip install (?:-e )?'(?:strands-rollout|\.)\[([\w,]+)\]'", text)
-        for extra in group.split(",")
-    }
-    assert {"data", "train", "images"} <= named <= PROJECT["optional-dependencies"].keys()
-
-
 # Start
-
-
-def test_the_two_commands_stand_on_the_first_screen() -> None:
-    first_screen = "\n".join(TEXTS["README.md"].splitlines()[:25])
-    assert "bash scripts/demo.sh" in first_screen
-    assert "bash scripts/strands_qwen3_8b.sh" in first_screen
-
-
-def test_the_summary_has_the_keys_that_the_page_names() -> None:
-    shown = re.search(r'`(\{"samples": .*?\})`', page("index"), re.DOTALL)
-    assert shown is not None
-    assert re.findall(r'"(\w+)":', shown[1]) == [field.name for field in fields(Summary)]
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
@@ -308,7 +271,6 @@ def test_supported_versions_are_those_of_the_package(name: str) -> None:
     assert f"strands-agents {lowest} or newer, below {below}" in TEXTS[name]
     pythons = [name.rpartition(" ")[2] for name in PROJECT["classifiers"] if "Python :: 3." in name]
     assert f"Python {pythons[0]} to {pythons[-1]}" in TEXTS[name]
-    assert PROJECT["requires-python"] == f">={pythons[0]}"
 
 
 def test_the_changelog_begins_with_this_version() -> None:
@@ -321,20 +283,6 @@ def flags(text: str, word: str) -> dict[str, str]:
     """slime's flags in the block that has a word."""
     words = block_with(word, text).split()
     return dict(zip(words[::2], words[1::2], strict=True))
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-async def test_slime_finds_both_functions_and_the_keys_of_the_reward(name: str) -> None:
-    given = flags(TEXTS[name], "--custom-generate-function-path")
-    for flag, first in (
-        ("--custom-generate-function-path", ["args", "sample", "sampling_params", "evaluation"]),
-        ("--custom-rm-path", ["args", "sample", "kwargs"]),
-    ):
-        function = pkgutil.resolve_name(given[flag])
-        assert inspect.iscoroutinefunction(function)
-        assert list(inspect.signature(function).parameters) == first
-    reward = await reward_func(SimpleNamespace(), Sample(response="4", label="4"))
-    assert {given["--reward-key"], given["--eval-reward-key"]} <= set(reward)
 
 
 # Training and data
@@ -366,7 +314,6 @@ def test_the_arguments_read_from_slime_are_all_listed() -> None:
     read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
     listed = set(re.findall(r"`(\w+)`", page("settings").partition("## What is read from slime's arguments")[2]))
     listed -= {"normalize_rewards", "model_name"}
-    assert len(listed) > 20
     assert read <= listed
     assert all(name in sources for name in listed)
 
@@ -389,11 +336,6 @@ def test_the_layers_that_are_explained_are_the_layers_there_are() -> None:
 # Episodes and rewards
 
 
-def test_an_abort_that_slime_cannot_take_is_failed() -> None:
-    assert "Where slime can't take an ABORTED sample, an abort is FAILED." in " ".join(page("episodes").split())
-    assert _status(Sample(), StopReason.ABORTED, may_abort=False) is Sample.Status.FAILED
-
-
 def test_every_status_is_explained() -> None:
     statuses = {status.name for status in Sample.Status} - {"PENDING"}
     assert {row[0] for row in table_rows(page("episodes"), "sample")} == statuses
@@ -406,17 +348,15 @@ def test_limits_are_documented_in_the_order_of_the_code() -> None:
     assert order[0] in re.sub(r"\s+", " ", page("episodes"))
 
 
-async def test_the_reward_has_the_keys_that_the_page_names() -> None:
+async def test_the_reward_has_the_keys_that_the_pages_name() -> None:
     shown = re.search(r"returns `\{(.*?)\}` for each sample", page("rewards"))
     reward = await reward_func(SimpleNamespace(), Sample(response="\\boxed{4}", label="4"))
     assert shown is not None
     assert isinstance(reward, dict)
     assert shown[1].split(", ") == list(reward)
-
-
-def test_the_reasons_of_dropped_groups_are_those_that_the_filter_gives() -> None:
-    reasons = [_reason(rewards) for rewards in ([1.0, 1.0], [1.0], [])]
-    assert [reason for reason in reasons if f"`{reason.removesuffix('1.0')}`" in page("rewards")] == reasons
+    for name in ("README.md", "docs/index.md"):
+        given = flags(TEXTS[name], "--custom-generate-function-path")
+        assert {given["--reward-key"], given["--eval-reward-key"]} <= set(reward)
 
 
 def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
@@ -432,23 +372,19 @@ def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
 @pytest.mark.parametrize(
     ("name", "flag", "parameters"),
     [
-        ("rewards", "--custom-reward-post-process-path", ["args", "samples"]),
-        ("rewards", "--dynamic-sampling-filter-path", ["args", "samples"]),
-        ("metrics", "--custom-rollout-log-function-path",
+        ("README.md", "--custom-generate-function-path", ["args", "sample", "sampling_params", "evaluation"]),
+        ("README.md", "--custom-rm-path", ["args", "sample", "kwargs"]),
+        ("docs/rewards.md", "--custom-reward-post-process-path", ["args", "samples"]),
+        ("docs/rewards.md", "--dynamic-sampling-filter-path", ["args", "samples"]),
+        ("docs/metrics.md", "--custom-rollout-log-function-path",
          ["rollout_id", "args", "samples", "rollout_extra_metrics", "rollout_time"]),
-        ("metrics", "--custom-eval-rollout-log-function-path", ["rollout_id", "args", "data", "extra_metrics"]),
+        ("docs/metrics.md", "--custom-eval-rollout-log-function-path",
+         ["rollout_id", "args", "data", "extra_metrics"]),
     ],
 )  # fmt: skip
-def test_slime_finds_the_functions_that_pages_name_by_their_dotted_paths(
-    name: str, flag: str, parameters: list[str]
-) -> None:
-    function = pkgutil.resolve_name(flags(page(name), flag)[flag])
-    found = list(inspect.signature(function).parameters)
-    assert (found[:2] if name == "rewards" else found) == parameters
-
-
-def test_the_columns_of_the_transcripts_are_those_that_are_named() -> None:
-    assert f"Its columns: {', '.join(COLUMNS)}." in " ".join(page("metrics").split())
+def test_slime_finds_the_functions_that_pages_name(name: str, flag: str, parameters: list[str]) -> None:
+    function = pkgutil.resolve_name(flags(TEXTS[name], flag)[flag])
+    assert list(inspect.signature(function).parameters)[: len(parameters)] == parameters
 
 
 # The model alone, and the engine
@@ -458,17 +394,6 @@ def test_every_argument_of_the_model_is_named() -> None:
     own = [name for name in inspect.signature(SGLangModel.__init__).parameters if name not in ("self", "model_config")]
     for name in (*own, *SGLangModelConfig.__annotations__):
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", page("sglang-model")), name
-
-
-def test_the_migration_table_names_what_exists() -> None:
-    rows = dict(table_rows(page("sglang-model"), "strands-sglang"))
-    theirs = next(name for name in rows if name.startswith("`create_client"))
-    arguments = re.findall(r"\w+", theirs.partition("(")[2])
-    assert set(arguments) <= set(inspect.signature(create_client).parameters)
-    known = {field.name for field in fields(Trajectory)}
-    assert {name for row in rows.values() for name in re.findall(r"trajectory\.(\w+)", row)} <= known
-    assert "max_iterations" in inspect.signature(ToolLimiter).parameters
-    assert ToolLimiter().tripped is None
 
 
 def test_the_engine_serves_the_endpoints_that_are_listed() -> None:

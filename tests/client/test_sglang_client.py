@@ -3,11 +3,10 @@
 import asyncio
 from typing import Any
 
-import httpx
 import pytest
 from fake_sglang import FakeSGLang, Reply
 
-from strands_rollout.client.client import EncodedIds, FinishReason, ServerInfo, SGLangClient
+from strands_rollout.client.client import FinishReason, ServerInfo, SGLangClient
 from strands_rollout.errors import ConfigError, EngineResponseError, TrajectoryError
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 8}
@@ -63,23 +62,12 @@ async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(
     assert (without.output_ids, without.logprobs) == ([5, 6], [])
 
 
-async def test_an_aborted_queued_request_is_empty_and_has_no_counts() -> None:
-    generation = await ask(Reply.abort(output_token_logprobs=None))
-    assert generation.finish_reason.type == "abort"
-    assert generation.output_ids == generation.logprobs == []
-    assert generation.prompt_tokens is generation.cached_tokens is None
-
-
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
         ([1, 100], "input id 100 (int) at position 1: expected an int >= 0 below the vocabulary's size 100"),
         ([-1], "input id -1 (int) at position 0"),
         ([1, True], "input id True (bool) at position 1"),
-        ([1, 2.0], "input id 2.0 (float) at position 1"),
-        ([1, None], "input id None (NoneType) at position 1"),
-        ([[1]], "input id [1] (list) at position 0"),
-        (["7"], "input id '7' (str) at position 0"),
         ([1, 2**70], "input id 1180591620717411303424 (int) at position 1"),
         ([], "the prompt has no input ids"),
     ],
@@ -90,14 +78,6 @@ async def test_an_id_outside_the_vocabulary_is_never_sent(ids: list[Any], words:
             await client.generate(ids, PARAMS)
     assert words in str(error.value)
     assert fake.requests == []
-
-
-async def test_encoded_ids_are_sent_as_they_are_and_must_have_been_checked_for_this_client() -> None:
-    async with FakeSGLang([Reply.tokens([7])]) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
-        await client.generate(EncodedIds([1, 2], vocab_size=100), PARAMS)
-        with pytest.raises(ConfigError, match="checked for vocab_size=None; this client has vocab_size=100"):
-            await client.generate(EncodedIds([1, 2]), PARAMS)
-    assert fake.requests[0].input_ids == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -120,24 +100,15 @@ async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any,
     ("reply", "words"),
     [
         (Reply.tokens([5, 6], logprobs=[-0.5]), "got 1 logprobs for 2 output ids; expected one for each"),
-        (Reply.tokens([5, 6], output_token_logprobs=None), "got 0 logprobs for 2 output ids"),
         (Reply.tokens([5, 6], logprob_ids=[5, 7]), "output id 6 at position 1 has the logprob of token 7 beside it"),
         (Reply.tokens([5, 6], logprobs=[-0.5, None]), "the logprob of output id 6 at position 1 is None"),
         (Reply.tokens([5], logprobs=[0.1]), "is 0.1; expected a finite number of at most 0"),
-        (Reply.tokens([5], output_token_logprobs=[[True, 5]]), "is True; expected a finite number"),
         (Reply.tokens([5], output_token_logprobs=[5]), "expected a list of [logprob, token id, text]"),
         (Reply.tokens([5, 6], completion_tokens=3), "got 2 output ids; meta_info.completion_tokens says 3"),
-        (Reply.tokens([5], completion_tokens="1"), "meta_info.completion_tokens says '1'"),
         (Reply.tokens([5], id="another"), "got the answer to the request 'another'; expected that to 'r'"),
-        (Reply.abort([5], id="r-2"), "got the answer to the request 'r-2'; expected that to 'r'"),
-        (Reply.abort(id=7), "got the answer to the request 7; expected that to 'r'"),
         (Reply.tokens([5], prompt_tokens=2), "the engine read 2 tokens of a prompt of 3; expected all of them"),
-        (Reply.tokens([5], prompt_tokens=4), "the engine read 4 tokens of a prompt of 3"),
-        (Reply.tokens([5], prompt_tokens="3"), "the engine read '3' tokens of a prompt of 3"),
         (Reply.abort([5], prompt_tokens=2), "--allow-auto-truncate"),
-        (Reply.tokens([], "length", prompt_tokens=2), "Sending it again does not help"),
         (Reply.tokens([5] * 51, "length"), "got 51 output ids for max_new_tokens=8; expected at most"),
-        (Reply.abort([5] * 9), "got 9 output ids for max_new_tokens=8"),
         (Reply.tokens([5, 100]), "output id 100 at position 1 is outside the vocabulary of 100 tokens"),
         (Reply.tokens([5], finish_reason="stop"), "finish_reason is 'stop'; expected a type of"),
         (Reply.raw(b'{"text": "hi"}'), "expected a JSON object with meta_info, got {'text': 'hi'}"),
@@ -208,12 +179,6 @@ async def test_the_servers_facts_are_asked_for_again_once_no_connection_is_left(
         assert (await client.server_info()).context_length == 200
         assert (await client.server_info()).context_length == 200
     assert second.info_requests == ["/server_info", "/model_info"]
-
-
-async def test_an_info_endpoint_that_answers_a_web_page_tells_nothing() -> None:
-    transport = httpx.MockTransport(lambda _request: httpx.Response(200, content=b"<html>"))
-    async with httpx.AsyncClient(base_url="http://gateway", transport=transport) as http:
-        assert await SGLangClient(http).server_info() == ServerInfo()
 
 
 @pytest.mark.parametrize("header", ["a\nb", "\N{EURO SIGN}"])

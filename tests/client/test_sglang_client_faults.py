@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,11 +29,8 @@ class Waits(list[float]):
         self.append(seconds)
 
 
-async def ask(
-    fake: FakeSGLang, sleep: Callable[[float], Awaitable[object]] | None = None, **options: Any
-) -> Generation:
-    sleep = Waits() if sleep is None else sleep
-    async with SGLangClient(fake.base_url, sleep=sleep, rng=random.Random(0), **options) as client:
+async def ask(fake: FakeSGLang, **options: Any) -> Generation:
+    async with SGLangClient(fake.base_url, **{"sleep": Waits(), "rng": random.Random(0), **options}) as client:
         return await client.generate([1, 2], {"max_new_tokens": 4}, rid="r")
 
 
@@ -74,26 +70,18 @@ class Outage:
 
 
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503)], ids=repr)
-@pytest.mark.parametrize("attempt_s", [0.0, 7.0])
-@pytest.mark.parametrize(("ends_at", "is_awaited"), [(40.0, True), (89.0, True), (110.0, False)])
-async def test_an_engine_is_awaited_for_as_long_as_the_patience_lasts(
-    fault: Reply, attempt_s: float, ends_at: float, is_awaited: bool
-) -> None:
-    away = Outage(ends_at, attempt_s, fault)
+@pytest.mark.parametrize("ends_at", [40.0, 89.0])
+async def test_an_engine_is_awaited_for_as_long_as_the_patience_lasts(fault: Reply, ends_at: float) -> None:
+    away = Outage(ends_at, attempt_s=7.0, fault=fault)
     async with FakeSGLang(away) as fake:
-        if is_awaited:
-            assert (await ask(fake, away.sleep, clock=away.clock)).output_ids == [7]
-            assert away.now <= ends_at + 4.0 + attempt_s
-        else:
-            with pytest.raises(EngineUnavailableError):
-                await ask(fake, away.sleep, clock=away.clock)
-            assert away.now == pytest.approx(90.0 + attempt_s, abs=attempt_s + 0.01)
+        assert (await ask(fake, sleep=away.sleep, clock=away.clock)).output_ids == [7]
+    assert away.now <= ends_at + 11.0
 
 
 async def test_the_time_of_a_long_generation_that_was_lost_is_no_wait_for_the_engine() -> None:
     away = Outage(ends_at=10_000.0, attempt_s=3600.0)
     async with FakeSGLang(away) as fake:
-        assert (await ask(fake, away.sleep, clock=away.clock)).attempts == 4
+        assert (await ask(fake, sleep=away.sleep, clock=away.clock)).attempts == 4
 
 
 async def test_an_abort_ends_the_wait_for_an_engine() -> None:
@@ -112,7 +100,12 @@ async def test_an_abort_ends_the_wait_for_an_engine() -> None:
                 await call
 
 
-PASSING = [*(Reply.status(s) for s in (429, 502, 503, 504)), Reply.reset(), replace(Reply.cut(), code=503)]
+NO_WORKER = {"error": {"code": "model_not_found", "message": "no worker"}}
+PASSING = [
+    *(Reply.status(s) for s in (429, 502, 503, 504)),
+    *(Reply.status(500, body) for body in ("worker died", {"error": {"message": "CUDA error"}}, "[1]", "{")),
+    *(Reply.reset(), replace(Reply.cut(), code=503), Reply.status(404, NO_WORKER)),
+]
 
 
 @pytest.mark.parametrize("reply", PASSING, ids=repr)
@@ -126,43 +119,7 @@ async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> N
     assert fake.requests[0].body == fake.requests[2].body
 
 
-async def test_no_request_is_sent_again_once_the_rollout_is_aborted() -> None:
-    waits = Waits()
-    async with (
-        FakeSGLang([Reply.status(503, "busy"), Reply.status(503, "busy"), OK]) as fake,
-        SGLangClient(fake.base_url, sleep=waits, rng=random.Random(0)) as client,
-    ):
-        with pytest.raises(EngineAbortedError, match="aborted before the request was sent again"):
-            # the flag goes up during the second wait
-            await client.generate([1, 2], {"max_new_tokens": 4}, rid="r", should_abort=lambda: len(waits) == 2)
-    assert [request.rid for request in fake.requests] == ["r", "r-2"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "worker died",
-        {"error": {"message": "CUDA error"}},
-        {"error": {"type": "server_error", "code": "call_upstream_connection_failed", "message": "error sending"}},
-        {"error": {"type": "server_error", "code": "call_upstream_request_error", "message": "error sending"}},
-        *('"text"', "[1]", '{"error": "text"}', '{"error": {"code": 7}}', "{", ""),
-    ],
-)
-async def test_a_500_of_any_shape_is_tried_as_a_lost_connection_is(body: Any) -> None:
-    async with FakeSGLang([Reply.status(500, body)] * 7 + [OK]) as fake:
-        assert (await ask(fake)).attempts == 8
-
-
-async def test_a_router_without_workers_is_unavailable_and_not_a_wrong_url() -> None:
-    no_worker = Reply.status(404, {"error": {"code": "model_not_found", "message": "no worker"}})
-    async with FakeSGLang([no_worker, OK]) as fake:
-        assert (await ask(fake)).attempts == 2
-    async with FakeSGLang([Reply.status(404, "Not Found")]) as fake:
-        with pytest.raises(EngineRejectedError, match="refused the request with HTTP 404: Not Found"):
-            await ask(fake)
-
-
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 302])
+@pytest.mark.parametrize("status", [400, 404, 302])
 async def test_a_refused_request_is_not_sent_again(status: int) -> None:
     async with FakeSGLang(lambda _r, _n: Reply.status(status, "top_q is no sampling parameter")) as fake:
         with pytest.raises(EngineRejectedError, match=f"HTTP {status}: top_q is no sampling parameter") as error:
@@ -192,7 +149,7 @@ async def test_retry_after_is_honoured_and_capped() -> None:
     waits = Waits()
     replies = [Reply.status(503, headers={"Retry-After": s}) for s in ("3", "3600", "Wed, 21 Oct 2026 07:28:00 GMT")]
     async with FakeSGLang([*replies, OK]) as fake:
-        await ask(fake, waits, backoff_cap_s=5.0)
+        await ask(fake, sleep=waits, backoff_cap_s=5.0)
     assert waits[:2] == [3.0, 5.0]
     assert waits[2] <= 1.0
 
@@ -202,12 +159,8 @@ async def test_retry_after_is_honoured_and_capped() -> None:
     [
         (Reply.raw(b"<html>hello"), r".* not JSON: b'<html>hello' \(11 bytes\)"),
         (Reply.cut(), "the last ended with: HTTP 200 whose body ended early"),
-        (
-            replace(Reply.raw(b"{}"), headers={"Content-Encoding": "gzip"}),
-            "the last ended with: HTTP 200 whose body ended early",
-        ),
     ],
-    ids=["garbage", "half a body", "not compressed as it says"],
+    ids=["garbage", "half a body"],
 )
 async def test_a_body_that_is_no_json_is_asked_for_once_more(reply: Reply, words: str) -> None:
     async with FakeSGLang([reply, OK]) as fake:
@@ -225,24 +178,13 @@ async def test_no_more_than_max_attempts_in_all() -> None:
     assert len(fake.requests) == 3
 
 
-class Stalled(httpx.AsyncByteStream):
-    """A body that stops before its end, for longer than the read limit."""
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield b"{"
-        raise httpx.ReadTimeout("stalled")
-
-
-@pytest.mark.parametrize("begins", [False, True], ids=["no answer", "half an answer"])
-async def test_a_slow_request_is_aborted_before_it_is_sent_again(begins: bool) -> None:
+async def test_a_slow_request_is_aborted_before_it_is_sent_again() -> None:
     arrived: list[tuple[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
         arrived.append((request.url.path, orjson.loads(request.content)["rid"]))
-        if len(arrived) == 1 and not begins:
-            raise httpx.ReadTimeout("no answer")
         if len(arrived) == 1:
-            return httpx.Response(200, stream=Stalled())
+            raise httpx.ReadTimeout("no answer")
         meta = {"finish_reason": {"type": "length", "length": 1}, "output_token_logprobs": [[-1.5, 3, None]]}
         return httpx.Response(200, content=orjson.dumps({"output_ids": [3], "meta_info": meta}))
 
@@ -259,25 +201,6 @@ async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() 
         ):
             await SGLangClient(http, sleep=Waits()).generate([1], {})
     assert len(fake.requests) == 1
-
-
-async def test_a_peer_that_does_not_speak_http_is_unavailable() -> None:
-    hung_up: asyncio.Queue[None] = asyncio.Queue()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
-        writer.close()
-        await writer.wait_closed()
-        hung_up.put_nowait(None)
-
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
-        async with SGLangClient(f"http://127.0.0.1:{port}", sleep=Waits(), max_attempts=2) as client:
-            with pytest.raises(EngineUnavailableError, match="in 2 attempts"):
-                await client.generate([1], {})
-        await hung_up.get()
-        await hung_up.get()
 
 
 async def test_server_info_of_a_dead_engine_says_so() -> None:
@@ -301,15 +224,6 @@ async def test_server_info_is_asked_for_until_the_engine_is_back() -> None:
             infos = await asyncio.gather(*(client.server_info() for _ in range(5)))
     assert {info.context_length for info in infos} == {77}
     assert 3 <= len(fake.turned_away) <= 5
-
-
-async def test_what_a_busy_engine_says_of_itself_is_not_remembered() -> None:
-    async with FakeSGLang([OK], context_length=77) as fake, SGLangClient(fake.base_url) as client:
-        fake.away = Reply.status(503)
-        with pytest.raises(EngineResponseError, match="got HTTP 503 from .*/server_info"):
-            await client.server_info()
-        fake.away = None
-        assert (await client.server_info()).context_length == 77
 
 
 @pytest.mark.parametrize("reply", [Reply.status(503), Reply.reset(), Reply.cut(), Reply.raw(b"{")], ids=repr)

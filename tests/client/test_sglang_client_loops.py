@@ -31,41 +31,6 @@ async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid(
     assert fake.disconnects == ["r1"]
 
 
-async def test_a_time_limit_of_the_caller_aborts_too_and_a_routers_404_is_ignored() -> None:
-    async with FakeSGLang([Reply.hang(), OK], router=True) as fake, SGLangClient(fake.base_url) as client:
-        asking = asyncio.create_task(client.generate([1], {}, rid="late"))
-        await fake.arrived()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await asking
-        assert (await client.generate([1], {})).output_ids == [7]
-    assert fake.aborts == [{"rid": "late"}]
-
-
-async def test_an_abort_that_fails_behind_a_cancelled_caller_troubles_nobody() -> None:
-    asked, troubles = asyncio.Event(), []
-
-    async def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/abort_request":
-            raise RuntimeError("the connection was closed by its owner")
-        asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError("cancelled before")
-
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: troubles.append(context))
-    async with httpx.AsyncClient(base_url="http://engine", transport=httpx.MockTransport(answer)) as http:
-        asking = asyncio.create_task(SGLangClient(http).generate([1], {}))
-        await asked.wait()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        for _ in range(20):  # passes of the loop
-            await asyncio.sleep(0)
-    del asking
-    gc.collect()
-    assert troubles == []
-
-
 async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:
     async with FakeSGLang([Reply.hang([5])]) as fake, SGLangClient(fake.base_url) as client:
         asking = asyncio.create_task(client.generate([1], {}))
@@ -134,18 +99,6 @@ async def test_a_client_used_on_a_second_loop_says_what_to_use() -> None:
             await asyncio.to_thread(asyncio.run, client.generate([1], {}))
 
 
-def test_a_client_can_be_made_before_its_loop() -> None:
-    async def use() -> list[int]:
-        async with FakeSGLang([OK]) as fake:
-            made[0].base_url = httpx.URL(fake.base_url)
-            async with SGLangClient(made[0], owns_http=True) as client:
-                return (await client.generate([1], {})).output_ids
-
-    made = [create_client("http://127.0.0.1:1")]
-    assert asyncio.run(use()) == [7]
-    assert made[0].is_closed
-
-
 async def test_the_callers_own_connection_keeps_its_headers_and_stays_open() -> None:
     async with (
         FakeSGLang([OK]) as fake,
@@ -178,32 +131,12 @@ async def test_a_connection_without_base_url_is_refused() -> None:
             SGLangClient(http)
 
 
-async def test_more_requests_than_connections_wait_for_one() -> None:
-    running = most = 0
-    three = asyncio.Barrier(3)
-
-    async def answer(_request: dict[str, Any], _number: int) -> Reply:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await three.wait()
-        running -= 1
-        return OK
-
-    async with FakeSGLang(answer) as fake, create_client(fake.base_url, max_connections=3) as http:
-        client = SGLangClient(http)
-        generations = await asyncio.gather(*(client.generate([n], {}) for n in range(12)))
-    assert len(generations) == 12
-    assert most == 3
-
-
 @pytest.mark.parametrize(
     ("given", "read"),
     [
         ("http://127.0.0.1:30000/", "http://127.0.0.1:30000/"),
         ("127.0.0.1:30000", "http://127.0.0.1:30000/"),
         ("localhost:8000/engine/", "http://localhost:8000/engine"),
-        (" https://gpu.example ", "https://gpu.example/"),
         ("http://[::1]:30000", "http://[::1]:30000/"),
     ],
 )
@@ -216,14 +149,12 @@ def test_base_urls_are_read_with_and_without_scheme_and_slash(given: str, read: 
     [
         ("", "expected http://host:port"),
         ("ftp://host", "expected http://host:port"),
-        ("http://", "expected http://host:port"),
         ("http://host:port", "can't be read as a URL"),
         ("http://host:1/generate/", "leave '/generate' off"),
         ("http://host:1/?key=s3cret", "has a query or a fragment"),
-        (None, "expected http://host:port"),
     ],
 )
-def test_what_is_no_base_url_is_refused(given: Any, words: str) -> None:
+def test_what_is_no_base_url_is_refused(given: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         create_client(given)
     assert "s3cret" not in str(error.value)

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.client.client import EncodedIds, SGLangClient
-from strands_rollout.client.generate_api import EncodedPrompt, GenerateRequest
-from strands_rollout.errors import EngineUnavailableError, TrajectoryError
+from strands_rollout.client.generate_api import EncodedPrompt
+from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
 from strands_rollout.model.trajectory import Trajectory
 
@@ -68,17 +68,6 @@ def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(
     assert prompt.followed_by([]).to_json() == orjson.dumps(token_ids)
 
 
-def test_a_prompt_goes_on_from_its_own_list_and_vocabulary_only() -> None:
-    token_ids = [1, 2]
-    prompt = EncodedPrompt(token_ids, vocab_size=10)
-    prompt.followed_by([3])
-    assert prompt.is_of(token_ids, vocab_size=10)
-    assert not prompt.is_of(token_ids, vocab_size=None)
-    assert not prompt.is_of([1, 2], vocab_size=10)
-    token_ids.clear()
-    assert not prompt.is_of(token_ids, vocab_size=10)
-
-
 def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
     token_ids = [1]
     prompt = EncodedPrompt(token_ids, vocab_size=10)
@@ -89,15 +78,6 @@ def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
     with pytest.raises(TrajectoryError, match=r"input id 5.0 \(float\) at position 3"):
         prompt.followed_by([5.0])  # type: ignore[list-item]
     assert prompt.followed_by([4, 5]).to_json() == b"[1,2,3,4,5]"
-
-
-def test_only_the_rid_of_a_request_changes_and_its_ids_stay_when_the_prompt_grows() -> None:
-    ids = EncodedIds([1, 2])
-    request = GenerateRequest(ids, {"n": 1}, rid="first", return_logprob=True, extra={"more": [True]})
-    ids.extend([3])
-    for rid in ("first", 'sec"ond', "third", "first"):
-        fields = {"input_ids": [1, 2], "sampling_params": {"n": 1}, "return_logprob": True, "more": [True], "rid": rid}
-        assert request.body(rid) == orjson.dumps(fields)
 
 
 async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_requests(encoded: list[int]) -> None:
@@ -121,15 +101,3 @@ async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_req
     assert [request.input_ids for request in fake.requests] == [
         trajectory.token_ids[:length] for length in (3, 7, 7, 8, 8, 10)
     ]
-
-
-async def test_context_whose_request_failed_is_not_part_of_the_next_prompt() -> None:
-    trajectory, sampler = Trajectory(), TurnSampler(100)
-    script = [Reply.tokens([7]), Reply.status(503), Reply.tokens([8])]
-    async with FakeSGLang(script) as fake, SGLangClient(fake.base_url, max_attempts=1) as client:
-        await take_turn(sampler, client, trajectory, [1])
-        with pytest.raises(EngineUnavailableError):
-            await take_turn(sampler, client, trajectory, [2, 3])
-        await take_turn(sampler, client, trajectory, [4])
-    assert [request.input_ids for request in fake.requests] == [[1], [1, 7, 2, 3], [1, 7, 4]]
-    assert trajectory.token_ids == [1, 7, 4, 8]

@@ -1,20 +1,16 @@
 """A client for one engine, engines on loopback ports for it, and generations that are under way."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from pathlib import Path
+from typing import IO, Any
 
 import aiohttp
 
 from strands_rollout.engine import running_engine
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 IDS = list(range(40, 80))
 LONG = {"max_new_tokens": 15000, "ignore_eos": True}
@@ -113,17 +109,8 @@ async def until_load(api: Api, running: int, waiting: int = 0) -> None:
             await asyncio.sleep(_POLL_S)
 
 
-async def streaming(
-    api: Api, tokens: int = 3, *, counts: list[int] | None = None, **fields: Any
-) -> asyncio.Task[dict[str, Any]]:
-    """A streamed generation that has made so many tokens; the task's result is the last state of its answer.
-
-    Args:
-        api: Of the engine.
-        tokens: When to return.
-        counts: Takes how many tokens there are, event by event.
-        fields: Sampling parameters, and `rid`.
-    """
+async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+    """A streamed generation that has made so many tokens; the task's result is the last state of its answer."""
     under_way = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
@@ -132,8 +119,6 @@ async def streaming(
         async for event in api.events("/generate", body):
             if event != "[DONE]":
                 state = json.loads(event)
-            if counts is not None:
-                counts.append(len(state["output_ids"]))
             if len(state["output_ids"]) >= tokens:
                 under_way.set()
         return state

@@ -105,13 +105,9 @@ class Ended:
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
 
 
-async def evaluated(
-    folder: Path, tokenizer: Any, script: Any = None, engines: list[FakeSGLang] | None = None, **changes: Any
-) -> Ended:
-    """Run it to its end, as the command does: in a thread without a loop; `engines` gets the engine at its start."""
+async def evaluated(folder: Path, tokenizer: Any, script: Any = None, **changes: Any) -> Ended:
+    """Run it to its end, as the command does: in a thread without a loop."""
     async with FakeSGLang(script or guesser(tokenizer), context_length=8192) as fake:
-        if engines is not None:
-            engines.append(fake)
         options = options_for(folder, fake.base_url, tokenizer, **changes)
         return Ended(await asyncio.to_thread(run_evaluation, options), options.out, fake)
 

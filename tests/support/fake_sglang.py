@@ -4,20 +4,21 @@
         ...  # requests to fake.base_url
     assert fake.violations == []
 
-Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer: give `decode` where `text` matters.
+Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer.
 """
 
 import asyncio
+import base64
 import inspect
 import socket
-import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import Any, Self
 
 import orjson
 from aiohttp import web
-from fake_sglang_answer import answer_body
 from fake_sglang_episodes import Episode, Episodes
 from fake_sglang_reply import Reply
 from fake_sglang_requests import Requests, Sampled
@@ -26,8 +27,7 @@ from multidict import CIMultiDictProxy
 __all__ = ["ROUTING_HEADER", "FakeSGLang", "Received", "Reply", "dead_url"]
 
 ROUTING_HEADER = "X-SMG-Routing-Key"
-_UPDATES = ("/update_weights_from_disk", "/update_weights_from_distributed", "/update_weights_from_tensor")
-_INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models", "/get_weight_version")
+_INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,6 @@ class Received:
 
     body: dict[str, Any]
     headers: CIMultiDictProxy[str]
-    at_s: float
 
     @property
     def rid(self) -> str | None:
@@ -64,16 +63,12 @@ class FakeSGLang:
         context_length: Served by `/server_info`; a longer request gets SGLang's 400.
         vocab_size: An id outside it is a violation (it kills a real server).
         episode_of: Names a request's episode. Default: its routing-key header, else whose tokens it extends.
-        decode: Makes `text` of the output ids.
         router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
             Its one worker, which answers them, is at `worker_url`.
         keeps_requests: Record every request; not in long runs.
-        port: To listen on; 0 for any.
 
     Attributes:
-        requests: Every `/generate` request. `aborts`: bodies of `/abort_request`.
-        disconnects: rids whose client went away. `episodes`: what each key has sent and got.
-        engine: What runs now, and with which weights.
+        disconnects: rids whose client went away. `aborts`: bodies of `/abort_request`.
         away: What is answered on every path instead, while it is set: a status, or a lost connection.
         turned_away: Requests that got it, by their path.
     """
@@ -85,13 +80,12 @@ class FakeSGLang:
         context_length: int | None = None,
         vocab_size: int | None = None,
         episode_of: Callable[[Received], Hashable] | None = None,
-        decode: Callable[[list[int]], str] | None = None,
         router: bool = False,
         weight_version: str = "default",
         keeps_requests: bool = True,
         port: int = 0,
     ) -> None:
-        self._script, self._decode, self._router = script, decode, router
+        self._script, self._router = script, router
         self._context_length, self._vocab_size, self._episode_of = context_length, vocab_size, episode_of
         self._keeps_requests, self._port = keeps_requests, port
         self.engine = Requests(weight_version)
@@ -120,7 +114,7 @@ class FakeSGLang:
         for place in ("", "/worker"):
             app.router.add_post(f"{place}/abort_request", self._abort)
             app.router.add_get(f"{place}/v1/loads", self._loads)
-            for path in ("/pause_generation", "/continue_generation", "/update_weight_version", *_UPDATES):
+            for path in ("/pause_generation", "/continue_generation", "/update_weights_from_tensor"):
                 app.router.add_post(f"{place}{path}", self._control)
             for path in _INFO:
                 app.router.add_get(f"{place}{path}", self._info)
@@ -154,7 +148,7 @@ class FakeSGLang:
         return web.Response(body=self.away.body, status=self.away.code)
 
     async def _generate(self, http: web.Request) -> web.StreamResponse:
-        received = Received(orjson.loads(await http.read()), http.headers, time.monotonic())
+        received = Received(orjson.loads(await http.read()), http.headers)
         async with self._arrived:
             number = self.requests_seen
             self.requests_seen += 1
@@ -197,42 +191,30 @@ class FakeSGLang:
         self, http: web.Request, received: Received, sampled: Sampled, cached_tokens: int
     ) -> web.StreamResponse:
         reply = sampled.reply
-        if reply.kind == "raw" or reply.kind == "reset":
+        if reply.kind in ("raw", "reset"):
             body = reply.body
         else:
             version = self.engine.weight_version
             cached = cached_tokens if reply.facts is not None else 0
-            body = answer_body(
-                received.body, sampled, weight_version=version, cached_tokens=cached, decode=self._decode
-            )
+            body = _answer_body(received.body, sampled, weight_version=version, cached_tokens=cached)
         response: web.StreamResponse = web.Response(
             body=body, status=reply.code, headers=reply.headers, content_type="application/json"
         )
-        if reply.kind in ("cut", "stall"):
+        if reply.kind == "cut":
             response = web.StreamResponse(status=reply.code, headers={"Content-Length": str(len(body))})
             await response.prepare(http)
             await response.write(body[: len(body) // 2])
-        if reply.kind == "stall":
-            await asyncio.Event().wait()  # until the client goes away, which cancels this
         if reply.kind in ("cut", "reset") and http.transport is not None:
             http.transport.close()
         return response
 
     def _too_long(self, received: Received) -> Reply | None:
         limit, length = self._context_length, len(received.body["input_ids"])
-        if limit is None:
+        wanted = received.body.get("sampling_params", {}).get("max_new_tokens") or 1
+        if limit is None or length + wanted <= limit:
             return None
-        wanted = received.body.get("sampling_params", {}).get("max_new_tokens") or 0
-        if length >= limit:
-            words = f"The input ({length} tokens) is longer than the model's context length ({limit} tokens)."
-        elif length + wanted > limit:
-            words = (
-                f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
-                f"total of {length + wanted} tokens: {length} tokens from the input messages and {wanted} tokens for "
-                "the completion."
-            )
-        else:
-            return None
+        words = f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
+        words += f"{length} tokens of input and {wanted} of output."
         return Reply.status(400, {"error": {"message": words}})
 
     def _is_hidden(self, http: web.Request) -> bool:
@@ -256,11 +238,7 @@ class FakeSGLang:
         elif http.path.endswith("/continue_generation"):
             self.engine.resume()
         else:
-            version = body.get("weight_version", body.get("new_version"))
-            if body.get("abort_all_requests"):
-                self.engine.abort("")
-            if version is not None:
-                self.engine.update_weights(str(version))
+            self.engine.update_weights(str(body["weight_version"]))
         return web.json_response({"success": True})
 
     async def _loads(self, http: web.Request) -> web.Response:
@@ -293,3 +271,77 @@ def dead_url() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _answer_body(request: Mapping[str, Any], sampled: Sampled, *, weight_version: str, cached_tokens: int) -> bytes:
+    """The JSON of a 200, as of SGLang 0.5.x."""
+    reply, ids = sampled.reply, list(sampled.reply.ids)
+    meta: dict[str, Any] = {
+        "id": request.get("rid"),
+        "finish_reason": reply.finish,
+        "prompt_tokens": len(request["input_ids"]),
+        "completion_tokens": len(ids),
+        "cached_tokens": cached_tokens,
+        "weight_version": weight_version,
+        "e2e_latency": 0.001,
+    }
+    if request.get("return_logprob"):
+        meta["input_token_logprobs"] = []
+        meta["output_token_logprobs"] = [[p, i, None] for p, i in _logprobs(request, sampled)]
+    if reply.facts is not None:
+        meta |= _facts(request, sampled, reply.facts)
+    meta = {key: value for key, value in {**meta, **reply.meta}.items() if value is not None}
+    return orjson.dumps({"text": reply.text, "output_ids": ids, "meta_info": meta})
+
+
+def _logprobs(request: Mapping[str, Any], sampled: Sampled) -> Iterable[tuple[float | None, int]]:
+    reply: Reply = sampled.reply
+    values = reply.logprobs
+    if values is None and reply.facts is not None:
+        first = len(request["input_ids"])
+        values = tuple(reply.facts.logprob(first + n, version) for n, version in enumerate(sampled.versions))
+    if values is None:
+        values = (-0.5,) * len(reply.ids)
+    return zip(values, reply.logprob_ids if reply.logprob_ids is not None else reply.ids, strict=False)
+
+
+def _facts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> dict[str, Any]:
+    """Weight versions, and the replay data that was asked for; a request that sampled nothing has none."""
+    if not sampled.versions:
+        return {}
+    found: dict[str, Any] = {"weight_version": sampled.versions[-1], "weight_versions": _spans(sampled.versions)}
+    if request.get("return_routed_experts"):
+        found["routed_experts"] = _base64(_experts(request, sampled, facts))
+    if (request.get("sampling_params", {}).get("custom_params") or {}).get("return_top_p_token_ids"):
+        first = len(request["input_ids"])
+        kept = [
+            facts.kept(first + n, version, token)
+            for n, (version, token) in enumerate(zip(sampled.versions, sampled.reply.ids, strict=True))
+        ]
+        found["top_p_token_ids"] = _base64(i for ids in kept for i in ids)
+        found["top_p_token_offsets"] = _base64(accumulate(map(len, kept), initial=0))
+    return found
+
+
+def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
+    spans, start = [], 0
+    for version, group in groupby(versions):
+        end = start + len(list(group))
+        spans.append({"version": version, "start": start, "end": end})
+        start = end
+    return spans
+
+
+def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
+    """Rows of tokens from the start that was asked for to the last but one: a row belongs to the weights that read it.
+
+    The token that is read at a position is the one that is sampled at the next.
+    """
+    first = len(request["input_ids"])
+    for position in range(request.get("routed_experts_start_len") or 0, first + len(sampled.versions) - 1):
+        version = sampled.prefilled_by if position < first - 1 else sampled.versions[position + 1 - first]
+        yield from facts.experts(position, version)
+
+
+def _base64(numbers: Iterable[int]) -> str:
+    return base64.b64encode(array("i", numbers).tobytes()).decode()

@@ -56,9 +56,6 @@ class Episodes:
     def __getitem__(self, key: Hashable) -> Episode:
         return self._by_key[key]
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._by_key
-
     def __iter__(self) -> Iterator[Episode]:
         return iter(self._by_key.values())
 
@@ -76,10 +73,9 @@ class Episodes:
         elif ids == episode.last_input and ids != episode.sequence:
             self._note_dropped(episode, ids, number)
         elif ids[: len(episode.sequence)] != episode.sequence:
-            same = sum(1 for _ in itertools.takewhile(lambda p: p[0] == p[1], zip(ids, episode.sequence, strict=False)))
             self.violations.append(
                 f"request {number}: its {len(ids)} ids don't extend the {len(episode.sequence)} of the "
-                f"last request and its output; they differ from position {same}"
+                f"last request and its output; they differ from position {_shared_length(ids, episode.sequence)}"
             )
         episode.last_input = ids
         return episode
@@ -90,12 +86,11 @@ class Episodes:
             self.dropped.append(f"request {number}: it repeats the last one, to which {count} tokens were answered")
 
     def _extended_by(self, ids: list[int]) -> Hashable:
-        known = self._by_key
-        extended = [k for k, e in known.items() if ids[: len(e.sequence)] == e.sequence and ids != e.first]
-        if extended:
-            return max(extended, key=lambda k: len(known[k].sequence))
-        again = [k for k, e in known.items() if ids == e.last_input and ids != e.first]
-        if again:
-            return again[-1]
-        began = [k for k, e in known.items() if ids != e.first and ids[: len(e.first)] == e.first]
-        return began[-1] if began else ("episode", next(self._anonymous))
+        began = [k for k, e in self._by_key.items() if ids != e.first and ids[: len(e.first)] == e.first]
+        if not began:
+            return ("episode", next(self._anonymous))
+        return max(reversed(began), key=lambda k: _shared_length(ids, self._by_key[k].sequence))
+
+
+def _shared_length(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

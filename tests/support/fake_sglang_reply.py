@@ -2,37 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import orjson
-
-
-class TokenFacts(Protocol):
-    """What the engine reports of a token, by its position in the whole sequence and the weights that were at work."""
-
-    def logprob(self, position: int, version: str) -> float:
-        """Of a sampled token."""
-        ...
-
-    def experts(self, position: int, version: str) -> Sequence[int]:
-        """Routed experts of the token at a position, all layers after each other."""
-        ...
-
-    def kept(self, position: int, version: str, token: int) -> Sequence[int]:
-        """Ids that top-p sampling kept where it chose this token."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
     """What one `/generate` request gets. Build it with the class methods."""
 
-    kind: Literal["tokens", "raw", "cut", "reset", "hang", "stall"]
+    kind: Literal["tokens", "raw", "cut", "reset", "hang"]
     ids: tuple[int, ...] = ()
     finish: dict[str, Any] = field(default_factory=dict)
     logprobs: tuple[float | None, ...] | None = None
     logprob_ids: tuple[int, ...] | None = None
-    text: str | None = None
+    text: str = ""
     meta: dict[str, Any] = field(default_factory=dict)
     code: int = 200
     body: bytes = b""
@@ -40,7 +24,7 @@ class Reply:
     delay_s: float = 0.0
     queued_s: float = 0.0
     token_s: float = 0.0
-    facts: TokenFacts | None = None
+    facts: Any = None  # what the engine reports of each token, such as `TaskFacts`
 
     @classmethod
     def tokens(
@@ -51,7 +35,7 @@ class Reply:
         matched: int | str | None = None,
         logprobs: Sequence[float | None] | None = None,
         logprob_ids: Sequence[int] | None = None,
-        text: str | None = None,
+        text: str = "",
         **meta: Any,
     ) -> Self:
         """A generation. `matched` defaults to the last id; `meta` overrides meta_info (value None drops the key).
@@ -96,11 +80,6 @@ class Reply:
     def cut(cls) -> Self:
         """A 200 whose connection closes after half of the body."""
         return cls("cut")
-
-    @classmethod
-    def stall(cls) -> Self:
-        """A 200 that stops after half of its body, with the connection open."""
-        return cls("stall")
 
     @classmethod
     def reset(cls) -> Self:

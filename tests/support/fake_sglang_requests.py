@@ -9,8 +9,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fake_sglang_reply import Reply
 
@@ -33,58 +32,12 @@ class Sampled:
 @dataclass(eq=False, slots=True)
 class _Request:
     rid: str
-    reply: Reply
-    prefilled_by: str
-    seen_at_s: float
-    worked_s: float = 0.0
+    is_queued: bool = True
     is_aborted: bool = False
-    versions: list[str] = field(default_factory=list)
-
-    @property
-    def left_s(self) -> float:
-        """Until it ends by itself."""
-        if self.reply.kind == "hang":
-            return math.inf
-        return self.reply.queued_s + self.reply.token_s * len(self.reply.ids) - self.worked_s
-
-    @property
-    def is_queued(self) -> bool:
-        return self.worked_s < self.reply.queued_s
-
-    def settle(self, now_s: float, version: str, *, stands_still: bool) -> None:
-        """Count what has been sampled since the last look, all by these weights."""
-        if not stands_still:
-            self.worked_s += now_s - self.seen_at_s
-        self.seen_at_s = now_s
-        count = self._sampled_by_now()
-        self.versions += [version] * (count - len(self.versions))
-
-    def _sampled_by_now(self) -> int:
-        if self.is_queued:
-            return 0
-        if not self.reply.token_s:
-            return len(self.reply.ids)
-        return min(len(self.reply.ids), int((self.worked_s - self.reply.queued_s) / self.reply.token_s))
-
-    def outcome(self, version: str) -> Sampled:
-        reply, count = self.reply, len(self.reply.ids)
-        if self.is_aborted:
-            # the last token would have ended it, but for one that was never to end
-            count = min(len(self.versions), count if reply.kind == "hang" else max(0, count - 1))
-            reply = reply.aborted_after(count)
-        return Sampled(reply, tuple([*self.versions, *[version] * count][:count]), self.prefilled_by)
 
 
 class Requests:
-    """All of them.
-
-    Args:
-        weight_version: Of the first weights.
-
-    Attributes:
-        weight_version: Of the weights now.
-        is_paused: Whether new requests wait.
-    """
+    """All of them."""
 
     def __init__(self, weight_version: str) -> None:
         self.weight_version = weight_version
@@ -97,21 +50,36 @@ class Requests:
         """Let a request be queued, sample, and end, by itself or by an abort."""
         while self.is_paused:
             await self._changed(math.inf)
-        request = _Request(rid, reply, self.weight_version, time.monotonic())
+        request, prefilled_by, versions = _Request(rid), self.weight_version, list[str]()
         self._running.add(request)
         try:
-            request.settle(request.seen_at_s, self.weight_version, stands_still=False)
-            while not request.is_aborted and request.left_s > 0:
-                await self._changed(math.inf if self._stands_still else request.left_s)
-                self._settle([request])
+            await self._pass(request, reply.queued_s)
+            request.is_queued = False
+            for _ in reply.ids:
+                await self._pass(request, reply.token_s)
+                if request.is_aborted:
+                    break
+                versions.append(self.weight_version)
+            if reply.kind == "hang":
+                await self._pass(request, math.inf)
         finally:
             self._running.discard(request)
             self._tell()
-        return request.outcome(self.weight_version)
+        if request.is_aborted:
+            if reply.kind != "hang":  # the last token would have ended it
+                versions = versions[: max(0, len(reply.ids) - 1)]
+            reply = reply.aborted_after(len(versions))
+        return Sampled(reply, tuple(versions), prefilled_by)
+
+    async def _pass(self, request: _Request, seconds: float) -> None:
+        """Let so much time pass in which the engine works, unless the request is aborted."""
+        while seconds > 0 and not request.is_aborted:
+            began_s, stood_still = time.monotonic(), self._stands_still
+            await self._changed(math.inf if stood_still else seconds)
+            seconds -= 0.0 if stood_still else time.monotonic() - began_s
 
     def abort(self, rid: str) -> None:
         """End those whose ids begin so."""
-        self._settle(self._running)
         for request in self._running:
             request.is_aborted = request.is_aborted or request.rid.startswith(rid)
         self._tell()
@@ -124,31 +92,22 @@ class Requests:
             while self._running:
                 await self._changed(math.inf)
         else:
-            self._settle(self._running)
             self._stands_still = True
         self._tell()
 
     def resume(self) -> None:
         """Go on."""
-        self._settle(self._running)
         self.is_paused = self._stands_still = False
         self._tell()
 
     def update_weights(self, version: str) -> None:
         """Whatever is sampled from now on is sampled by these."""
-        self._settle(self._running)
         self.weight_version = version
 
     def load(self) -> tuple[int, int]:
         """Requests that run, and requests that are queued; those that a pause lets wait are neither."""
-        self._settle(self._running)
         queued = sum(request.is_queued for request in self._running)
         return len(self._running) - queued, queued
-
-    def _settle(self, requests: Iterable[_Request]) -> None:
-        now_s = time.monotonic()
-        for request in requests:
-            request.settle(now_s, self.weight_version, stands_still=self._stands_still)
 
     def _tell(self) -> None:
         self._change.set()

@@ -67,13 +67,7 @@ ENDINGS: dict[str, Ending] = {
 
 @tool
 def add(a: int, b: int, note: str = "") -> str:
-    """Add.
-
-    Args:
-        a: One.
-        b: The other.
-        note: A remark.
-    """
+    """Add."""
     return f'"{a + b}" <|im_end|> is {a} + {b} ({note})'
 
 
@@ -84,26 +78,22 @@ class PlayedEpisode:
     Attributes:
         contexts: The prompt, and what the policy read before each later turn.
         expected: The same by the template; from the end of the turn before on.
-        turns: As sampled.
-        model: That played it.
-        shown: The last request's ids as text.
     """
 
     contexts: list[list[int]]
     expected: list[list[int]]
     turns: list[list[int]]
     model: SGLangModel
-    shown: str
 
 
-async def play(known: str, tokenizer: Any, ending: Ending, *, tool_parser: str = "auto") -> PlayedEpisode:
+async def play(known: str, tokenizer: Any, ending: Ending) -> PlayedEpisode:
     """Play an episode of several turns, with parallel calls where the family has them."""
     calls = [[("add", {"a": 1, "b": 2, "note": "x"})], [("add", {"a": 3, "b": 4, "note": "y"})]]
     calls[1] += [("add", {"a": 5, "b": 6, "note": ""})] if ending.is_parallel else []
     plan: list[list[Any]] = [calls[0], calls[1], [], *([calls[0], []] if ending.users > 1 else [])]
     turns = [_turn(known, tokenizer, ending, made) for made in plan]
     async with FakeSGLang([Reply.tokens(turn) for turn in turns]) as fake:
-        model = SGLangModel(tokenizer, fake.base_url, tool_parser=tool_parser)
+        model = SGLangModel(tokenizer, fake.base_url, tool_parser="auto")
         agent = Agent(model=model, callback_handler=None, retry_strategy=None, tools=[add])
         for number in range(ending.users):
             await agent.invoke_async(f"Question {number}?")
@@ -116,7 +106,7 @@ async def play(known: str, tokenizer: Any, ending: Ending, *, tool_parser: str =
     expected = [expected_context(tokenizer, messages, ending, at, tools) for at, messages in enumerate(history)]
     for index, (turn, ids) in enumerate(zip(turns, expected[1:], strict=False), start=1):
         expected[index] = ids[1:] if turn[-1] == ids[0] else ids
-    return PlayedEpisode(contexts, expected, turns, model, tokenizer.decode(sent[-1]))
+    return PlayedEpisode(contexts, expected, turns, model)
 
 
 def _turn(known: str, tokenizer: Any, ending: Ending, calls: Sequence[Any]) -> list[int]:
@@ -144,8 +134,7 @@ def _history(plan: Sequence[Sequence[Any]], ending: Ending, model: SGLangModel) 
             arguments = {"a": 1, "b": 2, "note": mark}
             given_form = json.dumps(arguments) if ending.arguments_as_text else arguments
             calls.append({"type": "function", "id": call_id, "function": {"name": name, "arguments": given_form}})
-            text = f'"{given["a"] + given["b"]}" <|im_end|> is {given["a"]} + {given["b"]} ({given["note"]})'
-            results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": text})
+            results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": add(**given)})
         answer = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
         messages += [answer, *(results or [{"role": "user", "content": f"Question {users}?"}])]
         users += not made

@@ -4,7 +4,6 @@ A test's `told` fixture takes rows. They travel with the test's report, so that 
 tell them too.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,7 +24,8 @@ def told(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Adds a row to a table of the closing summary: `told("faults", fault="killed", episodes=8, lost=0)`."""
 
     def add(table: str, **row: Any) -> None:
-        request.node.user_properties.append((_ROW, (table, json.dumps(row))))
+        words = "  ".join(f"{name}={value}" for name, value in row.items())
+        request.node.user_properties.append((_ROW, (table, words)))
 
     return add
 
@@ -33,13 +33,13 @@ def told(request: pytest.FixtureRequest) -> Callable[..., None]:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     engines = Counter(f"{engine}, {report.outcome}" for report, engine in _properties(reports, _ENGINE))
-    tables: dict[str, list[dict[str, Any]]] = {}
-    for _, (table, row) in _properties(reports, _ROW):
-        tables.setdefault(table, []).append(json.loads(row))
+    tables: dict[str, list[str]] = {}
+    for _, (table, words) in _properties(reports, _ROW):
+        tables.setdefault(table, []).append(words)
     for name, rows in sorted(tables.items()):
         terminalreporter.section(name)
-        for line in _lines(rows):
-            terminalreporter.write_line(line)
+        for words in rows:
+            terminalreporter.write_line(words)
     if engines:
         terminalreporter.section("engines")
         for engine, count in sorted(engines.items()):
@@ -52,11 +52,3 @@ def _properties(reports: list[Any], name: str) -> Iterator[tuple[Any, Any]]:
             for key, value in report.user_properties:
                 if key == name:
                     yield report, value
-
-
-def _lines(rows: list[dict[str, Any]]) -> Iterator[str]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    cells = [columns, *([str(row.get(column, "")) for column in columns] for row in rows)]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    for line in cells:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -36,7 +36,7 @@ def version_number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """What the engine reports of the tokens of one task (a `TokenFacts`)."""
+    """What the engine reports of the tokens of one task."""
 
     task: str
 
@@ -59,9 +59,6 @@ class Asked:
 
     Attributes:
         key: The routing key: which of the task's samples.
-        name: Of the plan.
-        number: Of the task.
-        turn: 0 for the first.
         done: Tokens of this turn that are in the input already.
         rest: Tokens of it that are to come.
         visit: How many requests of this sample came before.
@@ -79,7 +76,6 @@ class Asked:
 
     @property
     def task(self) -> str:
-        """Name and number."""
         return f"{self.name}/{self.number}"
 
 
@@ -112,14 +108,11 @@ class InterruptiblePolicy:
     """A script for `FakeSGLang`.
 
     Args:
-        tokenizer: Of the model that it plays.
         plans: Turns by task name; the last is repeated. `@KEY` in a text becomes the sample's routing key, `@TURN` the
             turn.
         disturb: What goes wrong with a request, if anything: another reply, or a change of the right one.
 
-    Attributes:
-        asked: Every request, in order.
-        violations: What no policy can go on from.
+    `violations` tells what no policy can go on from.
     """
 
     tokenizer: Any
@@ -189,7 +182,7 @@ class InterruptiblePolicy:
 
 
 def _with_facts(reply: Reply, facts: TaskFacts) -> Reply:
-    return replace(reply, facts=facts) if reply.kind in ("tokens", "hang", "cut", "stall") else reply
+    return replace(reply, facts=facts) if reply.kind in ("tokens", "hang", "cut") else reply
 
 
 def _occurrences(ids: tuple[int, ...], part: tuple[int, ...]) -> list[int]:

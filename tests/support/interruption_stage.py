@@ -1,7 +1,4 @@
-"""An engine in rough weather, a rollout on it, and what must hold of its samples whatever has happened.
-
-What the interruption tests and the load test share.
-"""
+"""An engine in rough weather, a rollout on it, and what must hold of its samples whatever has happened."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -12,18 +9,16 @@ from typing import Any
 import pytest
 import recorded_tools
 from fake_sglang import FakeSGLang
-from fake_sglang_reply import Reply
 from harness import args_for
 from interruptible_policy import Disturb, InterruptiblePolicy
 from rollout_record import RolloutRecord, untruths
-from rough_weather import ENDS, PLANS, prompts
+from rough_weather import PLANS, prompts
 from stand_in_rollout import Buffer, StandInRollout, StepSize, update_weights
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 700}
-# prompts have 500 tokens, so the engine's context ends before the budget does; behind a router nobody is told
 CONTEXT_LENGTH = 1100
 MOST_STEPS = 200
-QUICK = ("calls", "lingers", "mixed", "slowtool", "answers", "slowmodel", "parallel", "slowboth", "failing")
+QUICK = tuple(PLANS)
 _SAME_FACTS = (
     "stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures",
     "sampled_tokens",
@@ -46,69 +41,56 @@ class Stage:
         self.args.strands_rollout["should_abort"] = rollout.is_aborted
         return rollout
 
-    def connect(self, *, knows_context: bool = False) -> None:
-        """Name the running engine in the arguments."""
-        vars(self.args).update(vars(args_for(self.fake.base_url, self.tokenizer)))
-        if knows_context:
-            self.args.rollout_max_context_len = CONTEXT_LENGTH
-
     def task_of(self, sample: Any) -> str:
         return str(sample.prompt[2:].partition("]]")[0])
 
-    def check(self, smooth: Mapping[int, Any], *, most_dropped: int = 0) -> None:
-        """Everything that must hold whatever has happened.
-
-        Args:
-            smooth: By index, the samples as they are where nothing goes wrong.
-            most_dropped: Answers of the engine that may be lost, where nobody has the time to read them.
-        """
+    def check(self, smooth: Mapping[int, Any]) -> None:
+        """Everything that must hold whatever has happened; `smooth` has samples by index where nothing goes wrong."""
         for what, found in {
             "raised": self.record.raised,
             "invalid": self.record.violations,
             "not token-in/token-out": [*self.fake.violations, *self.policy.violations],
-            "dropped": self.fake.episodes.dropped[most_dropped:],
+            "dropped": self.fake.episodes.dropped,
             "run twice": recorded_tools.ended_twice(),
-            "untrue": self._untruths(smooth, may_restart=most_dropped > 0),
+            "untrue": self._untruths(smooth),
         }.items():
             assert not found, f"{what}, {len(found)}: {found[:5]}"
 
-    def _untruths(self, smooth: Mapping[int, Any], *, may_restart: bool) -> list[str]:
+    def _untruths(self, smooth: Mapping[int, Any]) -> list[str]:
         found: list[str] = []
         for sample in self.finished:
             task = self.task_of(sample)
-            reason = sample.metadata["strands_rollout"]["stop_reason"]
-            if reason not in ENDS.get(task.partition("/")[0], ("completed",)):
-                found.append(f"{task}: ended by {reason}: {sample.metadata['strands_rollout']['error']}")
+            facts = sample.metadata["strands_rollout"]
+            if facts["stop_reason"] != "completed":
+                found.append(f"{task}: ended by {facts['stop_reason']}: {facts['error']}")
             elif not sample.remove_sample:
                 masked = self.record.masked.get(sample.index, 0)
-                found += untruths(
-                    sample, self.fake.episodes, task, masked_below=masked, most_restarts=MOST_STEPS * may_restart
-                )
+                found += untruths(sample, self.fake.episodes, task, masked_below=masked)
                 found += differences(sample, smooth[sample.index])
-                told, aborts = sample.metadata["strands_rollout"].get("aborts"), self.record.aborts_of(sample.index)
+                told, aborts = facts.get("aborts"), self.record.aborts_of(sample.index)
                 found += [f"{task}: it says aborts={told}; it came back {aborts} times"] if told != aborts else []
         return found
 
 
-def stage_of(tokenizer: Any, weather: Disturb, *, router: bool = False, **settings: Any) -> Stage:
+def stage_of(tokenizer: Any, weather: Disturb, *, router: bool = False) -> Stage:
     policy = InterruptiblePolicy(tokenizer, PLANS, weather)
     fake = FakeSGLang(policy, context_length=CONTEXT_LENGTH, weight_version="1", router=router, keeps_requests=False)
-    ours = {"tools": list(recorded_tools.PATHS), "max_tool_iterations": 5, **settings}
+    ours = {"tools": list(recorded_tools.PATHS), "max_tool_iterations": 5}
     args = SimpleNamespace(strands_rollout=ours, partial_rollout=True)
     return Stage(fake, policy, RolloutRecord(tokenizer.decode), args, tokenizer, [])
 
 
 @asynccontextmanager
-async def served(stage: Stage, *, knows_context: bool = False) -> AsyncIterator[None]:
-    """The engine is up, and the arguments name it; and its context length, if they are to."""
+async def served(stage: Stage) -> AsyncIterator[None]:
+    """The engine is up, and the arguments name it."""
     async with stage.fake:
-        stage.connect(knows_context=knows_context)
+        vars(stage.args).update(vars(args_for(stage.fake.base_url, stage.tokenizer)))
         yield
 
 
 async def smooth_samples(tokenizer: Any, names: Sequence[str], groups: int, *, per_group: int) -> dict[int, Any]:
-    """The same samples by index, where nothing goes wrong but what must."""
-    stage = stage_of(tokenizer, lambda asked: Reply.status(500) if asked.name == "dead" else None)
+    """The same samples by index, where nothing goes wrong."""
+    stage = stage_of(tokenizer, lambda _asked: None)
     async with served(stage):
         buffer = Buffer(prompts(names, groups), samples_per_group=per_group)
         # nothing lingers that has been begun before
@@ -120,12 +102,12 @@ async def smooth_samples(tokenizer: Any, names: Sequence[str], groups: int, *, p
 
 
 def differences(sample: Any, smooth: Any) -> list[str]:
-    """What an interrupted sample has otherwise than the same one that was not; a budget that is not known yet may."""
+    """What an interrupted sample has otherwise than the same one that was not."""
     facts, expected = (one.metadata["strands_rollout"] for one in (sample, smooth))
     names = [name for name in _SAME_FACTS if facts.get(name) != expected[name]]
     if sample.tokens != smooth.tokens:
         names.append("tokens")
-    if not names or "overflows" in sample.prompt:
+    if not names:
         return []
     return [f"sample {sample.index} ({sample.prompt:.20}): {', '.join(names)} differ from an uninterrupted one's"]
 

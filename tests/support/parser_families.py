@@ -4,11 +4,12 @@
 Written from the same sources as the parsers, which name them; each form of a family that has several is a family here.
 """
 
+import functools
 import itertools
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from strands_rollout.tool_parsers import ToolParser, get_parser
@@ -44,14 +45,11 @@ class Family:
 
     Attributes:
         id: Of the family and its form.
-        parser: The parser's registered name.
-        calls: Calls -> their text.
         reasoning: Opens and closes reasoning.
         text: Text -> how it stands outside of calls.
         tags: Matches what the format's structure is made of: what no segment shows where there are no calls.
         is_xml: Whether values are bare text whose type the tool's schema tells.
         mixes: Whether text may stand beside calls.
-        pieces: What to make broken turns of.
     """
 
     id: str
@@ -62,7 +60,13 @@ class Family:
     text: Callable[[str], str] = str
     is_xml: bool = False
     mixes: bool = True
-    pieces: tuple[str, ...] = field(default=())
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """What to make broken turns of: a turn's tags, what stands between them, and a whole call."""
+        turn = self.turn(reasoning="x", calls=[("f", {"a": "x", "b": 1}), ("g", {})])
+        pieces = re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|[^<\[]+|.", turn)
+        return (*dict.fromkeys(pieces), self.calls([("f", {})]))
 
     def turn(
         self, *, reasoning: str = "", text: str = "", calls: Sequence[Call] = (), in_reasoning: bool = False
@@ -171,102 +175,51 @@ def mistral_nemo(calls: Sequence[Call]) -> str:
     )
 
 
-def mistral_named(calls: Sequence[Call]) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[ARGS]{as_json(arguments)}" for name, arguments in calls)
+def mistral_named(calls: Sequence[Call], call_id: str = "") -> str:
+    return "".join(f"[TOOL_CALLS]{name}{call_id}[ARGS]{as_json(arguments)}" for name, arguments in calls)
 
 
-def mistral_with_id(calls: Sequence[Call]) -> str:
-    return "".join(f"[TOOL_CALLS]{name}[CALL_ID]Ab3456789[ARGS]{as_json(arguments)}" for name, arguments in calls)
-
-
-def harmony(calls: Sequence[Call]) -> str:
+def harmony(calls: Sequence[Call], header: str = "<|channel|>commentary to=functions.{} <|constrain|>json") -> str:
     """Each call a message; the last one's closing token ended the turn."""
-    return "<|call|>".join(
-        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{as_json(arguments)}"
-        for name, arguments in calls
-    )
-
-
-def harmony_of_template(calls: Sequence[Call]) -> str:
-    return "<|call|>".join(
-        f"<|start|>assistant to=functions.{name}<|channel|>commentary json<|message|>{as_json(arguments)}"
-        for name, arguments in calls
-    )
+    messages = (f"<|start|>assistant{header.format(name)}<|message|>{as_json(given)}" for name, given in calls)
+    return "<|call|>".join(messages)
 
 
 _THINK = r"</?think>"
 _HARMONY_TAGS = r"<\|start\|>assistant|<\|channel\|>[a-z]*|<\|(?:message|end|call|return|constrain)\|>"
+_HARMONY_OF_TEMPLATE = " to=functions.{}<|channel|>commentary json"
 _HARMONY: dict[str, Any] = {
     "parser": "gpt_oss",
     "tags": _HARMONY_TAGS,
     "reasoning": ("<|start|>assistant<|channel|>analysis<|message|>", "<|end|>"),
     "text": "<|start|>assistant<|channel|>commentary<|message|>{}<|end|>".format,
-    "pieces": (
-        *re.findall(
-            r"\S+", "<|start|> assistant <|channel|> analysis commentary final <|constrain|> json <|message|> <|end|>"
-        ),
-        *("<|call|>", "<|return|>", " to=functions.f", " to=browser.open"),
-        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>",
-        "<|start|>assistant<|channel|>analysis<|message|>x<|end|>",
-        "<|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>",
-    ),
 }
-_KIMI_PIECES = (
-    *re.findall(r"\S+", "<think> </think> <|tool_calls_section_begin|> <|tool_calls_section_end|> <|tool_call_begin|>"),
-    *re.findall(r"\S+", "<|tool_call_argument_begin|> <|tool_call_end|> functions.f:0 functions."),
-    "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
-)
-_DEEPSEEK_PIECES = (
-    *re.findall(
-        r"\S+", "<think> </think> <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> <｜tool▁call▁end｜>"
-    ),
-    *("<｜tool▁sep｜>", "function", "\n```json\n", "\n```", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"),
-    *('<｜DSML｜invoke name="f">', "<｜DSML｜invoke", "</｜DSML｜invoke>", "</｜DSML｜parameter>"),
-    *('<｜DSML｜parameter name="a" string="true">', '<｜DSML｜parameter name="b" string="false">'),
-)
-_XML_PIECES = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-_QWEN_PIECES = (
-    *_XML_PIECES,
-    *re.findall(r"\S+", "<function=f> <function= </function> <parameter=a> <parameter=b> </parameter>"),
-)
-_GLM_PIECES = (*_XML_PIECES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "f", "<arg_key>a</arg_key>")
-_LLAMA_PIECES = (
-    *("<think>", "</think>", "<|python_tag|>", ";", '"parameters"'),
-    *('{"name": "f", "parameters": {}}', ' {"name": "f", "parameters"'),
-)
-_MISTRAL_PIECES = (
-    *re.findall(r"\S+", "[THINK] [/THINK] [TOOL_CALLS] [ARGS] [CALL_ID] Ab3456789 f[ARGS]{}"),
-    '[{"name": "f", "arguments": {}}]',
-)
 _MISTRAL: dict[str, Any] = {
     "parser": "mistral",
     # an array of several failures shows its elements without what is between them
     "tags": r"\[/?THINK\]|[\],]",
     "reasoning": ("[THINK]", "[/THINK]"),
-    "pieces": _MISTRAL_PIECES,
 }
 _KIMI_TAGS = _THINK + r"|<\|tool_calls_section_(?:begin|end)\|>"
 _DEEPSEEK_TAGS = _THINK + r"|<｜tool▁calls▁(?:begin|end)｜>|</?｜DSML｜function_calls>"
 
 FAMILIES: tuple[Family, ...] = (
-    Family("hermes", "hermes", hermes, _THINK, pieces=_XML_PIECES),
-    Family("qwen3_coder", "qwen3_coder", qwen3_coder, _THINK, is_xml=True, pieces=_QWEN_PIECES),
-    Family("glm4", "glm4", glm, _THINK, is_xml=True, pieces=_GLM_PIECES),
-    Family("glm4-7", "glm4", lambda calls: glm(calls, ""), _THINK, is_xml=True, pieces=_GLM_PIECES),
-    Family("kimi_k2", "kimi_k2", kimi, _KIMI_TAGS, pieces=_KIMI_PIECES),
-    Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS, pieces=_DEEPSEEK_PIECES),
-    Family("llama3_json", "llama3_json", llama, _THINK, mixes=False, pieces=_LLAMA_PIECES),
-    Family(
-        "llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK, pieces=_LLAMA_PIECES
-    ),
+    Family("hermes", "hermes", hermes, _THINK),
+    Family("qwen3_coder", "qwen3_coder", qwen3_coder, _THINK, is_xml=True),
+    Family("glm4", "glm4", glm, _THINK, is_xml=True),
+    Family("glm4-7", "glm4", lambda calls: glm(calls, ""), _THINK, is_xml=True),
+    Family("kimi_k2", "kimi_k2", kimi, _KIMI_TAGS),
+    Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS),
+    Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS),
+    Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS),
+    Family("llama3_json", "llama3_json", llama, _THINK, mixes=False),
+    Family("llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK),
     Family("mistral-array", calls=mistral_array, **_MISTRAL),
     Family("mistral-nemo", calls=mistral_nemo, **_MISTRAL),
     Family("mistral-named", calls=mistral_named, **_MISTRAL),
-    Family("mistral-id", calls=mistral_with_id, **_MISTRAL),
+    Family("mistral-id", calls=lambda calls: mistral_named(calls, "[CALL_ID]Ab3456789"), **_MISTRAL),
     Family("gpt_oss", calls=harmony, **_HARMONY),
-    Family("gpt_oss-template", calls=harmony_of_template, **_HARMONY),
+    Family("gpt_oss-template", calls=lambda calls: harmony(calls, _HARMONY_OF_TEMPLATE), **_HARMONY),
 )
 
 

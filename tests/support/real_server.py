@@ -33,13 +33,7 @@ class RealServer:
 
 
 def start_sglang(model: Path | None = None, *flags: str, port: int = 0) -> RealServer:
-    """The real SGLang; the first time, it is installed.
-
-    Args:
-        model: Folder of a model; None for the shipped one.
-        flags: Of SGLang's own.
-        port: 0 for a free one.
-    """
+    """The real SGLang with a model, or the shipped one; the first time, it is installed."""
     chosen = [] if model is None else ["--model", str(model)]
     return _start(SGLANG, "--port", str(port), *chosen, "--", *flags)
 

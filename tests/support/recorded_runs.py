@@ -8,13 +8,12 @@ from typing import Any
 from strands_rollout.train.run_folder import StepLog, StepRecord
 
 
-def records(count: int = 3, *, held_out: Sequence[float] = (), **values: Any) -> list[StepRecord]:
+def records(count: int = 3, **values: Any) -> list[StepRecord]:
     """Steps with the same values in each; a function is given the step."""
-    steps: list[StepRecord] = []
-    for step in range(count):
-        own = {name: value(step) if callable(value) else value for name, value in values.items()}
-        steps.append({"step": step, **own, **({"held_out_accuracy": held_out[step]} if step < len(held_out) else {})})
-    return steps
+    return [
+        {"step": step, **{name: value(step) if callable(value) else value for name, value in values.items()}}
+        for step in range(count)
+    ]
 
 
 def write_run(

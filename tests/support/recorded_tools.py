@@ -1,4 +1,4 @@
-"""Tools that tell which of their calls began and which ended: a call is named by its argument."""
+"""Tools that tell which of their calls began and which ended: `call` is a call's name."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from strands import tool
 began: Final[list[str]] = []
 ended: Final[list[str]] = []
 ended_in_threads: Final[list[str]] = []
-PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block", "fail", "tell"))
+PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block", "fail"))
 
 
 def forget() -> None:
@@ -26,12 +26,7 @@ def ended_twice() -> list[str]:
 
 @tool
 async def work(call: str, seconds: float = 0.0) -> str:
-    """Work.
-
-    Args:
-        call: Its name.
-        seconds: How long.
-    """
+    """Work."""
     began.append(call)
     await asyncio.sleep(seconds)
     ended.append(call)
@@ -40,12 +35,7 @@ async def work(call: str, seconds: float = 0.0) -> str:
 
 @tool
 async def linger(call: str, seconds: float) -> str:
-    """Work long; not where it is begun again.
-
-    Args:
-        call: Its name.
-        seconds: How long.
-    """
+    """Work long; not where it is begun again."""
     is_new = call not in began
     began.append(call)
     await asyncio.sleep(seconds if is_new else 0.0)
@@ -55,12 +45,7 @@ async def linger(call: str, seconds: float) -> str:
 
 @tool
 def block(call: str, seconds: float = 0.0) -> str:
-    """Work, in a thread.
-
-    Args:
-        call: Its name.
-        seconds: How long.
-    """
+    """Work, in a thread."""
     began.append(call)
     time.sleep(seconds)
     ended_in_threads.append(call)
@@ -69,25 +54,8 @@ def block(call: str, seconds: float = 0.0) -> str:
 
 @tool
 async def fail(call: str) -> str:
-    """Fail.
-
-    Args:
-        call: Its name.
-    """
+    """Fail."""
     began.append(call)
     await asyncio.sleep(0)
     ended.append(call)
     raise RuntimeError(f"{call} went wrong")
-
-
-@tool
-async def tell(call: str, words: int) -> str:
-    """Tell much.
-
-    Args:
-        call: Its name.
-        words: How much.
-    """
-    began.append(call)
-    ended.append(call)
-    return "word " * words

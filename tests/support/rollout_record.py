@@ -20,12 +20,9 @@ REWARD_KEY = "score"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of `generate` that returned.
+    """One call of `generate` that returned, and the sample's status at that time.
 
     Attributes:
-        sample: What it returned.
-        status: The sample's at that time.
-        seconds: How long it took.
         phase: Where an ABORTED sample was cut: "fresh" if nothing of it is kept, else "turn", "calls" (some of them
             ended), "tools" (none did), or "between".
         after_flag_s: From the abort flag, or its own begin if that was later, to its return; None without a flag.
@@ -33,7 +30,6 @@ class Call:
 
     sample: Any
     status: str
-    seconds: float
     phase: str
     after_flag_s: float | None
 
@@ -42,17 +38,11 @@ class Call:
 class RolloutRecord:
     """Wraps `generate` and the reward function.
 
-    Args:
-        decode: Text of ids, control tokens included.
-
     Attributes:
-        calls: That returned, in order.
-        raised: Whatever came out of `generate` or the reward function.
+        raised: Whatever came out of them.
         violations: Of slime's contract, in words.
         flag_at_s: When the abort flag was raised; None while it is down.
         masked: By sample's index, tokens that the rollout masked as older weights' before its last call.
-        pending: Calls that have not returned.
-        most_pending: The largest number of them at one time.
     """
 
     decode: Callable[[Sequence[int]], str]
@@ -61,26 +51,19 @@ class RolloutRecord:
     violations: list[str] = field(default_factory=list)
     flag_at_s: float | None = None
     masked: dict[int, int] = field(default_factory=dict)
-    pending: int = 0
-    most_pending: int = 0
 
     async def generate(self, args: Any, sample: Any, params: Mapping[str, Any]) -> Any:
         """As `generate`; what it raises is recorded and makes the sample FAILED."""
         started_s = time.monotonic()
-        self.pending += 1
-        self.most_pending = max(self.most_pending, self.pending)
         before = dict(params)
         try:
             result = await generate(args, sample, params)
         except BaseException as e:
             self.raised.append(e)
             raise
-        finally:
-            self.pending -= 1
-        ended_s = time.monotonic()
-        after_s = None if self.flag_at_s is None else ended_s - max(self.flag_at_s, started_s)
+        after_s = None if self.flag_at_s is None else time.monotonic() - max(self.flag_at_s, started_s)
         status = str(result.status.value)
-        self.calls.append(Call(result, status, ended_s - started_s, _phase(result), after_s))
+        self.calls.append(Call(result, status, _phase(result), after_s))
         if dict(params) != before or result is not sample:
             self.violations.append(f"sample {sample.index}: another sample came back, or the parameters were changed")
         if status == "aborted":
@@ -129,7 +112,7 @@ def _phase(sample: Any) -> str:
     return "between"
 
 
-def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0, most_restarts: int = 0) -> list[str]:
+def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0) -> list[str]:
     """What a trained sample says of its tokens, and the engine does not: ids, mask, logprobs, versions.
 
     Args:
@@ -137,7 +120,6 @@ def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 
         episodes: What the engine received and sampled.
         task: Whose facts the logprobs follow.
         masked_below: Tokens before this one were sampled by older weights and masked for that.
-        most_restarts: How often it may have begun again.
     """
     episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]
     if sample.tokens != episode.sequence:
@@ -163,7 +145,7 @@ def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 
         found.append(f"sample {sample.index}: spans differ from position {_difference(versions, episode.versions)}")
     if facts.get("weight_versions") != [*dict.fromkeys(v for v in episode.versions if v is not None)]:
         found.append(f"sample {sample.index}: weight_versions is {facts.get('weight_versions')}")
-    if episode.restarts > most_restarts:
+    if episode.restarts:
         found.append(f"sample {sample.index}: it began again {episode.restarts} times after tokens had been sampled")
     return found
 

@@ -8,7 +8,6 @@ engine's requests, and groups with an ABORTED sample go back to the buffer. Know
 """
 
 import asyncio
-import copy
 import json
 import pickle
 import queue
@@ -25,19 +24,15 @@ from strands_rollout import Sample
 
 _DONE = (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
 _POLL_S = 0.01  # slime: 1
+_ABORT_EVERY_S = 0.05  # slime: 3
 _END_S = 300.0
 Group = list[Any]
 
 
-def _through_json(sample: Any) -> Any:
-    return Sample.from_dict(json.loads(json.dumps(sample.to_dict())))
-
-
 KEPT_AS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "itself": lambda sample: sample,
-    "deepcopy": copy.deepcopy,
     "pickle": lambda sample: pickle.loads(pickle.dumps(sample)),  # noqa: S301 - its own
-    "json": _through_json,
+    "json": lambda sample: Sample.from_dict(json.loads(json.dumps(sample.to_dict()))),
 }
 
 
@@ -45,23 +40,17 @@ class Buffer:
     """A data source with a buffer: new groups of samples, and first those that came back; safe in several threads.
 
     Args:
-        prompts: (prompt, label) of one group after the other; endless, or the source dries up.
+        prompts: (prompt, label) of one group after the other.
         samples_per_group: As slime's n_samples_per_prompt.
         kept_as: How a group lies in the buffer; one of `KEPT_AS`.
-
-    Attributes:
-        handed_out: Groups that are new, and groups that were here before.
     """
 
     def __init__(self, prompts: Iterator[tuple[str, Any]], *, samples_per_group: int, kept_as: str = "itself") -> None:
         self._prompts, self._samples_per_group, self._keep = prompts, samples_per_group, KEPT_AS[kept_as]
         self._lock = threading.Lock()
         self._kept: list[Group] = []
-        self._groups = self._samples = 0
+        self._groups = 0
         self.handed_out = {"new": 0, "again": 0}
-
-    def __len__(self) -> int:
-        return len(self._kept)
 
     def get(self, count: int) -> list[Group]:
         """So many groups, those that were kept first; fewer where no prompts are left."""
@@ -83,42 +72,24 @@ class Buffer:
         row = next(self._prompts, None)
         if row is None:
             return []
-        prompt, label = row
-        first, self._samples = self._samples, self._samples + self._samples_per_group
+        (prompt, label), group, size = row, self._groups, self._samples_per_group
         self._groups += 1
-        return [
-            Sample(prompt=prompt, label=label, index=index, group_index=self._groups - 1)
-            for index in range(first, self._samples)
-        ]
+        indices = range(group * size, (group + 1) * size)
+        return [Sample(prompt=prompt, label=label, index=index, group_index=group) for index in indices]
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """How much a step takes.
-
-    Attributes:
-        groups: That it needs.
-        begun: Groups that it begins.
-        concurrency: Calls of `generate` at one time.
-        abort_every_s: How often the engine is told to abort until it is idle; slime: 3.
-    """
+    """How many groups a step needs, and how many it begins."""
 
     groups: int
     begun: int
-    concurrency: int = 64
-    abort_every_s: float = 0.05
 
 
 class StandInRollout:
-    """The rollout; its `is_aborted` belongs into the settings as `should_abort`.
+    """The rollout; its `is_aborted` belongs into the settings as `should_abort`, and `record` sees every call.
 
-    Args:
-        args: As slime's.
-        params: slime's sampling parameters.
-        buffer: Where groups come from, and where unfinished ones go.
-        record: Sees every call.
-        size: Of each step.
-        mask_offpolicy: As slime's --mask-offpolicy-in-partial-rollout.
+    `mask_offpolicy` is slime's --mask-offpolicy-in-partial-rollout.
     """
 
     def __init__(
@@ -133,7 +104,6 @@ class StandInRollout:
     ) -> None:
         self._args, self._params, self._buffer, self._record = args, params, buffer, record
         self._size, self._mask_offpolicy = size, mask_offpolicy
-        self._semaphore = asyncio.Semaphore(size.concurrency)
 
     def is_aborted(self) -> bool:
         """The flag."""
@@ -142,7 +112,7 @@ class StandInRollout:
     async def step(self) -> list[Group]:
         """One step: the groups that it needed, finished; fewer where the buffer ran dry."""
         self._record.flag_at_s = None
-        pending = {asyncio.create_task(run_group(self, group)) for group in self._buffer.get(self._size.begun)}
+        pending = {asyncio.create_task(self.run_group(group)) for group in self._buffer.get(self._size.begun)}
         data: list[Group] = []
         while pending and len(data) < self._size.groups:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -152,12 +122,21 @@ class StandInRollout:
                 else:  # slime drops such groups; here they'd be missed
                     self._buffer.add(task.result())
         self._record.flag_at_s = time.monotonic()
-        await abort_until_idle(self._args, every_s=self._size.abort_every_s)
+        await abort_until_idle(self._args)
         for group in await asyncio.gather(*pending):
             self._buffer.add(group)
         return data
 
-    async def run_sample(self, sample: Any) -> Any:
+    async def run_group(self, group: Group) -> Group:
+        """All samples of a group; as it came if the flag is up."""
+        if self.is_aborted():
+            return group
+        for sample in group:
+            if sample.session_id is None:
+                sample.session_id = f"session-{sample.index}"
+        return list(await asyncio.gather(*map(self._run_sample, group)))
+
+    async def _run_sample(self, sample: Any) -> Any:
         """One sample of a group, unless it is finished already."""
         if self._mask_offpolicy and sample.response_length > 0:
             if any(sample.loss_mask):  # else it is the filler of a sample without a sampled token
@@ -165,44 +144,28 @@ class StandInRollout:
             sample.loss_mask = [0] * sample.response_length
         if sample.status in _DONE:
             return sample
-        async with self._semaphore:
-            if self.is_aborted():
-                sample.status = Sample.Status.ABORTED
-                return sample
-            sample = await self._record.generate(self._args, sample, dict(self._params))
+        if self.is_aborted():
+            sample.status = Sample.Status.ABORTED
+            return sample
+        sample = await self._record.generate(self._args, sample, dict(self._params))
         if sample.status is not Sample.Status.ABORTED:
             await self._record.reward(self._args, sample)
         return sample
 
 
-async def run_group(rollout: StandInRollout, group: Group) -> Group:
-    """All samples of a group; as it came if the flag is up."""
-    if rollout.is_aborted():
-        return group
-    for sample in group:
-        if sample.session_id is None:
-            sample.session_id = f"session-{sample.index}"
-    return list(await asyncio.gather(*(rollout.run_sample(sample) for sample in group)))
-
-
-async def abort_until_idle(args: Any, *, every_s: float) -> None:
-    """Tell all workers behind the router to abort everything, until they run nothing."""
+async def abort_until_idle(args: Any) -> None:
+    """Tell the worker behind the router to abort everything, until it runs nothing."""
     router = f"http://{args.sglang_router_ip}:{args.sglang_router_port}"
     async with aiohttp.ClientSession() as http:
         async with http.get(f"{router}/workers") as answer:
-            workers = [worker["url"] for worker in (await answer.json())["workers"]]
-        await asyncio.gather(*(_abort_worker(http, url, every_s) for url in workers))
-
-
-async def _abort_worker(http: aiohttp.ClientSession, url: str, every_s: float) -> None:
-    while True:
-        async with http.post(f"{url}/abort_request", json={"abort_all": True}):
-            pass
-        async with http.get(f"{url}/v1/loads?include=core") as answer:
-            loads = (await answer.json())["loads"]
-        if not sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads):
-            return
-        await asyncio.sleep(every_s)
+            [worker] = (await answer.json())["workers"]
+        while True:
+            await http.post(f"{worker['url']}/abort_request", json={"abort_all": True})
+            async with http.get(f"{worker['url']}/v1/loads?include=core") as answer:
+                [load] = (await answer.json())["loads"]
+            if not load["num_running_reqs"] + load["num_waiting_reqs"]:
+                return
+            await asyncio.sleep(_ABORT_EVERY_S)
 
 
 async def update_weights(worker_url: str, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
@@ -222,15 +185,7 @@ async def update_weights(worker_url: str, version: str, *, mode: str = "abort", 
 class StandInWorker:
     """The worker; a context manager that waits for what is running at its end.
 
-    Args:
-        args: As slime's.
-        params: slime's sampling parameters.
-        buffer: Where groups come from, and where aborted ones go.
-        record: Sees every call, on the worker's loop.
-        pool: Groups that run at one time.
-
-    Attributes:
-        raised: Whatever a group ended with that was no result.
+    Of its groups `pool` run at one time; in `raised` is whatever a group ended with that was no result.
     """
 
     def __init__(self, args: Any, params: dict[str, Any], buffer: Buffer, record: RolloutRecord, *, pool: int) -> None:
@@ -263,12 +218,11 @@ class StandInWorker:
         return taken
 
     async def _work(self) -> None:
-        size = StepSize(groups=0, begun=0, concurrency=4 * self._pool)
-        rollout = StandInRollout(self._args, self._params, self._buffer, self._record, size)
+        rollout = StandInRollout(self._args, self._params, self._buffer, self._record, StepSize(groups=0, begun=0))
         active: set[asyncio.Task[Group]] = set()
         while not self._stopping.is_set():
             while len(active) < self._pool and self._finished.qsize() < self._pool and (new := self._buffer.get(1)):
-                task = asyncio.create_task(run_group(rollout, new[0]))
+                task = asyncio.create_task(rollout.run_group(new[0]))
                 task.add_done_callback(self._hand_out)
                 active.add(task)
             active = {task for task in active if not task.done()}

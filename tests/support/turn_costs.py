@@ -5,7 +5,8 @@ import gc
 import itertools
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -41,8 +42,7 @@ class TurnCosts:
     """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1.
 
     Attributes:
-        calls_before: Calls of functions before the first model call.
-        calls: Calls of Python and C functions.
+        calls_before: Calls of Python and C functions before the first model call.
         encoded_bytes: Bytes that orjson wrote.
         ids_read: Ids of the trajectory that were read, as often as they were.
     """
@@ -80,21 +80,36 @@ def growth(per_turn: Sequence[int]) -> int:
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 
 
-async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> TurnCosts:
-    """Play an episode of so many tool turns, with further hooks, and count."""
+async def play_tool_turns(
+    tokenizer: Any,
+    turns: int,
+    watch: AbstractContextManager[object],
+    *,
+    asked: Callable[[], None] = lambda: None,
+    hooks: Sequence[str] = (),
+) -> None:
+    """Play an episode of so many tool turns while it is watched; `asked` is called at each request, elsewhere."""
     call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (call_text(), ANSWER))
-    fake = FakeSGLang(lambda _, number: call if number < turns else answer, keeps_requests=False)
-    settings = {
-        "executor": f"{__name__}.InstantExecutor",
-        "max_tool_iterations": None,
-        "hooks": list(hooks),
-    }
+
+    def reply(_request: dict[str, Any], number: int) -> Reply:
+        asked()
+        return call if number < turns else answer
+
+    settings = {"executor": f"{__name__}.InstantExecutor", "max_tool_iterations": None, "hooks": list(hooks)}
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
-    with on_a_thread(fake), _counting() as counts:
+    fake = FakeSGLang(reply, keeps_requests=False)
+    with on_a_thread(fake):
         args = args_for(fake.base_url, tokenizer, strands_rollout=settings)
-        done = await generate(args, sample, {"max_new_tokens": 10**6})
+        with watch:
+            done = await generate(args, sample, {"max_new_tokens": 10**6})
     facts = done.metadata["strands_rollout"]
     assert (facts["stop_reason"], facts["tool_calls"]) == ("completed", turns), facts
+
+
+async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> TurnCosts:
+    """Play an episode of so many tool turns, with further hooks, and count."""
+    counts = Counts()
+    await play_tool_turns(tokenizer, turns, _counting(counts), hooks=hooks)
     return TurnCosts(counts.noted[0][0], *(_between(column) for column in zip(*counts.noted, strict=True)))
 
 
@@ -116,9 +131,9 @@ class Counts:
 
 
 @contextlib.contextmanager
-def _counting() -> Iterator[Counts]:
+def _counting(counts: Counts) -> Iterator[None]:
     """Counts calls, and what orjson writes, on this thread alone: the engine has another."""
-    counts, thread, dumps, profile = Counts(), threading.get_ident(), orjson.dumps, sys.getprofile()
+    thread, dumps, profile = threading.get_ident(), orjson.dumps, sys.getprofile()
 
     def called(_frame: object, event: str, _arg: object) -> None:
         counts.calls += event in ("call", "c_call")
@@ -141,7 +156,7 @@ def _counting() -> Iterator[Counts]:
     SGLangModel.answer, orjson.dumps = noted_answer, counted_dumps  # type: ignore[assignment, method-assign]
     sys.setprofile(called)
     try:
-        yield counts
+        yield
     finally:
         sys.setprofile(profile)
         SGLangModel.answer, orjson.dumps = answer, dumps  # type: ignore[method-assign]

@@ -2,12 +2,13 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
 from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SummarizingConversationManager
-from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
+from strands.hooks import AfterToolCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 
 from strands_rollout import SGLangModel, Task, current_task, sub_agent_model
@@ -90,29 +91,12 @@ def with_an_expert(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, system_prompt="You answer.", tools=[expert.as_tool()])
 
 
-def tools_of_each_other(model: SGLangModel, task: Task) -> Agent:
-    main = Agent(name="main", model=model)
-    other = Agent(name="other", model=sub_agent_model(), tools=[main.as_tool()])
-    main.tool_registry.process_tools([other.as_tool()])
-    return main
+def _after_tools(act: Callable[[AfterToolCallEvent], None]) -> HookProvider:
+    class Hook(HookProvider):
+        def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+            registry.add_callback(AfterToolCallEvent, act)
 
-
-class _AfterTools(HookProvider):
-    event: Any = AfterToolCallEvent
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        registry.add_callback(self.event, self.act)
-
-
-class Renews(_AfterTools):
-    event = BeforeModelCallEvent
-
-    def act(self, event: BeforeModelCallEvent) -> None:
-        event.agent.messages = list(event.agent.messages)
-
-
-def with_a_new_list_each_turn(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[double], hooks=[Renews()])
+    return Hook()
 
 
 @tool(context=True)
@@ -131,22 +115,19 @@ def with_a_person_in_a_graph(model: SGLangModel, task: Task) -> Any:
     return builder.build()
 
 
-class ChangesWords(_AfterTools):
-    def act(self, event: AfterToolCallEvent) -> None:
+def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
+    def change(event: AfterToolCallEvent) -> None:
         event.agent.system_prompt = "You are tired."
 
-
-def with_words_that_change(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=[ChangesWords()])
-
-
-class LoadsTools(_AfterTools):
-    def act(self, event: AfterToolCallEvent) -> None:
-        event.agent.tool_registry.process_tools([label_of_the_row])
+    hooks = [_after_tools(change)]
+    return Agent(model=model, tools=[double], system_prompt="You are fresh.", hooks=hooks)
 
 
 def with_tools_that_come_later(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[double], hooks=[LoadsTools()])
+    def load(event: AfterToolCallEvent) -> None:
+        event.agent.tool_registry.process_tools([label_of_the_row])
+
+    return Agent(model=model, tools=[double], hooks=[_after_tools(load)])
 
 
 def sums_up(model: SGLangModel, task: Task) -> Agent:
@@ -167,16 +148,6 @@ class Number(BaseModel):
 
 def structured(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, structured_output_model=Number)
-
-
-def revising(model: SGLangModel, task: Task) -> Any:
-    """One who writes, and begins anew as long as the other asks for it."""
-    builder = GraphBuilder().set_max_node_executions(10).reset_on_revisit(True)
-    builder.add_node(Agent(name="writer", model=model, system_prompt="You write."), "writer")
-    builder.add_node(Agent(name="critic", model=sub_agent_model(), system_prompt="You judge."), "critic")
-    builder.add_edge("writer", "critic")
-    builder.add_edge("critic", "writer", condition=lambda state: "AGAIN" in str(state.results["critic"].result))
-    return builder.set_entry_point("writer").build()
 
 
 def not_an_agent(model: SGLangModel, task: Task) -> str:

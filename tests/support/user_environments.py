@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from typing import Any, Self
 
 from strands import tool
@@ -50,12 +50,8 @@ async def does_not_close(task: Task) -> AsyncIterator[None]:
     raise OSError("still in use")
 
 
-def not_async(task: Task) -> AbstractContextManager[None]:
-    @contextmanager
-    def opened() -> Any:
-        yield
-
-    return opened()
+def not_async(task: Task) -> AbstractContextManager[bool]:
+    return threading.Lock()
 
 
 @tool

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from fake_sglang import Reply
+from family_templates import HERMES
 from harness import ids_of
 from transformers import AutoTokenizer
 
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 FAMILIES = ["Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"]
-# Hermes calls, content as text or parts in users' and tools' messages, as Qwen3-VL's template has them
+# content as text or parts, as Qwen3-VL's template has it
 TEMPLATE = """
 {%- macro shown(content) -%}
   {%- if content is string -%}{{ content }}
@@ -27,22 +29,7 @@ TEMPLATE = """
   {%- endif -%}
 {%- endmacro -%}
 {%- set seen = namespace(n=0) -%}
-{%- if tools -%}{{ '<|im_start|>system\\n# Tools\\n' }}{%- for tool in tools -%}{{ tool | tojson }}{{ '\\n' }}
-{%- endfor -%}{{ '<|im_end|>\\n' }}{%- endif -%}
-{%- for message in messages -%}
-  {%- if message.role == 'tool' -%}
-    {%- if loop.first or messages[loop.index0 - 1].role != 'tool' -%}{{ '<|im_start|>user' }}{%- endif -%}
-    {{ '\\n<tool_response>\\n' }}{{ shown(message.content) }}{{ '\\n</tool_response>' }}
-    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' -%}{{ '<|im_end|>\\n' }}{%- endif -%}
-  {%- else -%}
-    {{ '<|im_start|>' + message.role + '\\n' }}{{ shown(message.content) }}
-    {%- for call in message.tool_calls or [] -%}
-      {{ '\\n<tool_call>\\n' }}{{ call.function | tojson }}{{ '\\n</tool_call>' }}
-    {%- endfor -%}{{ '<|im_end|>\\n' }}
-  {%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
-"""
+""" + HERMES.replace("message.content", "shown(message.content)")
 
 
 def vision_tokenizer(template: str = TEMPLATE) -> Any:
@@ -55,16 +42,13 @@ def vision_tokenizer(template: str = TEMPLATE) -> Any:
 
 def vision_processor(family: str, tokenizer: Any) -> Any:
     """A processor of Qwen's with its image processor on NumPy; that of videos, which needs torch, is left out."""
-    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-    from transformers.models.qwen2_vl.processing_qwen2_vl import Qwen2VLProcessor
-    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-
     try:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as Images
     except ImportError:  # before transformers 5
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor as Images
-    base = {one.__name__: one for one in (Qwen2VLProcessor, Qwen2_5_VLProcessor, Qwen3VLProcessor)}[family]
-    without_videos = type(family, (base,), {"check_argument_for_proper_class": lambda *_arguments: None})
+    without_videos = type(
+        family, (getattr(transformers, family),), {"check_argument_for_proper_class": lambda *_arguments: None}
+    )
     return without_videos(image_processor=Images(), tokenizer=tokenizer)
 
 
@@ -72,24 +56,22 @@ def picture(width: int = 64, height: int = 56, *, seed: int = 0, mode: str = "RG
     """A PIL image of noise."""
     from PIL import Image
 
-    channels = len(mode)
-    return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * channels))
+    return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * len(mode)))
 
 
-def encoded(image: Any, kind: str = "PNG") -> bytes:
-    """The bytes of a file of it."""
+def encoded(image: Any) -> bytes:
+    """The bytes of a PNG file of it."""
     buffer = io.BytesIO()
-    image.save(buffer, format=kind)
+    image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
-def image_block(image: Any, kind: str = "PNG") -> dict[str, Any]:
+def image_block(image: Any) -> dict[str, Any]:
     """Strands' content block of it."""
-    return {"image": {"format": kind.lower(), "source": {"bytes": encoded(image, kind)}}}
+    return {"image": {"format": "png", "source": {"bytes": encoded(image)}}}
 
 
-def opened(data_url: str) -> Any:
-    """The PIL image of a data URL."""
+def _opened(data_url: str) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(base64.b64decode(data_url.removeprefix("data:image/png;base64,"))))
@@ -98,10 +80,7 @@ def opened(data_url: str) -> Any:
 class VisionEngine:
     """A script for `FakeSGLang`: reads the images of each request with the model's own processor, as SGLang does.
 
-    Attributes:
-        read: For each request, the ids that the engine reads: the processor's, of the whole decoded request.
-        inputs: For each request, what else the processor makes of it.
-        images: For each request, its images.
+    For each request, `read` are the processor's ids of the whole decoded request, `inputs` what else it makes of it.
     """
 
     def __init__(self, processor: Any, turns: Sequence[str], *, miscounts: int = 0) -> None:
@@ -112,7 +91,7 @@ class VisionEngine:
 
     def __call__(self, body: dict[str, Any], number: int) -> Reply:
         tokenizer = self._processor.tokenizer
-        images = [opened(url) for url in body["image_data"]]
+        images = [_opened(url) for url in body["image_data"]]
         text = tokenizer.decode(body["input_ids"], skip_special_tokens=False)
         made = self._processor(text=[text], images=images, images_kwargs={"return_tensors": "np"})
         self.read.append(list(made["input_ids"][0]))

@@ -14,12 +14,9 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
-from engine_thread import on_a_thread
-from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, args_for, call_text, ids_of
+from turn_costs import play_tool_turns
 
 import strands_rollout
-from strands_rollout import Sample, generate
 
 PACKAGE: Final = Path(strands_rollout.__file__).parent
 _WARM_UP_TURNS: Final = 2
@@ -66,35 +63,16 @@ class _Steps:
 
 async def walks(tokenizer: Any) -> tuple[Walk, Walk]:
     """A tool turn, from one request to the next, and the whole episode around it; what is done once was done before."""
-    await _play(tokenizer, _WARM_UP_TURNS, contextlib.nullcontext(_Steps()))
+    await play_tool_turns(tokenizer, _WARM_UP_TURNS, contextlib.nullcontext())
     steps = _Steps()
-    await _play(tokenizer, _TURNS, _noting(steps))
+    await play_tool_turns(tokenizer, _TURNS, _noting(steps), asked=lambda: steps.requests.append(len(steps.entered)))
     turns = [Walk(steps.entered[start:end]) for start, end in itertools.pairwise(steps.requests)]
     # a timer makes single turns longer only
     return min(turns[1:], key=lambda turn: len(turn.entered)), Walk(steps.entered)
 
 
-async def _play(tokenizer: Any, turns: int, watch: contextlib.AbstractContextManager[_Steps]) -> None:
-    call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (call_text(), ANSWER))
-    with contextlib.ExitStack() as stack:
-        steps: list[_Steps] = []
-
-        def reply(_request: dict[str, Any], number: int) -> Reply:
-            steps[0].requests.append(len(steps[0].entered))
-            return call if number < turns else answer
-
-        fake = FakeSGLang(reply, keeps_requests=False)
-        stack.enter_context(on_a_thread(fake))
-        args = args_for(fake.base_url, tokenizer, strands_rollout={"executor": "turn_costs.InstantExecutor"})
-        sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
-        steps.append(stack.enter_context(watch))
-        done = await generate(args, sample, {"max_new_tokens": 10_000})
-    facts = done.metadata["strands_rollout"]
-    assert (facts["stop_reason"], facts["tool_calls"]) == ("completed", turns), facts
-
-
 @contextlib.contextmanager
-def _noting(steps: _Steps) -> Iterator[_Steps]:
+def _noting(steps: _Steps) -> Iterator[None]:
     """Notes functions of the package that this thread enters; a coroutine that goes on is not entered again."""
     known: set[FrameType] = set()
     root = f"{PACKAGE}/"
@@ -110,7 +88,7 @@ def _noting(steps: _Steps) -> Iterator[_Steps]:
     before = sys.getprofile()
     sys.setprofile(called)
     try:
-        yield steps
+        yield
     finally:
         sys.setprofile(before)
 

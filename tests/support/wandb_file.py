@@ -33,11 +33,7 @@ def _records(content: bytes) -> Iterator[bytes]:
 
 
 def history(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run's history in order; a table is a dict with its columns and data.
-
-    Args:
-        run: The run's folder.
-    """
+    """The rows of the history in a run's folder, in order; a table is a dict with its columns and data."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []

@@ -76,7 +76,8 @@ def test_a_value_is_shown_as_json_of_something_near(value: Any, shown: Any) -> N
     json.dumps(result, allow_nan=False)
 
 
-def nested(depth: int, inner: Any = 1) -> Any:
+def nested(depth: int) -> Any:
+    inner: Any = 1
     for _ in range(depth):
         inner = [inner]
     return inner
@@ -87,18 +88,9 @@ def cycle() -> Any:
     return [*found, found.append(found), found]
 
 
-def laughs() -> Any:
-    found: list[Any] = ["ha"] * 10
-    for _ in range(90):
-        found = [found] * 10
-    return found
-
-
 BAD: dict[str, tuple[Any, str]] = {
-    "nested deeply": (nested(101), "nested deeper than 100 levels"),
-    "nested very deeply": (nested(100_000), "nested deeper than 100 levels"),
+    "nested deeply": (nested(100_000), "nested deeper than 100 levels"),
     "itself": (cycle(), "it holds itself"),
-    "many times the same": (laughs(), "more than 200,000 values"),
     "an enormous integer": (10**5000, "an integer of more than 4,300 digits"),
     "no words": (Broken(), "no words"),
     "an enormous array": (np.zeros(10**7), "more than 200,000 values"),
@@ -170,10 +162,9 @@ give = Giving()
 
 @pytest.mark.parametrize("is_block", [True, False])
 async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, is_block: bool) -> None:
-    bad = [name for name in BAD if name != "many times the same"]  # which takes a second
     calls = (
         TOOL_CALL.format(name="give", arguments=json.dumps({"name": name, "is_block": is_block}))
-        for name in (*VALUES, *bad)
+        for name in (*VALUES, *BAD)
     )
     turn = "".join(calls).replace("<|im_end|>", "") + "<|im_end|>"
     done = await run(
@@ -184,7 +175,7 @@ async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, 
         context_length=60_000,
     )
     assert (done.facts["stop_reason"], done.sample.status) == ("completed", Sample.Status.COMPLETED)
-    assert done.facts["tool_errors"] == len(bad)
+    assert done.facts["tool_errors"] == len(BAD)
     assert '"when": "2024-05-17"' in done.context_after(0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from strands_rollout.template.chat_template import ChatTemplate, telling_texts
+from strands_rollout.template.chat_template import ChatTemplate
 
 TOOLS = [{"type": "function", "function": {"name": "run", "description": "Runs it.", "parameters": {}}}]
 PLAIN = (
@@ -49,7 +49,7 @@ def renderings(work: Callable[[], object]) -> int:
 
 @given(contents=st.lists(texts, min_size=1, max_size=4), name=st.text(max_size=10))
 @settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=100
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
 )
 def test_a_turn_of_tool_results_is_what_the_template_renders(tokenizer: Any, contents: list[str], name: str) -> None:
     template = ChatTemplate(tokenizer)
@@ -75,18 +75,13 @@ def test_a_known_turn_is_not_rendered_and_other_tools_are_not_tried_out_at_lengt
     [
         "m.content | trim",
         "m.content | tojson",
-        "m.content | upper",
-        "(m.content or 'nothing')",
         "m.content.replace('</', '< /')",
         "('failed' if m.content == 'error' else m.content)",
-        "('failed' if 'error' in m.content else m.content)",
         "('failed' if word in m.content else m.content)",
         "('failed' if m.content in ['ok', 'error'] else m.content)",
         "(m.content[5:] if m.content.startswith('begin') and m.content.endswith('end') else m.content)",
-        "m.content[:200]",
         "(m.content ~ m.name)",
         "(m.tool_call_id + m.content)",
-        "(m.content + m.content)",
         "(m.content + strftime_now('%S'))",
     ],
 )
@@ -98,20 +93,6 @@ def test_a_template_that_does_more_than_show_a_result_is_rendered_each_time(ship
         if "strftime_now" not in shown:
             assert template.turn_ids(messages, (), last_id=None) == rendered_ids(template, messages, ())
         assert renderings(lambda turn=messages: template.turn_ids(turn, (), last_id=None)) == 1
-
-
-def test_a_template_that_shows_results_as_they_are_need_not_be_a_known_one(shipped_tokenizer: Any) -> None:
-    template = ChatTemplate(with_template(shipped_tokenizer, PLAIN))
-    for content in TELLING:
-        messages = results(content, "between", content)
-        assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
-    assert renderings(lambda: template.turn_ids(results("a", "b", "c"), TOOLS, last_id=None)) == 0
-
-
-def test_what_a_template_compares_with_is_tried_out_from_both_sides_unless_it_is_very_much() -> None:
-    condition = "m.role == 'tool' and m.content.startswith('<a>') and '</a>' in m.content"
-    assert {"<a>", "<a>x", "x</a>", "<a>x</a>"} <= set(telling_texts(f"{{% if {condition} %}}{{% endif %}}") or ())
-    assert telling_texts("".join(f"{{% if x == 'word {n}' %}}{{% endif %}}" for n in range(40))) is None
 
 
 def test_space_that_a_control_token_swallows_is_swallowed_from_a_result_too(shipped_tokenizer: Any) -> None:
@@ -136,8 +117,6 @@ LOOKING = {
     "beyond 10,000 characters": ("m.content[:16384]", "ab " * 8000, "run", "c"),
     "with a test by name": ("('none' if m.content is eq '(empty)' else m.content)", "(empty)", "run", "c"),
     "at a number": ("('big' if m.content | int > 100 else m.content)", "101", "run", "c"),
-    "at capitals": ("('loud' if m.content.isupper() else m.content)", "ERROR", "run", "c"),
-    "at lines": ("('many' if m.content.count('\\n') > 20 else m.content)", "ab\n" * 30, "run", "c"),
     "at tools too": ("('bad' if tools and m.content == 'fatal' else m.content)", "fatal", "run", "c"),
 }
 
@@ -159,28 +138,3 @@ def test_a_template_that_is_an_argument_is_the_one_that_is_tried_out(tokenizer: 
     template = ChatTemplate(with_template(tokenizer, PLAIN), chat_template=own)
     messages = results("fatal")
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
-
-
-def test_a_template_that_is_swapped_for_another_leaves_nothing_behind(tokenizer: Any) -> None:
-    changing = with_template(tokenizer, PLAIN)
-    user = [{"role": "user", "content": "hi"}]
-    ids = ChatTemplate(changing).prompt_ids(user)
-    fresh = with_template(tokenizer, PLAIN)
-    first = ChatTemplate(fresh)
-    fresh.chat_template = PLAIN.replace("assistant\n'", "assistant\n\n'")
-    first.prompt_ids(user)
-    fresh.chat_template = PLAIN
-    assert ChatTemplate(fresh).prompt_ids(user) == ids
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [({"x": [1, 2]}, {"x": (1, 2)}), ({"x": {"1": 2}}, {"x": {1: 2}})], ids=["list", "key"]
-)
-def test_tools_that_are_written_otherwise_are_other_tools(tokenizer: Any, one: Any, other: Any) -> None:
-    shows = with_template(tokenizer, PLAIN.replace("t | tojson", "t"))
-    user = [{"role": "user", "content": "hi"}]
-    tools = [[{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": given}}] for given in (one, other)]
-    template = ChatTemplate(shows)
-    found = [template.prompt_ids(user, given) for given in tools]
-    assert found == [template.encoder.encode_rendered(template.render(user, given)) for given in tools]
-    assert found[0] != found[1]

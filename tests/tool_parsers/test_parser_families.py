@@ -114,10 +114,9 @@ def test_what_is_no_call_is_a_failure_that_says_why(known: str, name: str, reaso
     ("value", "reason"),
     [
         ("9" * 5000, "a number can't be read: Exceeds the limit (4300 digits)"),
-        ("[" * 99 + "]" * 99, "nested deeper than the 100 levels that are allowed"),
         ("[" * 50_000 + "]" * 50_000, "nested deeper than the 100 levels that are allowed"),
     ],
-    ids=["digits", "nested", "nested very deeply"],
+    ids=["digits", "nested very deeply"],
 )
 def test_a_value_beyond_all_limits_is_a_failure(value: str, reason: str) -> None:
     call = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
@@ -125,8 +124,6 @@ def test_a_value_beyond_all_limits_is_a_failure(value: str, reason: str) -> None
     assert isinstance(failure, ParseFailure)
     assert (failure.raw, failure.name) == (call, "f")
     assert reason in failure.reason
-    [nested] = family("hermes").make().parse(call.replace(value, "[" * 98 + "]" * 98))
-    assert isinstance(nested, ToolCall)
 
 
 def test_an_element_of_a_mistral_array_fails_alone_and_an_id_is_allowed() -> None:

@@ -14,8 +14,6 @@ import pytest
 
 from strands_rollout.tool_parsers import ParseFailure, ToolCall, for_tool_specs, get_parser
 
-CODE = 'def hello():\n    print("Hello")\n\nhello()'
-
 
 def rows() -> Iterator[tuple[str, str, Any, str]]:
     """Parser, what it is about, the names and arguments of calls and the names of failures, and the text."""
@@ -23,10 +21,6 @@ def rows() -> Iterator[tuple[str, str, Any, str]]:
         if not line.startswith("#"):
             parser, what, outcome, text = line.split(" ¦ ", maxsplit=3)
             yield parser, what, json.loads(outcome), text.replace("⏎", "\n")
-    written = f"<function=write>\n<parameter=code>\n{CODE}\n</parameter>\n</function>"
-    yield "qwen3_coder", "several lines", [["write", {"code": CODE}]], f"<tool_call>\n{written}\n</tool_call>"
-    written = f"write\n<arg_key>code</arg_key>\n<arg_value>{CODE}</arg_value>\n"
-    yield "glm4", "several lines", [["write", {"code": CODE}]], f"<tool_call>{written}</tool_call>"
 
 
 @pytest.mark.parametrize(("parser", "what", "outcome", "text"), list(rows()), ids=lambda value: str(value)[:40])

@@ -1,6 +1,5 @@
 """What holds of every family's parser for every text: round trips, no exceptions, nothing lost, linear time."""
 
-import itertools
 import re
 import time
 from typing import Any
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from parser_families import FAMILIES, Call, Family
 
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall
-from strands_rollout.tool_parsers.json_object import HermesParser
 
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
@@ -26,11 +24,10 @@ JSON = ['{"a": 1}', '{"a":', "{", "}", "[", "]", '"', "\\", ",", ":", "1e999", "
 
 def calls_for(known: Family) -> st.SearchStrategy[list[Call]]:
     """Calls that the family can write: bare text holds no tags, and its keys are plain."""
-    tags = [re.escape(piece) for piece in known.pieces if "<" in piece]
     if not known.has_bare_values:
         arguments = st.dictionaries(STRINGS, VALUES, max_size=3)
     else:
-        safe = VALUES.filter(lambda value: not re.search("|".join(tags) + "|｜|</?(?:parameter|arg_)", repr(value)))  # noqa: RUF001
+        safe = VALUES.filter(lambda value: not re.search(r"<[/\w]|｜", repr(value)))  # noqa: RUF001
         arguments = st.dictionaries(NAMES, safe, max_size=3)
     return st.lists(st.tuples(NAMES, arguments), min_size=1, max_size=3, unique_by=lambda call: call[0])
 
@@ -70,19 +67,6 @@ def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataOb
         assert "".join(map(known.stripped, shown)) == known.stripped(text)  # joined before, parts may make a tag
 
 
-@EACH
-@given(data=st.data())
-@settings(UNHURRIED, max_examples=30)
-def test_one_changed_character_never_raises(known: Family, data: st.DataObject) -> None:
-    calls: list[Call] = [("f", {"a": [1, "b", None], "c": "text"}), ("g", {})]
-    text = known.turn(reasoning="hm", calls=calls)
-    at = data.draw(st.integers(0, len(text)))
-    changed = text[:at] + data.draw(st.sampled_from(["", "x", '"', "}", "\\", "<", "|", "\x00"])) + text[at + 1 :]
-    for part in known.make(calls).segments(changed):
-        if isinstance(part, ToolCall):
-            assert part.name in changed
-
-
 def is_call(part: object) -> bool:
     return isinstance(part, ToolCall)
 
@@ -100,26 +84,3 @@ def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
             known.make().segments(head + text + tail)
             # far under a second in linear time, minutes in quadratic time: no question of a busy machine
             assert time.process_time() - started < 5, (piece, head, tail)
-
-
-def parser() -> HermesParser:
-    numbers = itertools.count()
-    return HermesParser(lambda: f"c{next(numbers)}")
-
-
-HOSTILE = [
-    *("<tool_call>", "<tool_call>{</tool_call>", '<tool_call>{"</tool_call>', '<tool_call>{",":"</tool_call>'),
-    *("<think></think>", "</think>", "</tool_call>", "[", '{"', " ", '\\"'),
-    '<tool_call>{"name":"x","arguments":{"a":[[[[',
-]
-
-
-@pytest.mark.parametrize("piece", HOSTILE)
-@pytest.mark.parametrize("head", ["", '<tool_call>{"name":"x","arguments":{"a":'])
-@pytest.mark.slow
-def test_a_megabyte_of_hostile_text_is_parsed_in_linear_time(piece: str, head: str) -> None:
-    text = head + piece * (1_000_000 // len(piece)) + "</tool_call>"
-    started = time.process_time()
-    parser().segments(text)
-    # under half a second in linear time, minutes in quadratic time: no question of a busy machine
-    assert time.process_time() - started < 20

@@ -1,6 +1,7 @@
 """Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
 
 import importlib.util
+import inspect
 import os
 import pkgutil
 import subprocess
@@ -48,3 +49,10 @@ def run_beside_slimes_tests(package: Path, program: str) -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def eval_sends_all_parameters() -> bool:
+    """Whether slime's evaluation heeds a data set's own stop, min_new_tokens and the like: up to 0.3.1 it does not."""
+    from slime.rollout import sglang_rollout
+
+    return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)

@@ -1,0 +1,57 @@
+"""slime's own data set class reads what data_prep writes, and an agent can start with it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from strands_rollout.evaluation.rows import read_rows
+from strands_rollout.settings import SYSTEM_PROMPT
+from strands_rollout.slime_plugin.row import EpisodePrompt, to_episode_prompt
+from strands_rollout.template.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.slime
+
+SCRIPT = Path(__file__).parents[2] / "data_prep/dapo_math_17k.py"
+ASKS = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\nRemember to put your answer on its "
+    'own line after "Answer:".'
+)
+PROBLEMS = ["A baker fills 6 trays with 17 rolls each. How many rolls?", "How many corners have 9 squares in all?"]
+
+
+@pytest.fixture
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    rows = [
+        {"prompt": [{"role": "user", "content": ASKS.format(text)}], "label": label, "metadata": {"source_name": "own"}}
+        for text, label in zip(PROBLEMS, ["102", "036"], strict=True)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows * 3), folder / "source.parquet")
+    arguments = ["--from", str(folder / "source.parquet"), "--out", str(folder / "prepared.jsonl")]
+    environment = {**os.environ, "HF_HOME": str(folder / "home")}
+    subprocess.run([sys.executable, str(SCRIPT), *arguments], env=environment, check=True, capture_output=True)
+    return folder / "prepared.jsonl"
+
+
+def test_an_agent_starts_with_what_slime_read_and_the_package_reads_the_same(
+    prepared: Path, shipped_tokenizer: Any
+) -> None:
+    from slime.utils.data import Dataset
+
+    samples = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label").samples
+    assert [(sample.prompt, sample.label, sample.metadata) for sample in samples] == [
+        ([{"role": "user", "content": text}], label, {"source_name": "own"})
+        for text, label in zip(PROBLEMS, ["102", "36"], strict=True)
+    ]
+    sample = samples[0]
+    started = to_episode_prompt(sample.prompt, SYSTEM_PROMPT, ChatTemplate(shipped_tokenizer))
+    assert started == EpisodePrompt(SYSTEM_PROMPT, [{"role": "user", "content": [{"text": PROBLEMS[0]}]}])
+    (row,) = read_rows(prepared, 1)
+    assert (row.prompt, row.label) == (sample.prompt, sample.label)

@@ -16,11 +16,11 @@ from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.template.drift import (
     Drift,
     encoded_again,
-    first_difference,
     placed_again,
     placed_tokens,
     token_bytes,
 )
+from strands_rollout.template.tokens import shared_length
 from strands_rollout.tool_parsers import AUTO
 from strands_rollout.train.batch import (
     StepBatch,
@@ -189,7 +189,7 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:
         sampled_tokens=sum(mask),
         drifted_tokens=sum(mask[at] for at in lost),
         lost_context=[at for at in lost if not mask[at]],
-        first_difference=first_difference(tokens, again),
+        first_difference=None if tokens == again else shared_length(tokens, again),
     )
 
 

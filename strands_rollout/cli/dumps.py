@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import webbrowser
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -41,7 +42,7 @@ def view(
         raise typer.BadParameter("got --out beside --text or --port; expected one of them")
     if sample and not text:
         raise typer.BadParameter("got --sample without --text; expected both")
-    retokeniser = _retokeniser(tokenizer)
+    retokeniser = _retokeniser(tokenizer, dump)
     if text:
         from strands_rollout.dump.terminal import make_console
         from strands_rollout.view.text import print_dump
@@ -53,13 +54,20 @@ def view(
         _serve(dump, port, retokeniser)
 
 
-def _retokeniser(folder: Path | None) -> Retokeniser | None:
+def _retokeniser(folder: Path | None, dump: Path) -> Retokeniser | None:
+    """What marks drift; refuses the tokenizer of another policy than the one whose first samples a dump holds."""
     if folder is None:
         return None
+    from strands_rollout.dump import read_dump
+    from strands_rollout.dump.record import check_tokenizer
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
-    return Retokeniser(load_tokenizer(str(folder)))
+    retokeniser = Retokeniser(load_tokenizer(str(folder)))
+    for record in islice(read_dump(dump), 16):
+        if record.has_tokens:
+            check_tokenizer(record, retokeniser.texts, str(folder))
+    return retokeniser
 
 
 def _write(dump: Path, out: Path, retokeniser: Retokeniser | None) -> None:

@@ -23,8 +23,9 @@ from strands_rollout.client.generate_api import EncodedIds, load_json
 from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
 from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import make_console
-from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, EngineUnavailableError
+from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
 from strands_rollout.evaluation.options import slime_sampling_params
@@ -39,7 +40,6 @@ from strands_rollout.tool_parsers import AUTO
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-_MOST_UNKNOWN: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +89,6 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
 
 
-def check_tokenizer(episode: SavedEpisode, texts: TokenTexts, name: str) -> None:
-    """Refuse a named tokenizer that lacks the episode's ids, or has other texts for them than the dump."""
-    ids = set(episode.tokens)
-    unknown = sorted(token for token in ids if token not in texts)
-    if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
-        raise ConfigError(
-            f"{episode.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
-            "name the tokenizer of the policy that wrote it"
-        )
-    for token, text in episode.token_texts.items():
-        if texts.get(token, text) != text:
-            raise ConfigError(
-                f"{episode.where} has the token {token} for {text!r}, which is {texts[token]!r} in {name}; name the "
-                "tokenizer of the policy that wrote it"
-            )
-
-
 def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as_json: bool) -> bool:
     """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
     settings = None if config is None else read_config_file(config)
@@ -118,7 +101,7 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
     with counter("episodes") as on_done:
         for number, record in enumerate(read_dump(dump)):
             if episode := episode_of(record, number):
-                check_tokenizer(episode, texts, str(tokenizer))
+                check_tokenizer(record, texts, str(tokenizer))
                 measured.append(meter.measure(episode, number))
                 on_done(1)
     if not measured:

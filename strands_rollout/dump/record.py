@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from strands_rollout.errors import DumpError
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files import Json
 from strands_rollout.samples import Sample, SampleLike, finite
 from strands_rollout.secret_mask import masked, without_values
@@ -193,6 +193,7 @@ _RESULT_FACTS: Final = (
     *("stop_reason", "error", "turns", "tool_calls", "tool_errors", "parse_failures", "sampled_tokens"),
     "weight_versions",
 )
+_MOST_UNKNOWN: Final = 0.1
 _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 
@@ -271,6 +272,23 @@ class DumpRecord:
         if token_texts is None:
             return cls(values)
         return cls(values, token_texts={i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts})
+
+
+def check_tokenizer(record: DumpRecord, texts: Mapping[int, bytes], name: str) -> None:
+    """Raise ConfigError where a named tokenizer lacks the record's ids, or has other texts for them than the dump."""
+    ids = set(record.values["tokens"])
+    unknown = sorted(token for token in ids if token not in texts)
+    if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
+        raise ConfigError(
+            f"{record.where} has {len(unknown)} ids of {len(ids)} that {name} does not know, such as {unknown[-1]}; "
+            "name the tokenizer of the policy that wrote it"
+        )
+    for token, text in record.token_texts.items():
+        if texts.get(token, text) != text:
+            raise ConfigError(
+                f"{record.where} has the token {token} for {text!r}, which is {texts[token]!r} in {name}; name the "
+                "tokenizer of the policy that wrote it"
+            )
 
 
 def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:

@@ -29,12 +29,12 @@ from strands_rollout.template.drift import (
     Placed,
     decoded,
     encoded_again,
-    first_difference,
     token_bytes,
     unlike_tokens,
 )
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import TOOLS
+from strands_rollout.template.tokens import shared_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -213,7 +213,7 @@ class RenderCheck:
             if not self._encoder.is_control(ids[0]):
                 own = self._encoder.encode_plain(self._encoder.decode(ids))
                 if own != ids:
-                    same = next((n for n, pair in enumerate(zip(ids, own, strict=False)) if pair[0] != pair[1]), 0)
+                    same = min(shared_length(ids, own), len(ids) - 1)
                     count += _differing(ids, own)
                     if first is None:
                         first, shown = at + same, f"tokens {own[same : same + _MISMATCH_TOKENS]}"
@@ -292,9 +292,8 @@ def _last_user_text(prompt: Json) -> str | None:
 
 def _differing(got: Sequence[int], own: Sequence[int]) -> int:
     """Tokens between the common beginning and the common end; at least one."""
-    shorter = min(len(got), len(own))
-    begin = next((n for n in range(shorter) if got[n] != own[n]), shorter)
-    end = next((n for n in range(shorter - begin) if got[-1 - n] != own[-1 - n]), shorter - begin)
+    begin = shared_length(got, own)
+    end = shared_length(got[begin:][::-1], own[begin:][::-1])
     return max(len(got) - begin - end, 1)
 
 
@@ -394,7 +393,7 @@ class DriftMeter:
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
             classes += self._classes_of(tokens[start:end], None if check is None else check.reading)
-        first = first_difference(tokens, again)
+        first = None if tokens == again else shared_length(tokens, again)
         return EpisodeDrift(
             number=number,
             index=getattr(episode.sample, "index", None),

@@ -78,13 +78,6 @@ def placed_again(
     return [(start, 0, 0, token) for (start, _), token in zip(encoding["offset_mapping"], again, strict=True)]
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first position at which they differ, or only one goes on; None where they are equal."""
-    shorter = min(len(one), len(other))
-    at = next((at for at in range(shorter) if one[at] != other[at]), shorter)
-    return None if at == len(one) == len(other) else at
-
-
 def encoded_again(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokenizer's own ids for the text of these, control tokens included."""
     return list(tokenizer.encode(decoded(ids, tokenizer), add_special_tokens=False, verbose=False))

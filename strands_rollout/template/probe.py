@@ -14,7 +14,7 @@ from typing import Any, Final
 from strands_rollout.errors import TemplateDifferenceError, TemplateError
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnEnds, TurnRenderer
-from strands_rollout.template.tokens import TokenEncoder
+from strands_rollout.template.tokens import TokenEncoder, shared_length
 
 _PARAMETERS: Final = {
     "type": "object",
@@ -89,12 +89,6 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
         )
     places = [(rendered.index(part), part) for part in shown]
     return min(places)[0], max(begin + len(part) for begin, part in places)
-
-
-def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many characters, or tokens, two sequences begin alike with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 
 
 USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])

@@ -261,6 +261,12 @@ def bytes_of_token(token: str) -> bytes:
         return token.encode()
 
 
+def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many characters, or tokens, two sequences begin alike with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
+
+
 def are_far_over(texts: Sequence[str], max_tokens: int, encoder: TokenEncoder) -> bool:
     """Whether texts certainly have more tokens together, judged by a part of them.
 

@@ -22,10 +22,14 @@ import aiohttp
 import pytest
 from planted import whole
 from rich.console import Console
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import TokenTexts, read_dump, write_dump
+from strands_rollout.errors import ConfigError
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.live_server import LiveDump, live_server
@@ -348,3 +352,11 @@ async def test_a_dump_that_breaks_while_it_is_served_is_told(server: Served, dum
     append(dump, b"nonsense\n")
     status, body, _ = await ask(server, server.root + "index.json")
     assert (status, b"run.jsonl:7 is broken" in body) == (409, True)
+
+
+def test_the_tokenizer_of_another_policy_is_refused(dump: Path, tmp_path: Path) -> None:
+    other = Tokenizer(WordLevel({f"word{number}": number for number in range(2000)}))
+    PreTrainedTokenizerFast(tokenizer_object=other).save_pretrained(tmp_path / "other")
+    arguments = ["view", str(dump), "--out", str(tmp_path / "x.html"), "--tokenizer", str(tmp_path / "other")]
+    with pytest.raises(ConfigError, match="name the tokenizer of the policy that wrote it"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)

@@ -246,7 +246,15 @@ require_known_arguments() {
   if [[ $LOG_PASSRATE -eq 1 && "$settings" == *'"fan_out":true'* ]]; then
     fail "fan_out is on in $ROLLOUT_CONFIG, and slime's pass rates take no fan-out; set LOG_PASSRATE=0"
   fi
-  print_command "$@" | python3 -m strands_rollout.cli doctor --flags - --slime-dir "$SLIME_DIR" \
+  require_known_flags "$@"
+}
+
+require_known_flags() {
+  local checkout=() # none in a dry run without slime: then the record of its flags counts
+  if [[ -d "$SLIME_DIR" ]]; then
+    checkout=(--slime-dir "$SLIME_DIR")
+  fi
+  print_command "$@" | python3 -m strands_rollout.cli doctor --flags - ${checkout[@]+"${checkout[@]}"} \
     ${MEGATRON_DIR:+--megatron-dir "$MEGATRON_DIR"} ||
     fail "an argument is not slime's, see above; nothing was started"
 }
@@ -273,6 +281,8 @@ launch() {
     require_gpus
     require_wandb
     require_known_arguments "${command[@]}"
+  elif [[ ${#extra_arguments[@]} -gt 0 ]] && python3 -c 'import strands_rollout' 2>/dev/null; then
+    require_known_flags "${command[@]}" >&2
   fi
   ray_job "$RUN_NAME" "${command[@]}"
 }

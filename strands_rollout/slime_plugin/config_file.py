@@ -32,22 +32,18 @@ async def check_names(path: Path, settings: RolloutSettings) -> None:
         raise ConfigError("\n".join([f"{path} names what can't be used:", *faults]))
 
 
-def search_beside(path: Path) -> None:
+def search_beside(path: str | Path | None) -> None:
     """Let modules be imported from the working directory and a configuration's folder, as from a script's own."""
-    for folder in dict.fromkeys([str(Path.cwd()), str(path.resolve().parent)]):
+    for folder in [str(Path.cwd())] if path is None else [str(Path.cwd()), str(Path(path).resolve().parent)]:
         if folder not in sys.path:
             sys.path.insert(0, folder)
 
 
 async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
-    """Each setting that names what can't be loaded, with the error; the tools first, which may register parsers.
-
-    Args:
-        settings: Whose names are loaded.
-        connects: Whether MCP servers are started or connected to as well.
-    """
+    """Each setting that names what can't be loaded, with the error; `connects` tries MCP servers too."""
     load = tool_loading.load_function
     load_tools: Callable[[tool_loading.Named], object] = tool_loading.try_tools if connects else tool_loading.load_tools
+    # the tools first, which may register parsers
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),
         "row_tools": lambda: load_tools(settings.row_tools),

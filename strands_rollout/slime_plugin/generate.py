@@ -24,6 +24,7 @@ from strands_rollout.model.trajectory import ASK_EXPERTS
 from strands_rollout.samples import METADATA_KEY, QUESTION_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
+from strands_rollout.slime_plugin.config_file import search_beside
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
@@ -317,7 +318,8 @@ class RolloutJob:
         return _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
 
     def prepare(self) -> None:
-        """Load the tokenizer and try out its template: all that later models share."""
+        """Load the tokenizer and try out its template: all that later models share; find modules as commands do."""
+        search_beside(getattr(self.args, "custom_config_path", None))
         self.build_model()
         if self.settings.freeze_gc:
             freeze_long_lived()

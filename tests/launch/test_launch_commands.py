@@ -92,6 +92,15 @@ def test_every_setting_is_an_environment_variable_and_an_option_which_beats_it(s
     assert (value_of(words, "--hf-checkpoint"), value_of(words, "--num-rollout")) == ("/m/x y", "7")
 
 
+def test_a_dry_run_checks_arguments_of_slime_where_the_package_is_installed(stage: Stage) -> None:
+    finished = stage.run("strands_qwen3_8b.sh", "--dry-run", "--", "--lrr", "3", FAKE_CHECK_STATUS="1")
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert "an argument is not slime's" in finished.stderr
+    check = stage.calls_of("python3", "-m", "strands_rollout.cli", "doctor", "--flags", "-")[-1]
+    assert "--lrr 3" in str(check.stdin)
+    assert "--lrr 3" in dry_run(stage, "strands_qwen3_8b", "--", "--lrr", "3", FAKE_NOT_INSTALLED="1")
+
+
 def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
     given = ["--", "--lr", "3e-6", "--rollout-stop", "a b"]
     words = words_of(dry_run(stage, "strands_qwen3_8b", *given, REWARD="mine.reward", REWARD_KEY="none"))

@@ -383,7 +383,8 @@ def _resolve(path: str) -> object:
         depth += 1
     rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
     if found is None or (attributes and depth < len(names)):
-        raise ToolError(f"can't load {path!r}: there is no module {'.'.join(names[: depth + 1])!r}")
+        remedy = "; pip install 'strands-rollout[tools]'" if names[0] == "strands_tools" else ""
+        raise ToolError(f"can't load {path!r}: there is no module {'.'.join(names[: depth + 1])!r}{remedy}")
     for name in rest:
         if not hasattr(found, name):
             owner = getattr(found, "__name__", type(found).__name__)

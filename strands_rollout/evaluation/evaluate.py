@@ -269,16 +269,11 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
         ConfigError: It names none, or none on this machine.
     """
     named = info.raw.get("tokenizer_path") or info.model_path
-    if named is None:
-        raise ConfigError(
-            f"the server at {redacted(parse_base_url(base_url))} names no model; expected an SGLang server or router, "
-            "which says so at /server_info. Check the URL's port"
-        )
     if not isinstance(named, str) or not Path(named).is_dir():
-        raise ConfigError(
-            f"the engine at {redacted(parse_base_url(base_url))} names the tokenizer {named!r}, which is no folder on "
-            "this machine; pass the served model's tokenizer with --tokenizer DIR"
-        )
+        got = f"names the tokenizer {named!r}, which is no folder on this machine"
+        why = "names no model, as an SGLang server or router would; check the URL's port" if named is None else got
+        remedy = "pass the served model's tokenizer with --tokenizer DIR"
+        raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {why}; {remedy}")
     return Path(named)
 
 

@@ -255,6 +255,9 @@ def renderer_of(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str
     Raises:
         TemplateError: There is none, or the tokenizer is no fast one.
     """
+    if isinstance(tokenizer, str):
+        expected = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
+        raise TemplateError(f"got the name {tokenizer!r} as tokenizer; expected a loaded one: {expected}")
     if not (template_kwargs.get("chat_template") or getattr(tokenizer, "chat_template", None)):
         raise TemplateError(
             f"the tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; expected one in its "

@@ -12,8 +12,9 @@ from evaluation_stage import tamper
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
-from strands_rollout.errors import PromptError
-from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate
+from strands_rollout.client.client import ServerInfo
+from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, tokenizer_folder
 from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row, read_rows
 from strands_rollout.evaluation.run import run_demo
@@ -106,3 +107,8 @@ async def test_the_embedded_engine_runs_the_demo_without_a_violation(shipped_tok
     made = options(tmp_path, shipped_tokenizer, tokenizer_dir=None, samples=4)
     summary = await asyncio.to_thread(run_demo, made)
     assert (summary.ok, summary.samples) == (True, 4)
+
+
+def test_a_server_without_a_model_is_called_so() -> None:
+    with pytest.raises(ConfigError, match="names no model, as an SGLang server or router would; check the URL's port"):
+        tokenizer_folder(ServerInfo(), "http://127.0.0.1:1")

@@ -281,6 +281,13 @@ def test_an_unusable_template_is_refused_with_words(shipped_tokenizer: Any, temp
         ChatTemplate(_with_template(shipped_tokenizer, template))
 
 
+def test_the_name_of_a_tokenizer_is_no_tokenizer() -> None:
+    with pytest.raises(TemplateError, match=r"expected a loaded one: transformers.AutoTokenizer.from_pretrained"):
+        TemplateError, match=r"expected a loaded one: transformers.AutoTokenizer.from_pretrained\('Qwen"
+    ):
+        ChatTemplate("Qwen/Qwen3-8B")  # type: ignore[arg-type]
+
+
 def test_a_template_without_tools_serves_agents_without_tools(shipped_tokenizer: Any) -> None:
     loop = "{% for m in messages %}"
     raising = PLAIN.replace(loop, loop + "{{ raise_exception('none') if m.role == 'tool' }}")

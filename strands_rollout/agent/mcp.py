@@ -1,0 +1,213 @@
+"""Clients of the MCP servers that the settings name: one for all episodes, or one for each.
+
+A server that is lost is an outage, never an answer that the policy is to learn from.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+from strands.tools import ToolProvider
+from strands.tools.mcp import MCPClient
+from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+
+from strands_rollout.errors import SandboxError, ToolError, foreign_code
+from strands_rollout.secret_mask import masked_text
+from strands_rollout.settings import McpServer
+
+# how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
+_CLIENTS_OWN: Final = "Tool execution failed"
+_LOGGER: Final = logging.getLogger(__name__)
+# that log a traceback of hundreds of lines for each agent that can't have its server's tools
+_TRACEBACK_LOGGERS: Final = ("strands.tools.mcp.mcp_client", "strands.tools.registry")
+_HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
+
+
+# for so long a server that did not start is not started again, by the hundreds of episodes that wait for it
+_NOT_AGAIN_S: Final = 5.0
+# a server that starts among hundreds would not be there in time
+_STARTING: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
+
+
+def mcp_tools(server: McpServer) -> ToolProvider:
+    """The tools of a server, to be given to an agent; its connection opens with the first agent that uses it.
+
+    Raises:
+        ToolError: The server can't be used as it is named.
+    """
+    return _client(server) if server.per_episode else _shared_client(server.model_dump_json())
+
+
+@functools.lru_cache(maxsize=64)
+def _shared_client(server: str) -> ToolProvider:
+    return _client(McpServer.model_validate_json(server))
+
+
+@functools.lru_cache(maxsize=64)
+def guarded(client: MCPClient, name: str) -> ToolProvider:
+    """The one guard of a client of the user's, which all episodes share."""
+    return GuardedMcpClient(client, name)
+
+
+def _client(server: McpServer) -> ToolProvider:
+    name = server.shown_name
+    try:
+        [client] = MCPClient.load_servers({name: server.as_strands_config()})
+    except ValueError as e:
+        raise ToolError(f"the MCP server {name!r} can't be used: {masked_text(str(e))}") from e
+    return GuardedMcpClient(client, name, is_shared=not server.per_episode)
+
+
+class GuardedMcpClient(ToolProvider):
+    """A client's tools, which tell an outage of their server from an answer of it.
+
+    Args:
+        client: Strands' own.
+        name: Of the server, for messages.
+        is_shared: Whether more than one episode uses it.
+    """
+
+    def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
+        self.is_shared = is_shared
+        self._client = client
+        self._name = name
+        self._consumers: set[Any] = set()
+        self.may_be_lost = False  # then the connection is tried before another agent relies on it
+        self._lock = threading.Lock()  # Strands' client has none
+        self._failure = ""  # why its last start failed
+        self._failed_at = -_NOT_AGAIN_S
+        for logger in map(logging.getLogger, _TRACEBACK_LOGGERS):
+            logger.addFilter(_hides_tracebacks)
+        # Strands' client does so where its own thread has ended
+        warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
+
+    async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
+        """Connect if need be; the server's tools.
+
+        Raises:
+            SandboxError: The server can't be reached, or could not a moment ago.
+        """
+        with self._lock:
+            if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
+                raise SandboxError(self._failure)
+            with foreign_code("Strands wraps what the connection raised") as outcome, _STARTING, _hidden_tracebacks():
+                if self.may_be_lost:
+                    self._drop_lost_connection()
+                tools = await self._client.load_tools(**kwargs)
+            if (error := outcome.error) is not None:
+                self._failure = f"the MCP server {self._name!r} did not start: {masked_text(_first_cause(error))}"
+                self._failed_at = time.monotonic()
+                raise SandboxError(self._failure) from error
+        return [_GuardedTool(tool, self) for tool in tools]
+
+    def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
+        """See `ToolProvider`."""
+        with self._lock:
+            self._consumers.add(consumer_id)
+            self._client.add_consumer(consumer_id, **kwargs)
+
+    def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
+        """See `ToolProvider`; returns at once.
+
+        Agents call this in their finalizers, on whatever thread collects garbage: it may be the client's own, for which
+        the holder of the lock waits.
+        """
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the connection with it
+            threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
+
+    def _remove(self, consumer_id: object, **kwargs: object) -> None:
+        with self._lock, foreign_code("the kind depends on how the connection ended") as outcome, _hidden_tracebacks():
+            self._consumers.discard(consumer_id)
+            self._client.remove_consumer(consumer_id, **kwargs)
+        if outcome.error is not None:
+            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(outcome.error)))
+
+    def _drop_lost_connection(self) -> None:
+        """Let the client connect anew, though other agents use it yet."""
+        with foreign_code("the kind depends on how the connection ended") as trial:
+            self.try_connection()
+        if trial.error is not None:
+            with foreign_code("it says again that the connection is lost"):
+                self._client.stop(None, None, None)
+            for consumer_id in self._consumers:
+                self._client.add_consumer(consumer_id)
+        self.may_be_lost = False
+
+    def try_connection(self) -> None:
+        """Ask the server for something; raises whatever tells that it is gone. Blocks."""
+        self._client.list_tools_sync()
+
+    def lost(self, error: Exception) -> SandboxError:
+        """What a call raises whose server was lost."""
+        self.may_be_lost = True
+        return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
+
+
+class _GuardedTool(AgentTool):
+    """A server's tool that raises when the server is gone."""
+
+    def __init__(self, tool: AgentTool, client: GuardedMcpClient) -> None:
+        super().__init__()
+        self._tool = tool
+        self._client = client
+
+    @property
+    def tool_name(self) -> str:
+        return self._tool.tool_name
+
+    @property
+    def tool_spec(self) -> ToolSpec:
+        return self._tool.tool_spec
+
+    @property
+    def tool_type(self) -> str:
+        return self._tool.tool_type
+
+    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
+        """The tool's events; a SandboxError where the server does not answer any more."""
+        with foreign_code("the kind depends on how the connection ended") as outcome:
+            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+                if _is_clients_own(getattr(event, "tool_result", event)):
+                    await asyncio.to_thread(self._client.try_connection)
+                yield event
+        if outcome.error is not None:
+            raise self._client.lost(outcome.error) from outcome.error
+
+
+@contextlib.contextmanager
+def _hidden_tracebacks() -> Iterator[None]:
+    token = _HIDES_TRACEBACKS.set(True)
+    try:
+        yield
+    finally:
+        _HIDES_TRACEBACKS.reset(token)
+
+
+def _hides_tracebacks(record: logging.LogRecord) -> bool:
+    """Whether a record is shown: not what Strands logs of an error that the episode reports in one line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not (_HIDES_TRACEBACKS.get() or isinstance(error, SandboxError))
+
+
+def _first_cause(error: BaseException) -> str:
+    """What all began with: `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
+    text = str(error)
+    while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
+        error = below
+        text = str(error) or text
+    return text
+
+
+def _is_clients_own(result: object) -> bool:
+    if not isinstance(result, dict) or result.get("status") != "error":
+        return False
+    texts = [block.get("text", "") for block in result.get("content", ())]
+    return any(text.startswith(_CLIENTS_OWN) for text in texts)

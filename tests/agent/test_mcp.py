@@ -25,12 +25,9 @@ from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.row import with_row_settings
 
-# Strands leaves a coroutine of its own behind where it stops a client whose server is gone
 pytestmark = [
     pytest.mark.usefixtures("_leftovers"),
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:RuntimeWarning"),
-    pytest.mark.filterwarnings("ignore:.*MCPClient.stop:pytest.PytestUnraisableExceptionWarning"),
-    # and calls a function that mcp 1 has given another name
+    # Strands calls a function that mcp 1 has given another name
     pytest.mark.filterwarnings("ignore:Use `streamable_http_client` instead:DeprecationWarning"),
 ]
 SERVER = Path(__file__).parents[1] / "support" / "user_mcp_server.py"

@@ -4,8 +4,7 @@ It stands between router and worker, where a request is what the router made of 
 """
 
 import asyncio
-import gc
-import warnings
+import socket
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -28,6 +27,22 @@ class Passage:
     meta_info: dict[str, Any]
 
 
+class Listener(socket.socket):
+    """A listening socket that remembers the connections that it accepted."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        self.accepted: list[socket.socket] = []
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.bind(("127.0.0.1", port))
+        self.port = self.getsockname()[1]
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        connection, address = super().accept()
+        self.accepted.append(connection)
+        return connection, address
+
+
 class WorkerFront:
     """The proxy; an async context manager, in which it listens.
 
@@ -42,6 +57,7 @@ class WorkerFront:
         self.worker_url = worker_url
         self._session: aiohttp.ClientSession | None = None
         self._runner: web.AppRunner | None = None
+        self._listener: Listener | None = None
         self._port = 0
         self._busy: set[asyncio.Transport] = set()
         self.passages: list[Passage] = []
@@ -64,10 +80,12 @@ class WorkerFront:
         """Listen, on the same port as before."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
+        # a timeout of 0 would be none
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, backlog=1024).start()
-        self._port = self._runner.addresses[0][1]
+        self._listener = Listener(self._port)
+        await web.SockSite(self._runner, self._listener, backlog=1024).start()
+        self._port = self._listener.port
         self.base_url = f"http://127.0.0.1:{self._port}"
 
     async def close(self) -> None:
@@ -77,10 +95,11 @@ class WorkerFront:
                 transport.abort()
             await self._runner.cleanup()
             self._runner = None
-            # asyncio drops a connection accepted in this moment with its socket open, in a cycle of references
             await asyncio.sleep(0)
-            with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-                gc.collect()
+            # asyncio drops connections accepted in this moment with their sockets open: who asked would wait for ever
+            assert self._listener is not None
+            for connection in self._listener.accepted:
+                connection.close()
 
     async def _forward(self, request: web.Request) -> web.Response:
         assert request.transport is not None

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.hooks import HookProvider
+from strands.models import Model
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
@@ -99,6 +100,19 @@ def load_function(path: str, what: str | None = None) -> Callable[..., Any]:
         expected = "a function" if what is None else f"a class or function that makes {what}"
         raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}")
     return found
+
+
+def load_model(path: str) -> Model:
+    """The Strands model at a dotted path, or that a class or function there makes.
+
+    Raises:
+        ToolError: The path can't be imported, or gives no Strands model.
+    """
+    found = _resolve(path)
+    model = found if isinstance(found, Model) else _made_at(path, "a Strands model")
+    if not isinstance(model, Model):
+        raise ToolError(f"{path!r} made a {type(model).__name__}; expected a Strands model")
+    return model
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.evaluate import Outcome, Summary
-from strands_rollout.samples import Sample
+from strands_rollout.samples import Sample, question_of
 
 _TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
@@ -110,14 +110,6 @@ def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]
 
 def _clipped(value: object, width: int, style: str = "") -> Text:
     return Text(shorten(str(value), width, placeholder="..."), style=style)
-
-
-def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """The last user message of a prompt."""
-    if isinstance(prompt, str):
-        return prompt
-    texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
-    return texts[-1] if texts else ""
 
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:

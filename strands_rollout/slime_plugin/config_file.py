@@ -8,28 +8,41 @@ from pathlib import Path
 from strands_rollout.agent import tool_loading
 from strands_rollout.code_tool.executors import make_executor
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.settings import RolloutSettings, read_config_file
+from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file
+from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 
 
-async def read_checked_config(path: Path) -> RolloutSettings:
+async def read_checked_config(path: Path | None, reward: str | None = None) -> RolloutSettings:
     """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
+
+    Args:
+        path: The file; None for the defaults.
+        reward: Dotted path of a reward function in place of the file's own.
 
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
     """
-    settings = read_config_file(path)
+    settings = RolloutSettings() if path is None else read_config_file(path)
+    if reward is not None:
+        settings = with_reward(settings, reward)
     await check_names(path, settings)
     return settings
 
 
-async def check_names(path: Path, settings: RolloutSettings) -> None:
+def with_reward(settings: RolloutSettings, path: str) -> RolloutSettings:
+    """The settings with a reward function in place of the grading; what a right answer scores stays."""
+    kept = settings.reward.model_dump(include={"correct", "wrong", "timeout_s"}, exclude_unset=True)
+    return settings.model_copy(update={"reward": RewardSettings(**kept, function=path)})
+
+
+async def check_names(path: Path | None, settings: RolloutSettings) -> None:
     """Raise ConfigError, with a line for each, where something that a file's settings name is not there."""
     search_beside(path)
     faults = [f"  {name}: {error}" for name, error in await named_faults(settings)]
     if faults:
-        raise ConfigError("\n".join([f"{path} names what can't be used:", *faults]))
+        raise ConfigError("\n".join([f"{path or 'the command line'} names what can't be used:", *faults]))
 
 
 def search_beside(path: str | Path | None) -> None:
@@ -55,6 +68,7 @@ async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> 
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
         "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
         "executor": lambda: make_executor(settings.executor).aclose(),
+        "reward": lambda: check_reward(settings.reward),
     }
     faults = []
     for name, step in steps.items():

@@ -1,0 +1,244 @@
+"""The user's own reward: a function, or several parts with weights, judges among them.
+
+A sample and the text of its answer in, a score and the values of its parts out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import os
+import random
+import re
+import reprlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import httpx
+from strands import Agent
+
+from strands_rollout.agent.tool_loading import load_function, load_model
+from strands_rollout.aio import LoopCache, exits_as_errors, in_own_thread
+from strands_rollout.client.retry import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
+from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
+from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, usable_number
+from strands_rollout.secret_mask import masked_text
+from strands_rollout.settings import Judge, RewardPart, RewardSettings
+
+_CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
+_MOST_CONNECTIONS: Final = 256
+_PLACES: Final = re.compile(r"\{(question|response|label)\}")
+# a number that is none of a fraction or percentage: "Score: 7/10" has no scale that is known here
+_SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d+(?:\.\d+)?)(?!\d|\.\d|\s*[/%])", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """What a reward gave: its number, `acc` and `pred` where it names them, and further numbers by name."""
+
+    score: float
+    acc: float | None = None
+    pred: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What is rewarded: a sample, the text of its last assistant message, and slime's args."""
+
+    sample: Any
+    response: str
+    args: object
+
+    @property
+    def label(self) -> Any:  # noqa: ANN401 - whatever the row has
+        """The sample's."""
+        return getattr(self.sample, "label", None)
+
+
+async def own_reward(
+    settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]
+) -> Scored:
+    """The score of a user's function, or the weighted sum of parts, each of which is among the parts of the result.
+
+    Args:
+        settings: With a function or parts.
+        answer: What is rewarded.
+        built_in: The reward of this package, for a part with neither function nor judge.
+
+    Raises:
+        EnvironmentFaultError: A judge gave no number.
+        RolloutError: A function can't be loaded, raised, took too long, or gave no finite number.
+    """
+    try:
+        async with asyncio.timeout(settings.timeout_s):
+            if settings.function is not None:
+                return await _called(settings.function, answer)
+            asked = (_part(part, answer, built_in) for part in settings.parts.values())
+            results = await asyncio.gather(*asked, return_exceptions=True)
+    except TimeoutError as e:
+        raise RolloutError(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
+    scored: dict[str, Scored] = {}
+    for name, result in zip(settings.parts, results, strict=True):
+        if isinstance(result, BaseException):
+            raise result
+        scored[name] = result
+    return _sum(settings.parts, scored)
+
+
+async def _part(part: RewardPart, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
+    if part.judge is not None:
+        return await _judged(part.judge, answer)
+    return await (built_in() if part.function is None else _called(part.function, answer))
+
+
+def _sum(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
+    """The weighted sum; `acc` and `pred` are those of the first part that has them."""
+    values = {name: one.score for name, one in scored.items()}
+    inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
+    return Scored(
+        math.fsum(parts[name].weight * value for name, value in values.items()),
+        next((one.acc for one in scored.values() if one.acc is not None), None),
+        next((one.pred for one in scored.values() if one.pred), ""),
+        values | inner,
+    )
+
+
+def scored_as(found: object, what: str) -> Scored:
+    """A number, or a mapping with one under `score`; further numbers in it are parts.
+
+    Raises:
+        RolloutError: `what` gave something else.
+    """
+    entries = found if isinstance(found, Mapping) else {"score": found}
+    numbers = {str(name): number for name, value in entries.items() if (number := usable_number(value)) is not None}
+    if "score" not in numbers or ("acc" in entries and "acc" not in numbers):
+        raise RolloutError(
+            f"{what} is {reprlib.repr(found):.80}; expected a finite `score`, alone or in a mapping, there with a "
+            "finite `acc` if any"
+        )
+    pred = entries.get("pred")
+    score, acc = numbers.pop("score"), numbers.pop("acc", None)
+    return Scored(score, acc, pred if isinstance(pred, str) else "", numbers)
+
+
+def takes_sample_with_args(function: Callable[..., object]) -> bool:
+    """Whether a reward has slime's own signature, `reward(args, sample)`."""
+    first, second, *_ = [*_positional(function), "", ""]
+    return bool(second) and (first.strip("_") == "args" or second.strip("_").startswith("sample"))
+
+
+def _positional(function: Callable[..., object]) -> dict[str, bool]:
+    """The names of the positional parameters, and whether each may be left out."""
+    with foreign_code("what has no signature raises many things"):
+        parameters = inspect.signature(function).parameters.values()
+        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        return {one.name: one.default is not one.empty for one in parameters if one.kind in kinds}
+    return {}
+
+
+def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tuple[Any, ...]:
+    """What a reward takes, by the number and the names of its parameters."""
+    names = _positional(function)
+    required = [name for name, is_optional in names.items() if not is_optional] or list(names)[:1]
+    if len(required) <= 2 <= len(names) and takes_sample_with_args(function):
+        return answer.args, answer.sample
+    if len(required) == 2 or (len(required) == 1 and list(names)[1:2] == ["label"]):
+        return answer.response, answer.label
+    if len(required) == 1:
+        return (answer.response,) if required[0] == "response" else (answer.sample,)
+    got = f"{path}({', '.join(names)})"
+    raise ConfigError(f"got the reward {got}; expected {path}(response, label) or {path}(sample)")
+
+
+async def _called(path: str, answer: Answer) -> Scored:
+    function = load_function(path)
+    arguments = _arguments(function, path, answer)
+    with foreign_code("a user's reward may raise anything") as outcome, exits_as_errors("it", RolloutError):
+        if inspect.iscoroutinefunction(function):
+            found = await function(*arguments)
+        else:  # in a thread, so that it does not hold the loop
+            found = await in_own_thread(function, has_last_moment=False)(*arguments)
+            found = await found if inspect.isawaitable(found) else found
+    if outcome.error is not None:
+        e = outcome.error
+        raise RolloutError(f"{path} raised {type(e).__name__}: {e}") from e
+    return scored_as(found, f"the reward of {path}")
+
+
+def check_reward(settings: RewardSettings) -> None:
+    """Raise RolloutError where something that the reward's settings name can't be used."""
+    functions = [settings.function, *(part.function for part in settings.parts.values())]
+    for path in filter(None, functions):
+        _arguments(load_function(path), path, Answer(None, "", None))
+    for judge in (part.judge for part in settings.parts.values() if part.judge is not None):
+        if judge.strands_model is not None:
+            load_model(judge.strands_model)
+        for name in ("base_url", "api_key"):
+            if missing := re.search(r"\$\{(\w+)\}", os.path.expandvars(getattr(judge, name) or "")):
+                raise ConfigError(f"{name} of a judge names the variable {missing[1]}, which is not set")
+
+
+async def _judged(judge: Judge, answer: Answer) -> Scored:
+    asked = episode_facts(answer.sample).get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))
+    texts = {"question": str(asked), "response": answer.response, "label": str(answer.label)}
+    prompt = _PLACES.sub(lambda place: texts[place[1]], judge.prompt)
+    reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
+    said = reply.rpartition("</think>")[2].strip()
+    found = _SCORE.findall(said) or ([said] if _NUMBER.fullmatch(said) else [])
+    if not found:
+        got = f"a judge replied {said[-200:]!r}"
+        raise EnvironmentFaultError(f"{got}; expected a line like `Score: 0.5`, which its prompt must ask for")
+    return Scored(float(found[-1]))
+
+
+@lru_cache(maxsize=8)
+def _model(path: str) -> Any:  # noqa: ANN401 - a Strands model; making one may take long
+    return load_model(path)
+
+
+async def _model_reply(judge: Judge, prompt: str) -> str:
+    path = str(judge.strands_model)
+    with foreign_code("a Strands model may raise anything") as outcome:
+        async with asyncio.timeout(judge.timeout_s):
+            agent = Agent(model=_model(path), callback_handler=None, load_tools_from_directory=False)
+            return str(await agent.invoke_async(prompt))
+    e = outcome.error
+    raise EnvironmentFaultError(f"the judge {path} raised {type(e).__name__}: {e}") from e
+
+
+async def _api_reply(judge: Judge, prompt: str) -> str:
+    """What the model behind an API says, after as many attempts as the settings allow."""
+    base = os.path.expandvars(str(judge.base_url)).rstrip("/")
+    url, shown = f"{base}/chat/completions", masked_text(base)
+    key = os.path.expandvars(judge.api_key or "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    body = {**judge.params, "model": judge.model, "messages": [{"role": "user", "content": prompt}]}
+    client = _CLIENTS.get("judge", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=_MOST_CONNECTIONS)))
+    limits = httpx.Timeout(judge.timeout_s, pool=None)
+    outage = Outage(RetryPolicy(max_attempts=judge.retries + 1))
+    while True:
+        began = time.monotonic()
+        try:
+            answer = await client.post(url, json=body, headers=headers, timeout=limits)
+            if answer.status_code == httpx.codes.OK:
+                return str(answer.json()["choices"][0]["message"]["content"])
+            endpoint = "/chat/completions"
+            fault = fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint=endpoint)
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            fault = Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
+        except (ValueError, LookupError, TypeError) as e:
+            raise EnvironmentFaultError(f"the judge at {shown} gave no chat completion: {type(e).__name__}: {e}") from e
+        except EngineError as e:
+            raise EnvironmentFaultError(f"the judge refused: {e}; check its base_url, model and api_key") from e
+        outage.add(fault, time.monotonic() - began)
+        if outage.gives_up():
+            count = len(outage.faults)
+            why = f"no answer in {count} attempt{'s' * (count > 1)}, the last ended with: {fault.words}"
+            raise EnvironmentFaultError(f"the judge at {shown} gave {why}; check its base_url, and that it is up")
+        await asyncio.sleep(outage.next_wait_s(random.Random()))  # noqa: S311 - a wait, not a secret

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -304,6 +304,15 @@ def reward_parts(reward: Mapping[str, Any]) -> dict[str, float]:
     """The further numbers of a reward's dict, by name."""
     found = {str(name): finite(value) for name, value in reward.items() if str(name).startswith(PART_PREFIX)}
     return {name.removeprefix(PART_PREFIX): value for name, value in found.items() if value is not None}
+
+
+def mean_parts(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each part of several rewards, over those that have it."""
+    values: dict[str, list[float]] = {}
+    for one in parts:
+        for name, value in one.items():
+            values.setdefault(name, []).append(value)
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}
 
 
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)

@@ -206,7 +206,7 @@ class RewardSettings(_Settings):
 
     @property
     def is_own(self) -> bool:
-        """Whether the user's own functions or judges score, and so samples need no label."""
+        """Whether the user's own function or parts score."""
         return self.function is not None or bool(self.parts)
 
     @model_validator(mode="after")
@@ -322,10 +322,19 @@ class RolloutSettings(_Settings):
     reward: RewardSettings = Field(default_factory=RewardSettings)
     """How an answer is rewarded: settings of the grading, or your own reward."""
 
+    @property
+    def needs_labels(self) -> bool:
+        """Whether nothing but the grading, which needs a label, can score."""
+        is_graded = any(part.function is None and part.judge is None for part in self.reward.parts.values())
+        return self.environment is None and (is_graded or not self.reward.is_own)
+
 
 _NESTED: Final[Mapping[str, type[BaseModel]]] = {
-    **{"reward": RewardSettings, "parts": RewardPart, "judge": Judge},
-    **{"tools": McpServer, "row_tools": McpServer},
+    "reward": RewardSettings,
+    "parts": RewardPart,
+    "judge": Judge,
+    "tools": McpServer,
+    "row_tools": McpServer,
 }
 
 

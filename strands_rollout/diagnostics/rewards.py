@@ -1,9 +1,9 @@
 r"""`rescore` and `validate`: a reward for saved samples, compared with what they had, and for a data set's own labels.
 
-A reward with slime's own signature (`--custom-rm-path`: `async def reward(args, sample)`) is called as it is; any other
-by `reward_func`, as the setting `reward` of a run. One for `--group-rm` takes the samples of a group, and returns as
-many rewards. A gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line `Answer: label`; both
-must be right, and of several alternatives each.
+A reward with slime's own signature (`--custom-rm-path`: `async def reward(args, sample)`) is called as it is; any
+other by `reward_func`, as the setting `reward` of a run. One for `--group-rm` takes the samples of a group, and returns
+as many rewards. A gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line
+`Answer: label`; both must be right, and of several alternatives each.
 """
 
 import asyncio

@@ -6,9 +6,9 @@ Imports nothing heavy, so that --help answers at once.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-from typer import Option
+from typer import BadParameter, Option
 
 BaseUrl: TypeAlias = Annotated[
     str | None, Option(help="An SGLang server or router; default: the embedded engine is started.")
@@ -26,6 +26,31 @@ Tokenizer: TypeAlias = Annotated[
         help="The served model's tokenizer; default: as the server names it.",
         exists=True,
         file_okay=False,
+    ),
+]
+DATA_HELP: Final = "JSONL, JSON, CSV or Parquet, or OWNER/NAME[:CONFIG][@SPLIT] of the hub, with prompt and label"
+
+
+def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
+    """The data of an option, each of which is a file or may be on the hub; a BadParameter where it is neither."""
+    from strands_rollout.evaluation.rows import is_of_hub
+
+    for path in given if isinstance(given, list) else [given] if given else []:
+        if not path.exists() and not is_of_hub(path):
+            raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME of a data set on the hub")
+    return given
+
+
+InputKey: TypeAlias = Annotated[str, Option(help="Where a row has its prompt; a.b is key b of a.")]
+LabelKey: TypeAlias = Annotated[
+    str | None,
+    Option(help="Where a row has its label; default: label, which a row may lack where a reward of your own scores."),
+]
+RewardPath: TypeAlias = Annotated[
+    str | None,
+    Option(
+        "--reward",
+        help="Your own reward by dotted path: score(response, label), score(sample), or slime's reward(args, sample).",
     ),
 ]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
@@ -55,7 +80,7 @@ class DemoOptions:
     tokenizer_dir: Tokenizer
     data: Annotated[
         Path | None,
-        Option(help="JSONL with prompt and label; default: the shipped problems.", exists=True, dir_okay=False),
+        Option(help=f"{DATA_HELP}; default: the shipped problems.", dir_okay=False, callback=existing_data),
     ]
     samples: Annotated[int, Option(help="Episodes to run.", min=1)] = 32
     concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 16
@@ -106,12 +131,15 @@ class EvalOptions:
     data: Annotated[
         list[Path],
         Option(
-            help="JSONL with prompt and label; may be given more than once. Default: on the embedded engine 16 of the "
-            "shipped problems.",
-            exists=True,
+            help=f"{DATA_HELP}; may be given more than once. Default: on the embedded engine 16 of the shipped "
+            "problems.",
             dir_okay=False,
+            callback=existing_data,
         ),
     ]
+    input_key: InputKey = "prompt"
+    label_key: LabelKey = None
+    reward: RewardPath = None
     eval_config: Annotated[
         Path | None,
         Option(

@@ -16,10 +16,12 @@ from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.grading.comparison import compare
 from strands_rollout.grading.grade import NO_ANSWER
+from strands_rollout.samples import mean_parts
 
 FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
 _DIGITS: Final = 6
+_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 Results: TypeAlias = Mapping[SampleKey, SampleResult]
 
@@ -177,6 +179,8 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     mean, error, interval = accuracy_of(counts)
     ks = [k for k in ks if k <= samples]
+    # a reward of the user's own, or of an environment, need not cut out answers
+    has_answers = any(has_answer(result.answer) or result.method not in _WITHOUT_ANSWERS for result in scored)
     return {
         "problems": len(chosen.rows),
         "problems_scored": sum(bool(total) for _, total in counts),
@@ -191,7 +195,8 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "interval_95": interval and [_rounded(bound) for bound in interval],
         "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
-        "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
+        "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"] and has_answers]),
+        **_rewards(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
         "status": _counted(result.status for result in found),
         "stop_reasons": _counted(result.stop_reason for result in found),
@@ -218,10 +223,20 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
         "right": sum(result.is_right for result in scored),
         "majority": answers,
         "majority_score": _rounded(score),
+        "mean_reward": _rewards(scored)["mean_reward"],
         "mean_response_tokens": _mean([result.response_tokens for result in scored]),
         "mean_tool_calls": _mean([result.tool_calls for result in scored]),
         "truncated": sum(result.status == "truncated" for result in scored),
         "failed": len(found) - len(scored),
+    }
+
+
+def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
+    """The mean reward, and that of each further number of it over the samples that have it."""
+    rewards = [result.reward for result in scored if result.reward is not None]
+    return {
+        "mean_reward": _mean([reward.score for reward in rewards if reward.score is not None]),
+        "mean_parts": {name: _rounded(mean) for name, mean in mean_parts(one.parts for one in rewards).items()},
     }
 
 

@@ -1,17 +1,25 @@
-"""Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k."""
+"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, or what the library `datasets` reads."""
 
+import glob
 import json
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
 
 import orjson
 
-from strands_rollout.errors import PromptError
+from strands_rollout.errors import PromptError, foreign_code
 from strands_rollout.files import open_regular
+
+_TABLES: Final = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
+_HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +46,16 @@ def read_rows(path: Path, count: int) -> list[Row]:
     return list(islice(cycle(load_rows(path)), count))
 
 
-def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label") -> list[Row]:
-    """All rows of a file, in order; blank lines are none. A row's `metadata` is taken along, as slime does.
+def load_rows(
+    path: Path, *, prompt_key: str = "prompt", label_key: str = "label", needs_label: bool = True
+) -> list[Row]:
+    """All rows of a file or a data set of the hub, in order. A row's `metadata` is taken along, as slime does.
 
     Raises:
-        PromptError: The file can't be read, is empty, or a line is not an object with both keys, or has metadata that
-            is none.
+        PromptError: It can't be read, is empty, or a row lacks prompt or label, or has metadata that is none.
     """
     rows = []
-    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key):
+    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
         if isinstance(row, PromptError):
             raise row
         rows.append(row)
@@ -54,51 +63,120 @@ def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label
 
 
 def each_row(
-    path: Path, *, prompt_key: str = "prompt", label_key: str = "label"
+    path: Path, *, prompt_key: str = "prompt", label_key: str = "label", needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """The number of each line, from 1, and its row, or what is wrong with it; blank lines are left out.
+    """The number of each line or row, from 1, and its row, or what is wrong with it; blank lines are left out.
+
+    Args:
+        path: JSONL, JSON, CSV or Parquet by its suffix, else JSONL; or, where no such file is there,
+            `OWNER/NAME[:CONFIG][@SPLIT]` of the hub.
+        prompt_key: Where a row has its prompt; `a.b` is also key `b` of the mapping `a`.
+        label_key: Likewise its label.
+        needs_label: Whether a row must have one, or else has None.
 
     Raises:
-        PromptError: The file can't be read, or is empty.
+        PromptError: It can't be read, or is empty.
     """
     is_empty = True
     try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    is_empty = False
-                    yield number, _row_or_error(line.rstrip(b"\r\n"), (prompt_key, label_key), path, number)
+        for number, found in (
+            enumerate(_table(path), start=1) if path.suffix in _TABLES or is_of_hub(path) else _lines(path)
+        ):
+            is_empty = False
+            try:
+                yield number, _row(found, (prompt_key, label_key), path, number, needs_label=needs_label)
+            except PromptError as e:
+                yield number, e
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
     if is_empty:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
 
 
-def _row_or_error(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row | PromptError:
+def is_of_hub(path: Path) -> bool:
+    """Whether it is no file, and may be `OWNER/NAME[:CONFIG][@SPLIT]`."""
+    is_file = path.suffix in (".jsonl", *_TABLES) or path.exists()
+    return not is_file and _HUB.fullmatch(str(path)) is not None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with open_regular(path) as file:
+        yield from ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1) if line.strip())
+
+
+def _table(path: Path) -> Iterable[Mapping[str, Any]]:
+    """The rows of a file, or of a data set of the hub, as the library `datasets` reads them; CSV is all text."""
     try:
-        return _row(line, keys, path, number)
-    except PromptError as e:
-        return e
+        import datasets
+    except ModuleNotFoundError as e:
+        raise PromptError(
+            f"reading {path} needs {e.name!r}; pip install 'strands-rollout[data]', or make it JSONL"
+        ) from e
+    datasets.disable_progress_bars()
+    with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
+        if is_of_hub(path):
+            return _hub_rows(datasets, path)
+        path.stat()
+        as_text = {"dtype": str, "keep_default_na": False} if path.suffix == ".csv" else {}
+        files = glob.escape(str(path))
+        with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
+            builder, options = _TABLES[path.suffix], {"data_files": files, "cache_dir": cache, **as_text}
+            return list(datasets.load_dataset(builder, split="train", **options))
+    error: BaseException = outcome.error or PromptError("nothing was read")
+    if isinstance(error, OSError) and error.strerror:
+        raise error
+    while not isinstance(error, PromptError) and error.__cause__ is not None:
+        error = error.__cause__
+    kind = "" if isinstance(error, PromptError) else f"{type(error).__name__}: "
+    raise PromptError(f"can't read {path} as a data set: {kind}{str(error).strip().partition('\n')[0]}") from outcome.error
 
 
-def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
+def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
+    from strands_rollout.slime_plugin.slime_adapter import is_hub_reachable
+
+    match = _HUB.fullmatch(str(path)) or {}
+    if not (os.environ.get("HF_HUB_OFFLINE") or is_hub_reachable()):
+        raise PromptError("it is no file here, and Hugging Face's hub can't be reached")
+    found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
+    if isinstance(found, dict):  # all splits
+        if len(found) > 1:
+            raise PromptError(f"it has the splits {', '.join(found)}; name one, as in {path}@{next(iter(found))}")
+        (found,) = found.values()
+    return cast(Iterable[Mapping[str, Any]], found)
+
+
+def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, number: int, *, needs_label: bool) -> Row:
     where, (prompt_key, label_key) = f"{path}:{number}", keys
     expected = (
         f'expected a JSON object like {{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
     )
     try:
         # as slime reads it: other parsers make a float of an integer above 64 bits
-        value = json.loads(line.decode())
-        if rb"\u" in line:
+        value = json.loads(found.decode()) if isinstance(found, bytes) else found
+        if isinstance(found, bytes) and rb"\u" in found:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as e:
         raise PromptError(f"{where}: {e}; {expected}") from e
-    if not isinstance(value, dict) or not {*keys} <= value.keys():
-        raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
+    if not isinstance(value, Mapping):
+        raise PromptError(f"{where}: got {found!r:.80}; {expected}")
+    prompt, label = _entry(value, prompt_key), _entry(value, label_key)
+    if prompt is _ABSENT or (label is _ABSENT and needs_label):
+        got = f"got the keys {', '.join(map(str, value))}" if value else "got no key"
+        remedy = f"no {prompt_key!r}: name the prompt's with --input-key"
+        if prompt is not _ABSENT:
+            remedy = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
+        raise PromptError(f"{where}: {got}, and {remedy}; {expected}")
     metadata = value.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise PromptError(f"{where}: got metadata={metadata!r:.80}; expected an object")
-    return Row(value[prompt_key], value[label_key], number, metadata)
+    return Row(prompt, None if label is _ABSENT else label, number, metadata)
+
+
+def _entry(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSON
+    if key in value:
+        return value[key]
+    first, dot, rest = key.partition(".")
+    return _entry(value[first], rest) if dot and isinstance(value.get(first), Mapping) else _ABSENT
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

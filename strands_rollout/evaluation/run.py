@@ -90,7 +90,8 @@ def run_evaluation(options: EvalOptions) -> int:
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings, sets = await load_settings(options), load_sets(options, note)
+    settings = await load_settings(options)
+    sets = load_sets(options, settings, note)
     for chosen in sets:
         chosen.check_settings(settings)
         samples = chosen.sampling.samples

@@ -24,6 +24,8 @@ async def read_checked_config(path: Path | None, reward: str | None = None) -> R
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
     """
+    if path is None and reward is None:
+        return RolloutSettings()
     settings = RolloutSettings() if path is None else read_config_file(path)
     if reward is not None:
         settings = with_reward(settings, reward)

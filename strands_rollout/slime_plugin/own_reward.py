@@ -61,9 +61,7 @@ class Answer:
         return getattr(self.sample, "label", None)
 
 
-async def own_reward(
-    settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]
-) -> Scored:
+async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
     """The score of a user's function, or the weighted sum of parts, each of which is among the parts of the result.
 
     Args:

@@ -67,10 +67,10 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
         decided), `error` (why the answer could not be judged, and so counts as wrong; else ""), and `parts/NAME` for
         each further number of the user's reward or of an environment. A sample whose judge failed is not trained
-        (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither `reward_key` nor `eval_reward_key`, or, of a
-        sample in training, only the latter; the dict is then kept in `metadata["strands_rollout"]["reward"]`. Args
-        that lack both attributes are not slime's, and mean the dict. Raises nothing but CancelledError: an exception
-        would end slime's training run.
+        (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither
+        `reward_key` nor `eval_reward_key`, or, of a sample in training, only the latter; the dict is then kept in
+        `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and mean the dict.
+        Raises nothing but CancelledError: an exception would end slime's training run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):

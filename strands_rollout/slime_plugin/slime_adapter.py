@@ -86,7 +86,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         )
     from transformers import AutoTokenizer
 
-    is_offline = not is_folder and not _is_hub_reachable()
+    is_offline = not is_folder and not is_hub_reachable()
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=is_offline)
     except (OSError, ValueError) as e:
@@ -95,7 +95,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
 
 
-def _is_hub_reachable() -> bool:
+def is_hub_reachable() -> bool:
     """Whether the hub answers at all: transformers would try for minutes where it doesn't."""
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
     if endpoint.hostname is None or getproxies():
@@ -118,7 +118,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or not _is_hub_reachable()  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or not is_hub_reachable()  # noqa: PTH112 - as above
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone

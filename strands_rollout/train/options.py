@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import JsonOnly
+from strands_rollout.evaluation.options import DATA_HELP, InputKey, JsonOnly, LabelKey, RewardPath, existing_data
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
@@ -92,10 +92,22 @@ class TrainOptions:
     model_dir: Annotated[
         Path, Option("--model", help="The policy's folder.", exists=True, file_okay=False, show_default=_SHIPPED)
     ]
-    data: Annotated[Path, Option(help="JSONL to train on.", exists=True, dir_okay=False, show_default=_SHIPPED)]
-    held_out: Annotated[
-        Path, Option(help="JSONL to measure accuracy on.", exists=True, dir_okay=False, show_default=_SHIPPED)
+    data: Annotated[
+        Path,
+        Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing_data),
     ]
+    held_out: Annotated[
+        Path,
+        Option(
+            help="Likewise what to measure accuracy and reward on.",
+            dir_okay=False,
+            show_default=_SHIPPED,
+            callback=existing_data,
+        ),
+    ]
+    input_key: InputKey = "prompt"
+    label_key: LabelKey = None
+    reward: RewardPath = None
     config: Annotated[
         Path | None,
         Option(

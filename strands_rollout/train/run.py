@@ -18,7 +18,7 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
-from strands_rollout.evaluation.rows import load_rows
+from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -42,7 +42,10 @@ from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
-_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0")
+_FACTS: Final = (
+    *("accuracy_start", "accuracy_end", "held_out_reward_start", "held_out_reward_end"),
+    *("logprob_gap_max_step0", "logprob_gap_mean_step0"),
+)
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
@@ -69,7 +72,10 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     if not options.json_only:
         start, end = summary["accuracy_start"], summary["accuracy_end"]
         if start is not None and end is not None:
+            reward_start, reward_end = summary["held_out_reward_start"], summary["held_out_reward_end"]
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
+            if reward_start is not None:  # runs that an older version began have none
+                print(f"mean reward on them: {reward_start:.3g}, after {summary['steps']} steps {reward_end:.3g}")
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
     return EXIT_OK
@@ -78,7 +84,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
     settings, folder = await _settings(options, method), TrainFolder(options.out)
-    rows, held_out = load_rows(options.data), load_rows(options.held_out)
+    rows, held_out = (_rows(path, options, settings) for path in (options.data, options.held_out))
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
@@ -117,6 +123,13 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     return summary
 
 
+def _rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
+    if path.parent == shipped_rows().parent:  # whose keys are this package's own
+        return load_rows(path)
+    key, needs_label = options.label_key or "label", settings.needs_labels or options.label_key is not None
+    return load_rows(path, prompt_key=options.input_key, label_key=key, needs_label=needs_label)
+
+
 def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
     """Where the run is; the policy is that of the newest checkpoint, if there is one."""
     newest = folder.newest_checkpoint()
@@ -151,10 +164,9 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
+    settings = await read_checked_config(options.config, options.reward)
     if options.config is None:
-        settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
-    else:
-        settings = await read_checked_config(options.config)
+        settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "

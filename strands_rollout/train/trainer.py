@@ -194,7 +194,7 @@ class Trainer:
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Accuracy on the held-out rows under this version of the weights, where it is due."""
+        """Accuracy and mean reward on the held-out rows under this version of the weights, where it is due."""
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
@@ -207,11 +207,17 @@ class Trainer:
                 f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
                 f"{_errors_of(lost)}; run the same command again to resume"
             )
-        verdicts = [bool(sample.reward.get("acc")) for sample in samples if isinstance(sample.reward, Mapping)]
-        accuracy = sum(verdicts) / max(len(verdicts), 1)
-        self.facts |= {"accuracy_start": accuracy} if version == 0 else {}
-        self.facts |= {"accuracy_end": accuracy} if is_last else {}
-        return {"held_out_accuracy": accuracy, "eval_s": time.monotonic() - started}
+        rewards = [sample.reward for sample in samples if isinstance(sample.reward, Mapping)]
+        count = max(len(rewards), 1)
+        found = {
+            "accuracy": sum(bool(reward.get("acc")) for reward in rewards) / count,
+            "held_out_reward": sum(float(reward[REWARD_KEY]) for reward in rewards) / count,
+        }
+        for name, value in found.items():
+            self.facts |= {f"{name}_start": value} if version == 0 else {}
+            self.facts |= {f"{name}_end": value} if is_last else {}
+        held_out = {"held_out_accuracy": found["accuracy"], "held_out_reward": found["held_out_reward"]}
+        return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
         """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""

@@ -117,7 +117,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
         ({"top_k": "many"}, "got 'many' for top_k"),
         ({"path": None}, "for path"),
         ({"path": "sums.jsonl@[7:9]"}, r"rows \[7:9\] of sums.jsonl, which has 3"),
-        ({"path": "rows.parquet"}, "expected a .jsonl file"),
+        ({"path": "rows.csv"}, "expected .jsonl or .parquet"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
         ({"apply_chat_template": True}, "got True for apply_chat_template; .*can't be evaluated here"),

@@ -94,14 +94,15 @@ def running(task: Task) -> Iterator[None]:
         episode.task = None
 
 
-def failure_words(what: str, error: BaseException, task: Task) -> str:
+def failure_words(what: str, error: BaseException, task: Task | None = None) -> str:
     """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
     if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
     place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-    return f"{what} raised {type(error).__name__}: {error}{place}, for the sample of index {task.index}"
+    sample = "" if task is None else f", for the sample of index {task.index}"
+    return f"{what} raised {type(error).__name__}: {error}{place}{sample}"
 
 
 async def result_of(

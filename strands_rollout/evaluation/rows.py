@@ -1,5 +1,6 @@
 """Rows of a prompt data set: JSONL in the format of dapo-math-17k, or what the library `datasets` reads."""
 
+import csv
 import glob
 import json
 import os
@@ -19,6 +20,7 @@ from strands_rollout.files import open_regular
 
 _TABLES: Final = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
 _HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
+_LONGEST_FIELD: Final = 1 << 27
 _ABSENT: Final = object()
 
 
@@ -89,6 +91,8 @@ def each_row(
                 yield number, e
     except OSError as e:
         raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
+    except (csv.Error, UnicodeDecodeError) as e:
+        raise PromptError(f"can't read the data file {path}: {e}") from e
     if is_empty:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
 
@@ -105,7 +109,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _table(path: Path) -> Iterable[Mapping[str, Any]]:
-    """The rows of a file, or of a data set of the hub, as the library `datasets` reads them; CSV is all text."""
+    """The rows of a file, or of a data set of the hub, as the library `datasets` reads them; those of CSV are texts."""
+    if path.suffix == ".csv":
+        csv.field_size_limit(_LONGEST_FIELD)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file))
     try:
         import datasets
     except ModuleNotFoundError as e:
@@ -117,18 +125,17 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
         if is_of_hub(path):
             return _hub_rows(datasets, path)
         path.stat()
-        as_text = {"dtype": str, "keep_default_na": False} if path.suffix == ".csv" else {}
         files = glob.escape(str(path))
         with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
-            builder, options = _TABLES[path.suffix], {"data_files": files, "cache_dir": cache, **as_text}
-            return list(datasets.load_dataset(builder, split="train", **options))
+            kind = _TABLES[path.suffix]
+            return list(datasets.load_dataset(kind, data_files=files, split="train", cache_dir=cache))
     error: BaseException = outcome.error or PromptError("nothing was read")
     if isinstance(error, OSError) and error.strerror:
         raise error
     while not isinstance(error, PromptError) and error.__cause__ is not None:
         error = error.__cause__
     kind = "" if isinstance(error, PromptError) else f"{type(error).__name__}: "
-    raise PromptError(f"can't read {path} as a data set: {kind}{str(error).strip().partition('\n')[0]}") from outcome.error
+    raise PromptError(f"can't read {path} as a data set: {kind}{str(error).strip().splitlines()[0]}") from outcome.error
 
 
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library

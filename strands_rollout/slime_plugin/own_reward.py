@@ -21,8 +21,9 @@ from typing import Any, Final
 import httpx
 from strands import Agent
 
+from strands_rollout.agent.environment import failure_words, result_of
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import LoopCache, exits_as_errors, in_own_thread
+from strands_rollout.aio import LoopCache
 from strands_rollout.client.retry import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, usable_number
@@ -157,15 +158,10 @@ def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tu
 async def _called(path: str, answer: Answer) -> Scored:
     function = load_function(path)
     arguments = _arguments(function, path, answer)
-    with foreign_code("a user's reward may raise anything") as outcome, exits_as_errors("it", RolloutError):
-        if inspect.iscoroutinefunction(function):
-            found = await function(*arguments)
-        else:  # in a thread, so that it does not hold the loop
-            found = await in_own_thread(function, has_last_moment=False)(*arguments)
-            found = await found if inspect.isawaitable(found) else found
+    with foreign_code("a user's reward may raise anything") as outcome:
+        found = await result_of(function, *arguments)
     if outcome.error is not None:
-        e = outcome.error
-        raise RolloutError(f"{path} raised {type(e).__name__}: {e}") from e
+        raise RolloutError(failure_words(path, outcome.error)) from outcome.error
     return scored_as(found, f"the reward of {path}")
 
 

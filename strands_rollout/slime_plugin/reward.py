@@ -36,9 +36,10 @@ _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for l
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
-_NO_JUDGE: Final = "no_judge"
 _reported: set[str] = set()
 
+NO_JUDGE: Final = "no_judge"
+"""The method of a reward whose judge failed."""
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"
@@ -100,7 +101,7 @@ def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """The reward in the form in which slime reads it from this sample."""
     with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("the sample", RuntimeError):
-        if details["method"] == _NO_JUDGE:  # the infrastructure's fault
+        if details["method"] == NO_JUDGE:  # the infrastructure's fault
             sample.remove_sample = True
         if _reads_a_key(args, sample):
             return details
@@ -149,7 +150,7 @@ async def _reward(args: object, sample: object) -> RewardDict:
             settings = RewardSettings.model_validate({} if options is None else options)
             return await (_own_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
     except Exception as e:  # a reward that raises ends slime's training run
-        method = _NO_JUDGE if isinstance(e, EnvironmentFaultError) else "error"
+        method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else "error"
         return _as_dict(settings.wrong, Grade(correct=False, pred="", label="", method=method), _report(e))
 
 

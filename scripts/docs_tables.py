@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
-from strands_rollout.settings import McpServer, RewardSettings, RolloutSettings
+from strands_rollout.settings import Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 from strands_rollout.slime_plugin.sample_writer import _status
 
@@ -236,6 +236,7 @@ def metrics_table() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": lambda: settings_table(RolloutSettings),
     "reward": lambda: settings_table(RewardSettings),
+    "judge": lambda: settings_table(Judge),
     "mcp": lambda: settings_table(McpServer),
     "stop-reasons": stop_reasons_table,
     "commands": commands_table,

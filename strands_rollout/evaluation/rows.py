@@ -141,7 +141,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
     from strands_rollout.slime_plugin.slime_adapter import is_hub_reachable
 
-    match = _HUB.fullmatch(str(path)) or {}
+    match: Any = _HUB.fullmatch(str(path))
     if not (os.environ.get("HF_HUB_OFFLINE") or is_hub_reachable()):
         raise PromptError("it is no file here, and Hugging Face's hub can't be reached")
     found = datasets.load_dataset(match["name"], match["config"], split=match["split"])

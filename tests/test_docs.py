@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields

@@ -300,19 +300,13 @@ def reward_details(sample: object) -> Mapping[str, Any]:
     return details if isinstance(details, Mapping) else {}
 
 
-def reward_parts(reward: Mapping[str, Any]) -> dict[str, float]:
-    """The further numbers of a reward's dict, by name."""
-    found = {str(name): finite(value) for name, value in reward.items() if str(name).startswith(PART_PREFIX)}
-    return {name.removeprefix(PART_PREFIX): value for name, value in found.items() if value is not None}
-
-
-def mean_parts(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each part of several rewards, over those that have it."""
+def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The values of each part of several rewards, by its key `parts/NAME`."""
     values: dict[str, list[float]] = {}
-    for one in parts:
-        for name, value in one.items():
-            values.setdefault(name, []).append(value)
-    return {name: math.fsum(found) / len(found) for name, found in values.items()}
+    for key, value in (entry for reward in rewards for entry in reward.items()):
+        if key.startswith(PART_PREFIX) and (number := finite(value)) is not None:
+            values.setdefault(key, []).append(number)
+    return values
 
 
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)

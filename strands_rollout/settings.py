@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import wrap
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import yaml
 from pydantic import (
@@ -23,6 +23,7 @@ from pydantic import (
     FiniteFloat,
     PlainSerializer,
     Tag,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -42,11 +43,17 @@ class _Settings(BaseModel):
     """Settings whose attribute docstrings users read, in a documented file and in docs/."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    _short: ClassVar[str] = ""  # the key that a text in place of the mapping is for
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_kwargs: object) -> None:
         for field in cls.model_fields.values():
             field.description = " ".join((field.description or "").split())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: object) -> Json:
+        return {cls._short: given} if cls._short and isinstance(given, str) else given
 
 
 class McpServer(_Settings):
@@ -55,6 +62,7 @@ class McpServer(_Settings):
     `${VAR}` in a string is taken from the environment.
     """
 
+    _short = "url"
     name: str | None = None
     """Name by which a row may choose the server."""
     command: str | None = None
@@ -80,11 +88,6 @@ class McpServer(_Settings):
     """Seconds that its start may take."""
     per_episode: bool = False
     """Whether each episode has its own connection, and with a command its own process; otherwise all share one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_url(cls, given: object) -> Json:
-        return {"url": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _is_one_server(self) -> Self:
@@ -114,36 +117,28 @@ TOOL_SHAPING_CEILING: Final = 0.4
 
 
 class Judge(_Settings):
-    """A model that is asked for a number: behind an OpenAI-compatible API, or a Strands model.
+    """A model that is asked for a number; a dotted path alone is that of a Strands model."""
 
-    `${VAR}` in `api_key` and `base_url` is taken from the environment. A dotted path alone is that of a Strands model.
-    """
-
+    _short = "strands_model"
     base_url: str | None = None
     """URL of an OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`."""
     model: str | None = None
     """The model's name there."""
     api_key: str | None = None
-    """Sent as a bearer token; `${OPENAI_API_KEY}` keeps it out of the file."""
+    """Its key; `${OPENAI_API_KEY}` is taken from the environment, in `base_url` too."""
     params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
     """Further fields of the request."""
-    retries: int = Field(default=3, ge=0)
-    """How often a request that fails, by 429, 5xx or the network, is sent again."""
     strands_model: str | None = None
     """In place of an API: dotted path of a Strands model, or of a function that makes one."""
     prompt: str = (
         "Rate how well the answer solves the task, from 0 to 1. End with a line `Score: N`.\n\n"
         "Task:\n{question}\n\nAnswer:\n{response}\n\nReference:\n{label}"
     )
-    """What is asked, with {question}, {response} and {label} in it. The last `Score: N` of the reply counts, else the
-    number that it is."""
+    """What is asked. The last `Score: N` of the reply counts, else the number that it is."""
     timeout_s: float = Field(default=60.0, gt=0)
     """Seconds that a reply may take."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_path(cls, given: object) -> Json:
-        return {"strands_model": given} if isinstance(given, str) else given
+    retries: int = Field(default=3, ge=0)
+    """How often the API is asked again after 429, 5xx or no answer."""
 
     @model_validator(mode="after")
     def _is_one_model(self) -> Self:
@@ -155,17 +150,13 @@ class Judge(_Settings):
 class RewardPart(_Settings):
     """One of several rewards: a function, a judge, or, with neither, the reward of this package itself."""
 
+    _short = "function"
     function: str | None = None
     """Dotted path, as that of the whole reward."""
     judge: Judge | None = None
     """A model that is asked for a number."""
     weight: FiniteFloat = 1.0
     """What its number is multiplied by in the sum."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_path(cls, given: object) -> Json:
-        return {"function": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _is_one_reward(self) -> Self:
@@ -177,6 +168,7 @@ class RewardPart(_Settings):
 class RewardSettings(_Settings):
     """How an answer becomes a number."""
 
+    _short = "function"
     function: str | None = None
     """Dotted path of your own reward, `score(response, label)` or `score(sample)`, sync or async; `reward: PATH` alone
     means this key. It returns a number, or a mapping with `score`."""
@@ -198,11 +190,6 @@ class RewardSettings(_Settings):
     whose answers are all wrong then has a spread that GRPO trains on."""
     symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """CPU seconds that the comparison of one answer may take; after them the answer is wrong."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_path(cls, given: object) -> Json:
-        return {"function": given} if isinstance(given, str) else given
 
     @property
     def is_own(self) -> bool:
@@ -382,6 +369,7 @@ MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you 
 _MAX_BYTES: Final = 1_000_000
 _MAX_VALUES: Final = 100_000
 _WIDTH: Final = 116
+_JSON: Final = TypeAdapter[Any](Any)
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
@@ -454,16 +442,8 @@ def is_masked(settings: RolloutSettings) -> bool:
 def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple):  # MCP servers among tools as what is set of them
-            value, default = (
-                [one.model_dump(exclude_defaults=True) if isinstance(one, BaseModel) else one for one in values]
-                for values in (value, default)
-            )
-        if isinstance(value, dict):  # likewise parts of the reward
-            value = {
-                key: one.model_dump(exclude_defaults=True) if isinstance(one, BaseModel) else one
-                for key, one in value.items()
-            }
+        if isinstance(value, tuple | dict):  # of MCP servers and parts of a reward what is set
+            value, default = (json.loads(_JSON.dump_json(one, exclude_defaults=True)) for one in (value, default))
         meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in meaning)
         if isinstance(value, BaseModel):

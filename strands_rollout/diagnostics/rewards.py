@@ -126,20 +126,15 @@ def load_reward(
 
     settings = RolloutSettings() if config is None else read_config_file(config)
     search_beside(config)
-    function: Callable[..., object] = reward_func
     try:
-        if path is not None:
-            given = load_function(path)
-            if takes_groups or takes_sample_with_args(given):
-                function = given
-            else:
-                settings = with_reward(settings, path)
+        function: Callable[..., object] = reward_func if path is None else load_function(path)
+        if path is not None and not takes_groups and not takes_sample_with_args(function):
+            function, settings = reward_func, with_reward(settings, path)
         check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e
-    args = SimpleNamespace(
-        strands_rollout=settings.model_dump(mode="json"), reward_key=keys[0], eval_reward_key=keys[0]
-    )
+    values = settings.model_dump(mode="json")
+    args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     return RewardCall(function, args, tuple(keys), takes_groups)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.evaluate import Outcome, Summary
-from strands_rollout.samples import Sample, question_of
+from strands_rollout.samples import PART_PREFIX, Sample, question_of
 
 _TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
@@ -195,7 +195,7 @@ def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
         f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{passed}{majority if graded else ''}"
     )
     if data_set["mean_reward"] is not None:
-        parts = [f"{part} {value:.4g}" for part, value in data_set["mean_parts"].items()]
+        parts = [f"{part.removeprefix(PART_PREFIX)} {value:.4g}" for part, value in data_set["mean_parts"].items()]
         yield f"mean reward {data_set['mean_reward']:.4g}{scored}{': ' * bool(parts)}{', '.join(parts)}"
     without = f", {data_set['without_answer']} without an answer" if graded else ""
     yield (

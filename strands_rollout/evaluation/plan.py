@@ -6,6 +6,7 @@ A data set is a file, or an entry of slime's `--eval-config` file, which is read
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -88,8 +89,8 @@ class EvalSet:
                 an answer can equal.
             ConfigError: No row is chosen.
         """
-        label_key, needs_label = file.label_key or "label", needs_labels or file.label_key is not None
-        rows = load_rows(file.path, prompt_key=file.prompt_key, label_key=label_key, needs_label=needs_label)
+        keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
+        rows = load_rows(file.path, **keys, needs_label=needs_labels)  # type: ignore[arg-type]
         chosen = rows[file.start : file.stop][:limit]
         if not chosen:
             raise ConfigError(
@@ -102,8 +103,8 @@ class EvalSet:
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
-            is_mapping = needs_labels and isinstance(row.label, Mapping)
-            if is_mapping or (needs_labels and not any(text.strip() for text in label_texts(row.label))):
+            texts = () if isinstance(row.label, Mapping) else label_texts(row.label)
+            if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
                     f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers, or a "
                     "reward of your own (--reward)"
@@ -241,12 +242,7 @@ class _EvalConfig(BaseModel):
 
 
 def read_eval_config(
-    path: Path,
-    default: Sampling,
-    *,
-    limit: int | None,
-    on_note: Callable[[str], None],
-    needs_labels: bool = True,
+    path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None], needs_labels: bool = True
 ) -> list[EvalSet]:
     """The data sets of a file, YAML or JSON, loaded.
 
@@ -270,14 +266,9 @@ def read_eval_config(
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
     for key in dict.fromkeys(key for entry in entries for key in _IGNORED if getattr(entry, key)):
         on_note(f"{path}: {key} {_NOTE}")
+    load = functools.partial(EvalSet.load, limit=limit, needs_labels=needs_labels)
     return [
-        EvalSet.load(
-            entry.data_file(),
-            entry.sampling(default),
-            limit=limit,
-            template_kwargs=entry.apply_chat_template_kwargs,
-            needs_labels=needs_labels,
-        )
+        load(entry.data_file(), entry.sampling(default), template_kwargs=entry.apply_chat_template_kwargs)
         for entry in entries
     ]
 
@@ -326,13 +317,8 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
             raise ConfigError("got --data and --eval-config; expected one of them")
         if options.label_key is not None or options.input_key != "prompt":
             raise ConfigError("got --input-key or --label-key; expected input_key and label_key in the --eval-config")
-        return read_eval_config(
-            options.eval_config,
-            options.sampling,
-            limit=options.limit,
-            on_note=on_note,
-            needs_labels=settings.needs_labels,
-        )
+        more = {"limit": options.limit, "on_note": on_note, "needs_labels": settings.needs_labels}
+        return read_eval_config(options.eval_config, options.sampling, **more)  # type: ignore[arg-type]
     if not options.data and options.base_url is not None:
         raise ConfigError("got neither --data nor --eval-config; expected one of them with --base-url")
     limit = options.limit if options.data else options.limit or _SHIPPED_PROBLEMS

@@ -16,7 +16,7 @@ from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.grading.comparison import compare
 from strands_rollout.grading.grade import NO_ANSWER
-from strands_rollout.samples import mean_parts
+from strands_rollout.samples import parts_of
 
 FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
@@ -236,7 +236,9 @@ def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
     rewards = [result.reward for result in scored if result.reward is not None]
     return {
         "mean_reward": _mean([reward.score for reward in rewards if reward.score is not None]),
-        "mean_parts": {name: _rounded(mean) for name, mean in mean_parts(one.parts for one in rewards).items()},
+        "mean_parts": {
+            name: _mean(values) for name, values in parts_of(one.model_extra or {} for one in rewards).items()
+        },
     }
 
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError, model_validator
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
@@ -25,7 +25,6 @@ from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import differences, open_alone, read_json, write_json
-from strands_rollout.samples import reward_parts
 from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings
 
@@ -70,19 +69,15 @@ class _Read(BaseModel):
 
 
 class _Reward(_Read):
-    """What is read of the reward function's verdict."""
+    """What is read of the reward function's verdict, and its parts."""
+
+    model_config = ConfigDict(extra="allow")
 
     acc: bool | FiniteFloat
     score: FiniteFloat | None = None  # older runs may have none
     pred: str = ""
     method: str = ""
     error: str = ""
-    parts: dict[str, float] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_parts(cls, given: object) -> object:
-        return {**given, "parts": reward_parts(given)} if isinstance(given, Mapping) else given
 
 
 class DriftCounts(_Read):

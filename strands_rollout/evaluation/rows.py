@@ -49,7 +49,7 @@ def read_rows(path: Path, count: int) -> list[Row]:
 
 
 def load_rows(
-    path: Path, *, prompt_key: str = "prompt", label_key: str = "label", needs_label: bool = True
+    path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> list[Row]:
     """All rows of a file or a data set of the hub, in order. A row's `metadata` is taken along, as slime does.
 
@@ -65,7 +65,7 @@ def load_rows(
 
 
 def each_row(
-    path: Path, *, prompt_key: str = "prompt", label_key: str = "label", needs_label: bool = True
+    path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
     """The number of each line or row, from 1, and its row, or what is wrong with it; blank lines are left out.
 
@@ -73,20 +73,20 @@ def each_row(
         path: JSONL, JSON, CSV or Parquet by its suffix, else JSONL; or, where no such file is there,
             `OWNER/NAME[:CONFIG][@SPLIT]` of the hub.
         prompt_key: Where a row has its prompt; `a.b` is also key `b` of the mapping `a`.
-        label_key: Likewise its label.
-        needs_label: Whether a row must have one, or else has None.
+        label_key: Likewise its label, which each row must have then; None for "label".
+        needs_label: Whether each must have one even so, or else has None.
 
     Raises:
         PromptError: It can't be read, or is empty.
     """
-    is_empty = True
+    is_empty, keys, needs_label = True, (prompt_key, label_key or "label"), needs_label or label_key is not None
     try:
         for number, found in (
             enumerate(_table(path), start=1) if path.suffix in _TABLES or is_of_hub(path) else _lines(path)
         ):
             is_empty = False
             try:
-                yield number, _row(found, (prompt_key, label_key), path, number, needs_label=needs_label)
+                yield number, _row(found, keys, path, number, needs_label=needs_label)
             except PromptError as e:
                 yield number, e
     except OSError as e:
@@ -124,18 +124,17 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
     with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
         if is_of_hub(path):
             return _hub_rows(datasets, path)
-        path.stat()
         files = glob.escape(str(path))
         with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
             kind = _TABLES[path.suffix]
             return list(datasets.load_dataset(kind, data_files=files, split="train", cache_dir=cache))
-    error: BaseException = outcome.error or PromptError("nothing was read")
-    if isinstance(error, OSError) and error.strerror:
-        raise error
-    while not isinstance(error, PromptError) and error.__cause__ is not None:
+    if isinstance(outcome.error, PromptError):
+        raise outcome.error
+    error: BaseException | None = outcome.error
+    while error is not None and error.__cause__ is not None:
         error = error.__cause__
-    kind = "" if isinstance(error, PromptError) else f"{type(error).__name__}: "
-    raise PromptError(f"can't read {path} as a data set: {kind}{str(error).strip().splitlines()[0]}") from outcome.error
+    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    raise PromptError(f"can't read {path} as a data set: {why}") from outcome.error
 
 
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
@@ -143,11 +142,11 @@ def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa
 
     match: Any = _HUB.fullmatch(str(path))
     if not (os.environ.get("HF_HUB_OFFLINE") or is_hub_reachable()):
-        raise PromptError("it is no file here, and Hugging Face's hub can't be reached")
+        raise PromptError(f"{path} is no file here, and Hugging Face's hub can't be reached")
     found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
     if isinstance(found, dict):  # all splits
         if len(found) > 1:
-            raise PromptError(f"it has the splits {', '.join(found)}; name one, as in {path}@{next(iter(found))}")
+            raise PromptError(f"{path} has the splits {', '.join(found)}; name one, as in {path}@{next(iter(found))}")
         (found,) = found.values()
     return cast(Iterable[Mapping[str, Any]], found)
 
@@ -168,10 +167,9 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         raise PromptError(f"{where}: got {found!r:.80}; {expected}")
     prompt, label = _entry(value, prompt_key), _entry(value, label_key)
     if prompt is _ABSENT or (label is _ABSENT and needs_label):
-        got = f"got the keys {', '.join(map(str, value))}" if value else "got no key"
-        remedy = f"no {prompt_key!r}: name the prompt's with --input-key"
-        if prompt is not _ABSENT:
-            remedy = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
+        got = f"got the keys {', '.join(map(str, value)) or 'none'}"
+        has_prompt = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
+        remedy = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else has_prompt
         raise PromptError(f"{where}: {got}, and {remedy}; {expected}")
     metadata = value.get("metadata") or {}
     if not isinstance(metadata, dict):

@@ -15,15 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from strands_rollout.agent.stop_reason import StopReason
-from strands_rollout.samples import (
-    PART_PREFIX,
-    FinishedSample,
-    SlimeArgs,
-    finished_samples,
-    finite,
-    kept,
-    reward_parts,
-)
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
@@ -312,11 +304,8 @@ def answer_metrics(samples: Samples) -> Metrics:
 
 def part_metrics(samples: Samples) -> Metrics:
     """The further numbers of the rewards, each as a distribution."""
-    parts = [reward_parts(sample.graded) for sample in samples if not sample.is_missing]
-    metrics: Metrics = {}
-    for name in dict.fromkeys(name for one in parts for name in one):
-        metrics |= distribution(f"{PART_PREFIX}{name}", [one.get(name) for one in parts])
-    return metrics
+    parts = parts_of(sample.graded for sample in samples if not sample.is_missing)
+    return {key: number for name, values in parts.items() for key, number in distribution(name, values).items()}
 
 
 def slowest_metrics(samples: Samples) -> Metrics:

@@ -30,6 +30,7 @@ from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, us
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
 
+_model = lru_cache(maxsize=8)(load_model)  # making one may take long
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
 _MOST_CONNECTIONS: Final = 256
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
@@ -50,36 +51,34 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is rewarded: a sample, the text of its last assistant message, and slime's args."""
+    """What is rewarded: the text of a sample's last assistant message, with slime's args."""
 
+    args: object
     sample: Any
     response: str
-    args: object
-
-    @property
-    def label(self) -> Any:  # noqa: ANN401 - whatever the row has
-        """The sample's."""
-        return getattr(self.sample, "label", None)
+    label: Any
 
 
 async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
-    """The score of a user's function, or the weighted sum of parts, each of which is among the parts of the result.
+    """The score of the user's function, or the weighted sum of parts, which are among the result's.
 
-    Args:
-        settings: With a function or parts.
-        answer: What is rewarded.
-        built_in: The reward of this package, for a part with neither function nor judge.
+    `built_in` gives the reward of this package, for a part with neither function nor judge.
 
     Raises:
         EnvironmentFaultError: A judge gave no number.
         RolloutError: A function can't be loaded, raised, took too long, or gave no finite number.
     """
+
+    async def part(one: RewardPart) -> Scored:
+        if one.judge is not None:
+            return await _judged(one.judge, answer)
+        return await (built_in() if one.function is None else _called(one.function, answer))
+
     try:
         async with asyncio.timeout(settings.timeout_s):
             if settings.function is not None:
                 return await _called(settings.function, answer)
-            asked = (_part(part, answer, built_in) for part in settings.parts.values())
-            results = await asyncio.gather(*asked, return_exceptions=True)
+            results = await asyncio.gather(*map(part, settings.parts.values()), return_exceptions=True)
     except TimeoutError as e:
         raise RolloutError(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
     scored: dict[str, Scored] = {}
@@ -87,21 +86,10 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
         if isinstance(result, BaseException):
             raise result
         scored[name] = result
-    return _sum(settings.parts, scored)
-
-
-async def _part(part: RewardPart, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
-    if part.judge is not None:
-        return await _judged(part.judge, answer)
-    return await (built_in() if part.function is None else _called(part.function, answer))
-
-
-def _sum(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
-    """The weighted sum; `acc` and `pred` are those of the first part that has them."""
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
     return Scored(
-        math.fsum(parts[name].weight * value for name, value in values.items()),
+        math.fsum(settings.parts[name].weight * value for name, value in values.items()),
         next((one.acc for one in scored.values() if one.acc is not None), None),
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
@@ -109,11 +97,7 @@ def _sum(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Score
 
 
 def scored_as(found: object, what: str) -> Scored:
-    """A number, or a mapping with one under `score`; further numbers in it are parts.
-
-    Raises:
-        RolloutError: `what` gave something else.
-    """
+    """A number, or a mapping with one as `score`, whose further numbers are parts; RolloutError for anything else."""
     entries = found if isinstance(found, Mapping) else {"score": found}
     numbers = {str(name): number for name, value in entries.items() if (number := usable_number(value)) is not None}
     if "score" not in numbers or ("acc" in entries and "acc" not in numbers):
@@ -122,8 +106,7 @@ def scored_as(found: object, what: str) -> Scored:
             "finite `acc` if any"
         )
     pred = entries.get("pred")
-    score, acc = numbers.pop("score"), numbers.pop("acc", None)
-    return Scored(score, acc, pred if isinstance(pred, str) else "", numbers)
+    return Scored(numbers.pop("score"), numbers.pop("acc", None), pred if isinstance(pred, str) else "", numbers)
 
 
 def takes_sample_with_args(function: Callable[..., object]) -> bool:
@@ -133,26 +116,11 @@ def takes_sample_with_args(function: Callable[..., object]) -> bool:
 
 
 def _positional(function: Callable[..., object]) -> dict[str, bool]:
-    """The names of the positional parameters, and whether each may be left out."""
+    """The names of the positional parameters, and whether each must be given."""
     with foreign_code("what has no signature raises many things"):
-        parameters = inspect.signature(function).parameters.values()
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        return {one.name: one.default is not one.empty for one in parameters if one.kind in kinds}
+        known = inspect.signature(function).parameters.values()
+        return {one.name: one.default is one.empty for one in known if one.kind < one.VAR_POSITIONAL}
     return {}
-
-
-def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tuple[Any, ...]:
-    """What a reward takes, by the number and the names of its parameters."""
-    names = _positional(function)
-    required = [name for name, is_optional in names.items() if not is_optional] or list(names)[:1]
-    if len(required) <= 2 <= len(names) and takes_sample_with_args(function):
-        return answer.args, answer.sample
-    if len(required) == 2 or (len(required) == 1 and list(names)[1:2] == ["label"]):
-        return answer.response, answer.label
-    if len(required) == 1:
-        return (answer.response,) if required[0] == "response" else (answer.sample,)
-    got = f"{path}({', '.join(names)})"
-    raise ConfigError(f"got the reward {got}; expected {path}(response, label) or {path}(sample)")
 
 
 async def _called(path: str, answer: Answer) -> Scored:
@@ -165,17 +133,29 @@ async def _called(path: str, answer: Answer) -> Scored:
     return scored_as(found, f"the reward of {path}")
 
 
+def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tuple[Any, ...]:
+    """What a reward takes, by the number and the names of its parameters."""
+    names = _positional(function)
+    needed = sum(names.values())
+    if needed <= 2 and takes_sample_with_args(function):
+        return answer.args, answer.sample
+    if needed == 2 or (needed < 2 and list(names)[1:2] == ["label"]):
+        return answer.response, answer.label
+    if names and needed < 2:
+        return (answer.response,) if next(iter(names)) == "response" else (answer.sample,)
+    got = f"{path}({', '.join(names)})"
+    raise ConfigError(f"got the reward {got}; expected {path}(response, label) or {path}(sample)")
+
+
 def check_reward(settings: RewardSettings) -> None:
     """Raise RolloutError where something that the reward's settings name can't be used."""
-    functions = [settings.function, *(part.function for part in settings.parts.values())]
-    for path in filter(None, functions):
-        _arguments(load_function(path), path, Answer(None, "", None))
+    for path in filter(None, [settings.function, *(part.function for part in settings.parts.values())]):
+        _arguments(load_function(path), path, Answer(None, None, "", None))
     for judge in (part.judge for part in settings.parts.values() if part.judge is not None):
         if judge.strands_model is not None:
             load_model(judge.strands_model)
-        for name in ("base_url", "api_key"):
-            if missing := re.search(r"\$\{(\w+)\}", os.path.expandvars(getattr(judge, name) or "")):
-                raise ConfigError(f"{name} of a judge names the variable {missing[1]}, which is not set")
+        if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
+            raise ConfigError(f"a judge names the variable {missing[0]}, which is not set")
 
 
 async def _judged(judge: Judge, answer: Answer) -> Scored:
@@ -189,11 +169,6 @@ async def _judged(judge: Judge, answer: Answer) -> Scored:
         got = f"a judge replied {said[-200:]!r}"
         raise EnvironmentFaultError(f"{got}; expected a line like `Score: 0.5`, which its prompt must ask for")
     return Scored(float(found[-1]))
-
-
-@lru_cache(maxsize=8)
-def _model(path: str) -> Any:  # noqa: ANN401 - a Strands model; making one may take long
-    return load_model(path)
 
 
 async def _model_reply(judge: Judge, prompt: str) -> str:

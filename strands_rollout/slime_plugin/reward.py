@@ -176,7 +176,8 @@ async def _own_reward(settings: RewardSettings, sample: object, args: object) ->
         return scored_as({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
 
     search_beside(getattr(args, "custom_config_path", None))
-    scored = await own_reward(settings, Answer(sample, _answer_text(sample), args), built_in)
+    answer = Answer(args, sample, _answer_text(sample), getattr(sample, "label", None))
+    scored = await own_reward(settings, answer, built_in)
     return _as_scored(settings, scored, sample, "parts" if settings.parts else "function")
 
 

@@ -97,13 +97,7 @@ class TrainOptions:
         Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing_data),
     ]
     held_out: Annotated[
-        Path,
-        Option(
-            help="Likewise what to measure accuracy and reward on.",
-            dir_okay=False,
-            show_default=_SHIPPED,
-            callback=existing_data,
-        ),
+        Path, Option(help="Likewise, to measure on.", dir_okay=False, show_default=_SHIPPED, callback=existing_data)
     ]
     input_key: InputKey = "prompt"
     label_key: LabelKey = None

@@ -72,10 +72,9 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     if not options.json_only:
         start, end = summary["accuracy_start"], summary["accuracy_end"]
         if start is not None and end is not None:
-            reward_start, reward_end = summary["held_out_reward_start"], summary["held_out_reward_end"]
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
-            if reward_start is not None:  # runs that an older version began have none
-                print(f"mean reward on them: {reward_start:.3g}, after {summary['steps']} steps {reward_end:.3g}")
+            rewards = (f"{summary[name] or 0.0:.3g}" for name in ("held_out_reward_start", "held_out_reward_end"))
+            print("mean reward: {}, in the end {}".format(*rewards))
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
     return EXIT_OK
@@ -126,8 +125,8 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
 def _rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
     if path.parent == shipped_rows().parent:  # whose keys are this package's own
         return load_rows(path)
-    key, needs_label = options.label_key or "label", settings.needs_labels or options.label_key is not None
-    return load_rows(path, prompt_key=options.input_key, label_key=key, needs_label=needs_label)
+    needs_label = settings.needs_labels
+    return load_rows(path, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
 
 
 def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:

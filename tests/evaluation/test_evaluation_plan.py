@@ -82,7 +82,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, mo
     place = functools.partial(honest, str(folder), cache_dir=str(tmp_path / "cache"))
     monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: place(config, split=split))
     assert load_rows(Path("me/sums@test"))[0].prompt == "of test"
-    with pytest.raises(PromptError, match="it has the splits train, test; name one, as in me/sums@train"):
+    with pytest.raises(PromptError, match="has the splits train, test; name one, as in me/sums@train"):
         load_rows(Path("me/sums"))
 
 

@@ -64,7 +64,7 @@ async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path
     scores = [line["reward"]["score"] for line in ended.lines]
     assert (ended.code, found["scored"], found["maj_at_n"]) == (0, 12, None)
     assert found["mean_reward"] == pytest.approx(sum(scores) / 12, abs=1e-6)
-    assert (found["right"], found["mean_parts"]) == (scores.count(1.0), {"words": 2.0, "labels": 0.0})
+    assert (found["right"], found["mean_parts"]) == (scores.count(1.0), {"parts/words": 2.0, "parts/labels": 0.0})
     assert f"mean reward {found['mean_reward']:.4g}: words 2, labels 0" in (shown := capsys.readouterr().out)
     assert ("majority" in shown, "label " in shown) == (False, False)
     with pytest.raises(ConfigError, match=r"holds another run: .*reward"):

@@ -81,18 +81,15 @@ def each_row(
     """
     is_empty, keys, needs_label = True, (prompt_key, label_key or "label"), needs_label or label_key is not None
     try:
-        for number, found in (
-            enumerate(_table(path), start=1) if path.suffix in _TABLES or is_of_hub(path) else _lines(path)
-        ):
+        is_table = path.suffix in _TABLES or is_of_hub(path)
+        for number, found in enumerate(_table(path), start=1) if is_table else _lines(path):
             is_empty = False
             try:
                 yield number, _row(found, keys, path, number, needs_label=needs_label)
             except PromptError as e:
                 yield number, e
-    except OSError as e:
-        raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
-    except (csv.Error, UnicodeDecodeError) as e:
-        raise PromptError(f"can't read the data file {path}: {e}") from e
+    except (OSError, csv.Error, UnicodeDecodeError) as e:
+        raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
 
@@ -117,9 +114,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
     try:
         import datasets
     except ModuleNotFoundError as e:
-        raise PromptError(
-            f"reading {path} needs {e.name!r}; pip install 'strands-rollout[data]', or make it JSONL"
-        ) from e
+        raise PromptError(f"reading {path} needs {e.name!r}; pip install 'strands-rollout[data]'") from e
     datasets.disable_progress_bars()
     with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
         if is_of_hub(path):
@@ -168,9 +163,9 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
     prompt, label = _entry(value, prompt_key), _entry(value, label_key)
     if prompt is _ABSENT or (label is _ABSENT and needs_label):
         got = f"got the keys {', '.join(map(str, value)) or 'none'}"
-        has_prompt = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
-        remedy = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else has_prompt
-        raise PromptError(f"{where}: {got}, and {remedy}; {expected}")
+        no_label = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
+        absent = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else no_label
+        raise PromptError(f"{where}: {got}, and {absent}; {expected}")
     metadata = value.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise PromptError(f"{where}: got metadata={metadata!r:.80}; expected an object")

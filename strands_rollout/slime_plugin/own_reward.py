@@ -32,7 +32,6 @@ from strands_rollout.settings import Judge, RewardPart, RewardSettings
 
 _model = lru_cache(maxsize=8)(load_model)  # making one may take long
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
-_MOST_CONNECTIONS: Final = 256
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
 # a number that is none of a fraction or percentage: "Score: 7/10" has no scale that is known here
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d+(?:\.\d+)?)(?!\d|\.\d|\s*[/%])", re.IGNORECASE)
@@ -183,12 +182,12 @@ async def _model_reply(judge: Judge, prompt: str) -> str:
 
 async def _api_reply(judge: Judge, prompt: str) -> str:
     """What the model behind an API says, after as many attempts as the settings allow."""
-    base = os.path.expandvars(str(judge.base_url)).rstrip("/")
-    url, shown = f"{base}/chat/completions", masked_text(base)
+    url = os.path.expandvars(str(judge.base_url)).rstrip("/") + "/chat/completions"
+    shown = masked_text(url)
     key = os.path.expandvars(judge.api_key or "")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     body = {**judge.params, "model": judge.model, "messages": [{"role": "user", "content": prompt}]}
-    client = _CLIENTS.get("judge", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=_MOST_CONNECTIONS)))
+    client = _CLIENTS.get("judge", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=256)))
     limits = httpx.Timeout(judge.timeout_s, pool=None)
     outage = Outage(RetryPolicy(max_attempts=judge.retries + 1))
     while True:
@@ -197,8 +196,7 @@ async def _api_reply(judge: Judge, prompt: str) -> str:
             answer = await client.post(url, json=body, headers=headers, timeout=limits)
             if answer.status_code == httpx.codes.OK:
                 return str(answer.json()["choices"][0]["message"]["content"])
-            endpoint = "/chat/completions"
-            fault = fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint=endpoint)
+            fault = fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint="")
         except (httpx.HTTPError, httpx.InvalidURL) as e:
             fault = Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
         except (ValueError, LookupError, TypeError) as e:
@@ -207,7 +205,6 @@ async def _api_reply(judge: Judge, prompt: str) -> str:
             raise EnvironmentFaultError(f"the judge refused: {e}; check its base_url, model and api_key") from e
         outage.add(fault, time.monotonic() - began)
         if outage.gives_up():
-            count = len(outage.faults)
-            why = f"no answer in {count} attempt{'s' * (count > 1)}, the last ended with: {fault.words}"
+            why = f"no answer in {len(outage.faults)} attempts, the last ended with: {fault.words}"
             raise EnvironmentFaultError(f"the judge at {shown} gave {why}; check its base_url, and that it is up")
         await asyncio.sleep(outage.next_wait_s(random.Random()))  # noqa: S311 - a wait, not a secret

@@ -13,7 +13,7 @@ from aiohttp import web
 from strands.models import Model
 from typer.testing import CliRunner
 
-from strands_rollout import Sample, log_rollout, reward_func
+from strands_rollout import Sample, reward_func
 from strands_rollout.cli.commands import app
 from strands_rollout.secret_mask import MASK
 
@@ -185,11 +185,3 @@ def test_config_finds_what_a_reward_names_and_shows_no_secret(tmp_path: Any, mon
     file.write_text("strands_rollout:\n  reward: {parts: {a: {judge: {url: http://a}}}}\n")
     shown = CliRunner().invoke(app, ["config", str(file)])
     assert "unknown setting strands_rollout.reward.parts.a.judge.url; did you mean 'base_url'?" in str(shown.exception)
-
-
-def test_parts_are_logged_as_distributions(caplog: pytest.LogCaptureFixture) -> None:
-    rewards = ({"score": 1.0, "parts/tone": 0.5}, {"score": 1.0, "parts/tone": 1.0}, {"score": 0.0})
-    samples = [Sample(reward=reward, status=Sample.Status.COMPLETED) for reward in rewards]
-    with caplog.at_level("INFO", "strands_rollout"):
-        log_rollout(0, SimpleNamespace(), samples, None, 1.0)  # type: ignore[arg-type]
-    assert "rollout/agent/parts/tone/mean=0.75" in caplog.text

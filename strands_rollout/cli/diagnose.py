@@ -23,14 +23,17 @@ def doctor(
     *,
     flags: Annotated[
         Path | None,
-        typer.Option(help="Only check the flags that this script, or the command on stdin (-), gives slime."),
+        typer.Option(
+            help="Only check the flags that this script, or the command on stdin (-), gives slime.", metavar="FILE"
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Look at this machine before a training run: what would fail, what may, and what to do about it.
+    """Look at this machine before a training run.
 
-    Exits with 1 if something would fail. Takes a few seconds and changes nothing.
+    Shows what would fail, what may, and what to do about it. Exits with 1 if something would fail. Takes a few seconds
+    and changes nothing.
     """
     if flags is not None:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -69,9 +72,10 @@ def check_template(
     ] = "auto",
     as_json: options.JsonLine = False,
 ) -> None:
-    """Look at a chat template: where it appends, where it rewrites, who reads its calls, what ends a turn.
+    """Look at a chat template: does it only append?
 
-    Exits with 1 if a rule is broken; then it shows the tokens around the first difference.
+    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
+    broken; then it shows the tokens around the first difference.
     """
     from strands_rollout.diagnostics import template_check
     from strands_rollout.diagnostics.diagnosis import Diagnosis
@@ -96,10 +100,11 @@ def drift(
     show: Annotated[int, typer.Option(help="Episodes to list, those that lose most first.", min=0)] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
-    """Measure what text would have cost: tokens that change when episodes are decoded and encoded again.
+    """Count tokens that change if episodes are encoded again.
 
-    Also compares the context, which the policy read, with what the chat template makes of it: nothing may differ there.
-    Exits with 1 if something does, or if the dump has no tokens; with 2 if they are not of this tokenizer.
+    That is what text in place of tokens would have cost. Also compares the context, which the policy read, with what
+    the chat template makes of it: nothing may differ there. Exits with 1 if something does, or if the dump has no
+    tokens; with 2 if they are not of this tokenizer.
     """
     from strands_rollout.diagnostics.replay import run_drift
 
@@ -122,10 +127,11 @@ def replay(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
+    """Sample a saved episode again and say where it departs.
 
-    No tool is run: its recorded results are part of those tokens. Where the engine returns logprobs of its input,
-    those of the recorded tokens are compared too. Exits with 1 if a turn departs.
+    Each turn is sampled on the tokens that it had read. No tool is run: its recorded results are part of those tokens.
+    Where the engine returns logprobs of its input, those of the recorded tokens are compared too. Exits with 1 if a
+    turn departs.
     """
     check_engine(base_url, model)
     from strands_rollout.diagnostics.replay import run_replay
@@ -150,14 +156,15 @@ def rescore(
     reward_key: options.RewardKey = None,
     group_rm: options.GroupRm = False,
     out: Annotated[
-        Path | None, typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.")
+        Path | None,
+        typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.", metavar="FILE"),
     ] = None,
     show: Annotated[int, typer.Option(help="Changed samples to list.", min=0)] = 50,
     as_json: options.JsonLines = False,
 ) -> None:
-    """Score saved samples again with another reward, and show what changes.
+    """Score saved samples again with another reward.
 
-    Aborted samples keep what they have. Exits with 1 if a sample could not be scored.
+    Shows what changes. Aborted samples keep what they have. Exits with 1 if a sample could not be scored.
     """
     from strands_rollout.diagnostics.rewards import load_reward, run_rescore
 
@@ -185,9 +192,10 @@ def validate(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Ask the reward for each row's own gold answer: a label that can't score teaches nothing.
+    """Ask the reward for each row's own gold answer.
 
-    Prints the line, the label and the reason of each row whose answer does not score 1. Exits with 1 if there is one.
+    A label that can't score teaches nothing. Prints the line, the label and the reason of each row whose answer does
+    not score 1. Exits with 1 if there is one.
     """
     from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, load_reward, run_validate
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 def view(
     dump: Dump,
-    out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the page to this file, in place of opening it.", dir_okay=False)
+    ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
@@ -34,9 +36,9 @@ def view(
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Look at samples: a page in the browser, which follows a run that writes; a file; or text.
+    """Look at samples, in the browser or the terminal.
 
-    The page needs no network. The server listens on 127.0.0.1 until Ctrl-C.
+    The page follows a run that writes. It needs no network. The server listens on 127.0.0.1 until Ctrl-C.
     """
     if out is not None and (text or port is not None):
         raise typer.BadParameter("got --out beside --text or --port; expected one of them")
@@ -126,7 +128,7 @@ def export(
         bool, typer.Option("--contents", help="Send texts too: prompts, responses, labels, errors.")
     ] = False,
 ) -> None:
-    """Send the samples of a dump to where you look at traces or tables.
+    """Send samples to where you look at traces or tables.
 
     Texts stay here unless --contents is given.
     """

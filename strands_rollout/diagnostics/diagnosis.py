@@ -55,7 +55,7 @@ class Question:
         int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)
     ] = None
     tokenizer: Annotated[
-        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.")
+        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.", metavar="DIR")
     ] = None
     model_name: Annotated[
         str | None,
@@ -63,17 +63,23 @@ class Question:
     ] = None
     config: Annotated[
         Path | None,
-        Option(help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."),
+        Option(
+            help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml.",
+            metavar="FILE",
+        ),
     ] = None
     data: Annotated[
         list[Path] | None,
-        Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
+        Option(
+            help="A prompt data set; may be given more than once; default: those that the scripts use.", metavar="FILE"
+        ),
     ] = None
-    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")] = (
-        None
-    )
+    slime_dir: Annotated[
+        Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.", metavar="DIR")
+    ] = None
     megatron_dir: Annotated[
-        Path | None, Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
+        Path | None,
+        Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.", metavar="DIR"),
     ] = None
     gpus: Annotated[
         int | None, Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0)

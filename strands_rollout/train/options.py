@@ -83,7 +83,11 @@ class TrainOptions:
         int, Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
     ] = 0
     out: Annotated[
-        Path, Option(help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.")
+        Path,
+        Option(
+            help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.",
+            file_okay=False,
+        ),
     ]
     base_url: Annotated[
         str | None,

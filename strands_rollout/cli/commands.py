@@ -103,9 +103,9 @@ app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 app.command("check-template", epilog="Example: strands-rollout check-template models/Qwen3-8B")(check_template)
 app.command(epilog="Example: strands-rollout validate data/dapo-math-17k.jsonl")(validate)
-app.command(epilog="Example: strands-rollout drift rollouts.jsonl.gz --tokenizer models/Qwen3-8B")(drift)
+app.command(epilog="Example: strands-rollout drift demo_dump")(drift)
 app.command(epilog="Example: strands-rollout rescore rollouts.jsonl.gz --reward my_package.my_reward")(rescore)
-app.command(epilog="Example: strands-rollout replay rollouts.jsonl.gz --sample 3")(replay)
+app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(replay)
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )

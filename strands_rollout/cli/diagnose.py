@@ -88,7 +88,10 @@ def check_template(
 
 def drift(
     dump: options.Dump,
-    tokenizer: Annotated[Path, typer.Option(help="The policy's tokenizer.", exists=True, file_okay=False)],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="The policy's tokenizer; default: as the dump records it.", exists=True, file_okay=False),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -116,7 +119,12 @@ def replay(
     sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
     base_url: options.BaseUrl = None,
     model: options.Model = None,
-    tokenizer: options.Tokenizer = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="The policy's; default: as recorded, else as the server names it.", exists=True, file_okay=False
+        ),
+    ] = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Sampling temperature; default: as recorded with a seed, else 0; with --seed 1.", min=0.0),

@@ -25,7 +25,9 @@ def view(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
+        typer.Option(
+            help="The policy's, for drift and missing texts; default: as recorded.", exists=True, file_okay=False
+        ),
     ] = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
     sample: Annotated[
@@ -57,18 +59,23 @@ def view(
 
 
 def _retokeniser(folder: Path | None, dump: Path) -> Retokeniser | None:
-    """What marks drift; refuses the tokenizer of another policy than the one whose first samples a dump holds."""
-    if folder is None:
-        return None
-    from strands_rollout.dump import read_dump
+    """What marks drift, with the recorded tokenizer where it is here; refuses another policy's."""
+    from strands_rollout.dump import read_dump, recorded_tokenizer
     from strands_rollout.dump.record import check_tokenizer
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
-    retokeniser = Retokeniser(load_tokenizer(str(folder)))
-    for record in islice(read_dump(dump), 16):
-        if record.has_tokens:
-            check_tokenizer(record, retokeniser.texts, str(folder))
+    try:
+        chosen = folder or recorded_tokenizer(dump)
+        retokeniser = Retokeniser(load_tokenizer(str(chosen)))
+        for record in islice(read_dump(dump), 16):
+            if record.has_tokens:
+                check_tokenizer(record, retokeniser.texts, str(chosen))
+    except ConfigError as e:
+        if folder is not None:
+            raise
+        typer.echo(f"note: no drift is shown: {e}", err=True)
+        return None
     return retokeniser
 
 

@@ -22,7 +22,7 @@ from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, load_json
 from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
 from strands_rollout.diagnostics.template_check import load_tokenizer_folder
-from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
@@ -47,8 +47,7 @@ class SavedEpisode(SampledEpisode):
     """One sample of a dump that has tokens and a policy's turn among them."""
 
     number: int  # its place in the dump, from 0
-    where: str  # file and line, for people
-    token_texts: Mapping[int, bytes]  # of token ids, as far as the dump holds them
+    record: DumpRecord
 
 
 def nth_episode(path: Path, number: int) -> SavedEpisode:
@@ -86,14 +85,15 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
         for is_trained, run in groupby(mask):
             start, end = end, end + len(list(run))
             turns += [(start, end)] if is_trained else []
-    return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
+    return SavedEpisode(sample, record.facts, turns, number, record) if turns else None
 
 
-def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as_json: bool) -> bool:
+def run_drift(dump: Path, tokenizer: Path | None, *, config: Path | None, show: int, as_json: bool) -> bool:
     """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
     settings = None if config is None else read_config_file(config)
     thinking = None if settings is None else settings.enable_thinking
-    loaded = load_tokenizer_folder(tokenizer)
+    folder = tokenizer or recorded_tokenizer(dump)
+    loaded = load_tokenizer_folder(folder)
     texts = TokenTexts(loaded)
     options = {} if thinking is None else {"enable_thinking": thinking}
     meter = DriftMeter(loaded, options, AUTO if settings is None else settings.tool_parser)
@@ -101,7 +101,7 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
     with counter("episodes") as on_done:
         for number, record in enumerate(read_dump(dump)):
             if episode := episode_of(record, number):
-                check_tokenizer(record, texts, str(tokenizer))
+                check_tokenizer(record, texts, str(folder))
                 measured.append(meter.measure(episode, number))
                 on_done(1)
     if not measured:
@@ -274,11 +274,14 @@ async def run_replay(
     """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help."""
     episode = nth_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
-        raise DumpError(f"{episode.where} has images, which replay does not send; choose an episode of text")
+        raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
-        folder = tokenizer_dir or await served_tokenizer(url)
+        folder = tokenizer_dir or (
+            recorded_tokenizer(dump) if episode.record.tokenizer else await served_tokenizer(url)
+        )
         tokenizer = load_tokenizer(str(folder))
+        check_tokenizer(episode.record, TokenTexts(tokenizer), str(folder))
         vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)
         async with create_client(url) as http:
             asked = replay(SGLangClient(http, vocab_size=vocab_size), episode, params)

@@ -100,6 +100,7 @@ def drift(
             dir_okay=False,
         ),
     ] = None,
+    changes: options.Changes = None,
     show: Annotated[int, typer.Option(help="Episodes to list, those that lose most first.", min=0)] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
@@ -111,7 +112,7 @@ def drift(
     """
     from strands_rollout.diagnostics.replay import run_drift
 
-    raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, show=show, as_json=as_json) else 1)
+    raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, changes=changes, show=show, as_json=as_json) else 1)
 
 
 def replay(
@@ -161,6 +162,7 @@ def rescore(
     dump: options.Dump,
     reward: options.RewardPath = None,
     config: options.Config = None,
+    changes: options.Changes = None,
     reward_key: options.RewardKey = None,
     group_rm: options.GroupRm = False,
     out: Annotated[
@@ -179,7 +181,7 @@ def rescore(
     if group_rm and reward is None:
         raise typer.BadParameter("got --group-rm without --reward; expected the reward that takes groups")
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
-    called = load_reward(reward, config, keys, takes_groups=group_rm)
+    called = load_reward(reward, config, keys, changes=changes, takes_groups=group_rm)
     ok = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
     raise typer.Exit(0 if ok else 1)
 
@@ -187,6 +189,7 @@ def rescore(
 def validate(
     data: Annotated[Path, typer.Argument(help="JSONL with prompt and label.", exists=True, dir_okay=False)],
     config: options.Config = None,
+    changes: options.Changes = None,
     reward: options.RewardPath = None,
     reward_key: options.RewardKey = None,
     label_key: Annotated[str, typer.Option(help="Where a row has its label.")] = "label",
@@ -210,7 +213,7 @@ def validate(
     sayings = answer or SAYINGS
     if any(PLACE not in saying for saying in sayings):
         raise typer.BadParameter(f"got --answer {answer}; expected {PLACE} in each, where the label goes")
-    called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"])
+    called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"], changes=changes)
     keys = {"prompt_key": prompt_key, "label_key": label_key}
     ok = asyncio.run(run_validate(data, called, **keys, sayings=sayings, as_json=as_json))
     raise typer.Exit(0 if ok else 1)

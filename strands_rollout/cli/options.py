@@ -29,6 +29,7 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.evaluation.options import BaseUrl as BaseUrl
+from strands_rollout.evaluation.options import Changes as Changes
 from strands_rollout.evaluation.options import Model as Model
 from strands_rollout.evaluation.options import Tokenizer as Tokenizer
 
@@ -181,6 +182,7 @@ def config(
         Path | None,
         typer.Argument(help="A YAML for slime's --custom-config-path; default: none, which shows the defaults."),
     ] = None,
+    changes: Changes = None,
     as_json: JsonLine = False,
 ) -> None:
     """Check a configuration, and print every setting.
@@ -190,20 +192,23 @@ def config(
     """
     from strands_rollout.settings import (
         MASK_NOTE,
-        RolloutSettings,
         documented,
         is_masked,
         masked_values,
         read_config_file,
     )
 
-    settings = RolloutSettings() if file is None else read_config_file(file)
+    settings = read_config_file(file, changes or ())
     if as_json and is_masked(settings):
         typer.echo(f"note: {MASK_NOTE}", err=True)
     typer.echo(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
-    if file is not None:
+    if file is not None or changes:
         from strands_rollout.slime_plugin.config_file import check_names
 
         asyncio.run(check_names(file, settings))
+    if file is not None and not as_json:
+        from strands_rollout.dump.terminal import show_next
+
+        show_next("eval", "--config", file)

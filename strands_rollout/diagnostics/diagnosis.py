@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from typer import Option
 
 from strands_rollout.errors import foreign_code
+from strands_rollout.evaluation.options import Changes
 from strands_rollout.files import Json
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Question:
             metavar="FILE",
         ),
     ] = None
+    changes: Changes = None
     data: Annotated[
         list[Path] | None,
         Option(

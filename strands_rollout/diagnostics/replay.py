@@ -24,7 +24,7 @@ from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, cr
 from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
-from strands_rollout.dump.terminal import make_console
+from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
@@ -88,9 +88,17 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
     return SavedEpisode(sample, record.facts, turns, number, record) if turns else None
 
 
-def run_drift(dump: Path, tokenizer: Path | None, *, config: Path | None, show: int, as_json: bool) -> bool:
+def run_drift(
+    dump: Path,
+    tokenizer: Path | None,
+    *,
+    config: Path | None,
+    show: int,
+    as_json: bool,
+    changes: Sequence[str] | None = None,
+) -> bool:
     """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
-    settings = None if config is None else read_config_file(config)
+    settings = read_config_file(config, changes or ()) if config or changes else None
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
     loaded = load_tokenizer_folder(folder)
@@ -117,6 +125,7 @@ def run_drift(dump: Path, tokenizer: Path | None, *, config: Path | None, show: 
         console = make_console()
         for words, style in (*_totals(totals, meter.template_fault), *chain(*map(_episode, worst[:show]))):
             console.print(Text(words, style=style), soft_wrap=True)
+        show_next("view", dump, *(["--tokenizer", tokenizer] if tokenizer else []))
     return not totals.mismatched_episodes
 
 

@@ -23,7 +23,7 @@ from strands_rollout import __version__, dump
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
 from strands_rollout.dump.record import TokenizerIdentity, shown_values
-from strands_rollout.dump.terminal import make_console, print_transcript
+from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation, print_outcomes, print_summary
 from strands_rollout.evaluation.evaluate import (
@@ -87,6 +87,8 @@ def run_evaluation(options: EvalOptions) -> int:
     if not report["complete"]:
         note(how_to_resume)
     print(json.dumps(without_problems(report)), flush=True)
+    if report["complete"] and not options.json_only:
+        show_next("view", options.out)
     return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
 
 
@@ -320,6 +322,8 @@ def run_demo(options: DemoOptions) -> Summary:
     """
     summary = asyncio.run(_demo(options))
     print(json.dumps(summary.to_dict()), flush=True)
+    if not options.json_only:
+        show_next("view", options.dump_dir)
     return summary
 
 

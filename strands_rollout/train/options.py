@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import JsonOnly
+from strands_rollout.evaluation.options import Changes, JsonOnly
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
@@ -106,6 +106,7 @@ class TrainOptions:
             help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None
+    changes: Changes = None
     rollout: str = "tito"
     ablation: str = "none"
     prompts: Annotated[int, Option(help="Prompts of a step.", min=1)] = 32
@@ -143,8 +144,11 @@ class TrainOptions:
         values = asdict(self)
         if self.base_url is not None:
             values["base_url"] = redacted(parse_base_url(self.base_url))
-        if self.config is not None:
-            values["config_sha256"] = hashlib.sha256(self.config.read_bytes()).hexdigest()
+        changes = values.pop("changes") or []
+        if self.config is not None or changes:
+            content = (self.config.read_bytes() if self.config else b"") + "\n".join(changes).encode()
+            values["config_sha256"] = hashlib.sha256(content).hexdigest()
+            values |= {"set": [change.partition("=")[0] for change in changes]} if changes else {}  # may hold secrets
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:

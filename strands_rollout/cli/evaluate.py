@@ -94,7 +94,10 @@ def train(
     or the engine does, with 2 for bad options, with 130 after Ctrl-C.
     """
     if find_spec("torch") is None:
-        raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
+        cpu_build = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        raise ConfigError(
+            f"training needs torch, which is not installed; {cpu_build} && pip install 'strands-rollout[train]'"
+        )
     from strands_rollout.train.batch import TrainingMethod
 
     _complete(given)

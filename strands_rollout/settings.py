@@ -291,13 +291,10 @@ _WIDTH: Final = 116
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
-def read_config_file(path: Path | None, changes: Sequence[str] = ()) -> RolloutSettings:
+def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings under `strands_rollout:` of a file; its other keys are slime's, which sets them on its args.
 
-    Args:
-        path: None for the defaults.
-        changes: What stands in place of the file's, each as `setting=value` with the value in YAML, or a text as it is;
-            a dot leads into a mapping, `reward.correct=2`, and commas make a list.
+    Each change is `setting=value` in place of the file's, or of the default; a dot leads into a mapping.
 
     Raises:
         ConfigError: The file can't be read, is no YAML mapping, lacks the key, or holds a setting that is unknown or
@@ -308,13 +305,13 @@ def read_config_file(path: Path | None, changes: Sequence[str] = ()) -> RolloutS
         settings = settings_from_args(SimpleNamespace(strands_rollout=given))
     except ConfigError as e:
         raise ConfigError(f"{path}: {e}") from e
-    for change in changes:
+    for change in changes or ():
         settings, given = _changed(given or {}, change)
     return settings
 
 
 def _changed(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
-    """The settings and their mapping after one change; the value is the first reading that the setting takes."""
+    """The settings and their mapping after a change, whose value is YAML, a text, or a list with commas: what fits."""
     name, equals, text = change.partition("=")
     if not equals:
         raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8")
@@ -323,21 +320,19 @@ def _changed(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, d
         try:
             values = _with_value(given, name.strip().removeprefix(f"{KEY}.").split("."), read(text))
             return checked_settings(values, KEY), values
-        except yaml.YAMLError:
-            continue
         except ConfigError as e:
             fault = fault or e
+        except (yaml.YAMLError, ValueError, ArithmeticError):
+            continue
     raise ConfigError(f"--set {name}: {fault}") from fault
 
 
 def _with_value(given: Mapping[str, Json], path: Sequence[str], value: Json) -> dict[str, Json]:
     """The mapping with a value at a path of keys; what is no mapping on the way gives place to one."""
     key, *further = path
-    inner = given.get(key)
-    return {
-        **given,
-        key: _with_value(inner if isinstance(inner, Mapping) else {}, further, value) if further else value,
-    }
+    held = given.get(key)
+    inner = held if isinstance(held, Mapping) else {}
+    return {**given, key: _with_value(inner, further, value) if further else value}
 
 
 def _under_key(path: Path) -> Json:

@@ -23,17 +23,14 @@ def doctor(
     *,
     flags: Annotated[
         Path | None,
-        typer.Option(
-            help="Only check the flags that this script, or the command on stdin (-), gives slime.", metavar="FILE"
-        ),
+        typer.Option(help="Only check the flags that this script, or the command on stdin (-), gives slime."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: options.JsonLine = False,
 ) -> None:
     """Look at this machine before a training run.
 
-    Shows what would fail, what may, and what to do about it. Exits with 1 if something would fail. Takes a few seconds
-    and changes nothing.
+    Shows what would fail, what may, and what to do about it, in a few seconds. Exits with 1 if something would fail.
     """
     if flags is not None:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -88,10 +85,7 @@ def check_template(
 
 def drift(
     dump: options.Dump,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="The policy's tokenizer; default: as the dump records it.", exists=True, file_okay=False),
-    ] = None,
+    tokenizer: options.DumpTokenizer = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -111,8 +105,10 @@ def drift(
     tokens; with 2 if they are not of this tokenizer.
     """
     from strands_rollout.diagnostics.replay import run_drift
+    from strands_rollout.settings import read_config_file
 
-    raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, changes=changes, show=show, as_json=as_json) else 1)
+    settings = read_config_file(config, changes) if config or changes else None
+    raise typer.Exit(0 if run_drift(dump, tokenizer, settings=settings, show=show, as_json=as_json) else 1)
 
 
 def replay(
@@ -120,12 +116,7 @@ def replay(
     sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
     base_url: options.BaseUrl = None,
     model: options.Model = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="The policy's; default: as recorded, else as the server names it.", exists=True, file_okay=False
-        ),
-    ] = None,
+    tokenizer: options.DumpTokenizer = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Sampling temperature; default: as recorded with a seed, else 0; with --seed 1.", min=0.0),
@@ -166,8 +157,7 @@ def rescore(
     reward_key: options.RewardKey = None,
     group_rm: options.GroupRm = False,
     out: Annotated[
-        Path | None,
-        typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.", metavar="FILE"),
+        Path | None, typer.Option(help="A new dump (.jsonl, .jsonl.gz) of all samples, with the new rewards.")
     ] = None,
     show: Annotated[int, typer.Option(help="Changed samples to list.", min=0)] = 50,
     as_json: options.JsonLines = False,
@@ -205,8 +195,8 @@ def validate(
 ) -> None:
     """Ask the reward for each row's own gold answer.
 
-    A label that can't score teaches nothing. Prints the line, the label and the reason of each row whose answer does
-    not score 1. Exits with 1 if there is one.
+    Prints the line, the label and the reason of each row whose answer does not score 1: it teaches nothing. Exits with
+    1 if there is one.
     """
     from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, load_reward, run_validate
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strands_rollout.cli.options import Dump
+from strands_rollout.cli.options import Dump, DumpTokenizer
 from strands_rollout.errors import ConfigError, DumpError
 
 if TYPE_CHECKING:
@@ -20,15 +20,8 @@ if TYPE_CHECKING:
 
 def view(
     dump: Dump,
-    out: Annotated[
-        Path | None, typer.Option(help="Write the page to this file, in place of opening it.", dir_okay=False)
-    ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(
-            help="The policy's, for drift and missing texts; default: as recorded.", exists=True, file_okay=False
-        ),
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
+    tokenizer: DumpTokenizer = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
     sample: Annotated[
         list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)

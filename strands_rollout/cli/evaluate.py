@@ -4,14 +4,14 @@ import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final
 
 import typer
 
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling
-from strands_rollout.train.options import SHIPPED_POLICY, Decay, LossMean, TrainOptions, UpdateSettings
+from strands_rollout.train.options import SHIPPED_POLICY, TrainOptions, UpdateSettings
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
 _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
@@ -125,12 +125,6 @@ def _complete(given: Given) -> None:
         )
     if given["is_async"] and given["extra_prompts"]:
         raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
-    for option, value, known in (
-        ("--lr-decay", given["decay"], get_args(Decay)),
-        ("--loss-mean", given["mean"], get_args(LossMean)),
-    ):
-        if value not in known:
-            raise typer.BadParameter(f"got {option} {value!r}; expected one of {', '.join(known)}")
     given["out"] = (
         given["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{given['seed']}-{os.getpid()}"
     )

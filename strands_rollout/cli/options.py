@@ -11,18 +11,7 @@ from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from types import NoneType
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -31,7 +20,6 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 from strands_rollout.evaluation.options import BaseUrl as BaseUrl
 from strands_rollout.evaluation.options import Changes as Changes
 from strands_rollout.evaluation.options import Model as Model
-from strands_rollout.evaluation.options import Tokenizer as Tokenizer
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -53,7 +41,7 @@ _OF_WORD: Final = {"endpoint": "URL", "base": "URL", "urls": "URL", "reward": "P
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has its options, where they are many, in groups: an option's own panel, or by its name."""
+    """A command whose help has its options, where they are many, in groups: an option's own panel, else by its name."""
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """The pieces of the usage line; typer puts a required argument in braces, which a shell would expand."""
@@ -93,12 +81,10 @@ def finish(commands: Iterable[CommandInfo]) -> None:
 def _metavar(name: str, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401 - a type, or what stands for several
     if isinstance(info, ArgumentInfo):
         return name.upper()
-    if get_origin(kind) is Literal:
-        return "|".join(get_args(kind))
-    if parts := [part for part in get_args(kind) if part is not NoneType]:  # of a list or a union with None
-        return _metavar(name, parts[0], info)
+    if parts := [part for part in get_args(kind) if part is not NoneType]:  # of a list, a union with None, or a choice
+        return "|".join(parts) if isinstance(parts[0], str) else _metavar(name, parts[0], info)
     if kind is Path:
-        return "DIR" if not info.file_okay else "FILE" if not info.dir_okay else "PATH"
+        return "DIR" if not info.file_okay or name.endswith(("dir", "tokenizer")) else "FILE"
     last = name.rpartition("_")[2]
     return _OF_TYPE[kind] if kind in _OF_TYPE else _OF_WORD.get(last, last.upper())
 
@@ -157,6 +143,10 @@ def check_engine(base_url: str | None, model: Path | None) -> None:
 Dump: TypeAlias = Annotated[
     Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
 ]
+DumpTokenizer: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="The policy's tokenizer; default: as the dump records it.", exists=True, file_okay=False),
+]
 JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
 JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON instead: a line for each sample, and the totals.")
@@ -198,7 +188,7 @@ def config(
         read_config_file,
     )
 
-    settings = read_config_file(file, changes or ())
+    settings = read_config_file(file, changes)
     if as_json and is_masked(settings):
         typer.echo(f"note: {MASK_NOTE}", err=True)
     typer.echo(

@@ -56,7 +56,7 @@ class Question:
         int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)
     ] = None
     tokenizer: Annotated[
-        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.", metavar="DIR")
+        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.")
     ] = None
     model_name: Annotated[
         str | None,
@@ -64,24 +64,18 @@ class Question:
     ] = None
     config: Annotated[
         Path | None,
-        Option(
-            help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml.",
-            metavar="FILE",
-        ),
+        Option(help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."),
     ] = None
     changes: Changes = None
     data: Annotated[
         list[Path] | None,
-        Option(
-            help="A prompt data set; may be given more than once; default: those that the scripts use.", metavar="FILE"
-        ),
+        Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
     ] = None
-    slime_dir: Annotated[
-        Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.", metavar="DIR")
-    ] = None
+    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")] = (
+        None
+    )
     megatron_dir: Annotated[
-        Path | None,
-        Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.", metavar="DIR"),
+        Path | None, Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
     ] = None
     gpus: Annotated[
         int | None, Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0)
@@ -89,7 +83,9 @@ class Question:
     training: Annotated[
         bool, Option("--training", help="Fail on all that a training run on this machine can't do without.")
     ] = False
-    isolation: Annotated[str, Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")] = "full"
+    isolation: Annotated[Literal["full", "seccomp", "rlimits"], Option(help="What the code sandbox must enforce.")] = (
+        "full"
+    )
 
     def named(self, variable: str) -> Path | None:
         """The path that a variable of the environment names; None where it is not set, or empty."""

@@ -33,7 +33,7 @@ from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import Json
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample
-from strands_rollout.settings import read_config_file
+from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_size_of
 from strands_rollout.tool_parsers import AUTO
@@ -89,16 +89,9 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
 
 
 def run_drift(
-    dump: Path,
-    tokenizer: Path | None,
-    *,
-    config: Path | None,
-    show: int,
-    as_json: bool,
-    changes: Sequence[str] | None = None,
+    dump: Path, tokenizer: Path | None, *, settings: RolloutSettings | None, show: int, as_json: bool
 ) -> bool:
     """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
-    settings = read_config_file(config, changes or ()) if config or changes else None
     thinking = None if settings is None else settings.enable_thinking
     folder = tokenizer or recorded_tokenizer(dump)
     loaded = load_tokenizer_folder(folder)
@@ -286,9 +279,8 @@ async def run_replay(
         raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
-        folder = tokenizer_dir or (
-            recorded_tokenizer(dump) if episode.record.tokenizer else await served_tokenizer(url)
-        )
+        recorded = episode.record.tokenizer and episode.record.tokenizer.folder
+        folder = tokenizer_dir or recorded or await served_tokenizer(url)
         tokenizer = load_tokenizer(str(folder))
         check_tokenizer(episode.record, TokenTexts(tokenizer), str(folder))
         vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)

@@ -30,6 +30,7 @@ from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import make_console, printable, show_next
 from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError, foreign_code
 from strands_rollout.evaluation.display import counter
+from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import label_texts
@@ -109,12 +110,7 @@ def _each(answer: object, count: int) -> list[object]:
 
 
 def load_reward(
-    path: str | None,
-    config: Path | None,
-    keys: Sequence[str],
-    *,
-    changes: Sequence[str] | None = None,
-    takes_groups: bool = False,
+    path: str | None, config: Path | None, keys: Sequence[str], *, changes: Changes = None, takes_groups: bool = False
 ) -> RewardCall:
     """The reward at a dotted path, this package's own for None, with the settings of a configuration.
 
@@ -125,7 +121,7 @@ def load_reward(
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
 
-    settings = read_config_file(config, changes or ()).model_dump(mode="json") if config or changes else None
+    settings = read_config_file(config, changes).model_dump(mode="json") if config or changes else None
     args = SimpleNamespace(strands_rollout=settings, reward_key=keys[0], eval_reward_key=keys[0])
     try:
         function = reward_func if path is None else load_function(path)

@@ -111,7 +111,7 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
     parser = AUTO
     with contextlib.suppress(ConfigError):  # which is another check's finding
         changed = question.config_file or question.changes
-        parser = read_config_file(question.config_file, question.changes or ()).tool_parser if changed else AUTO
+        parser = read_config_file(question.config_file, question.changes).tool_parser if changed else AUTO
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
@@ -127,7 +127,7 @@ def check_config(question: Question) -> Iterator[Finding]:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")
         return
     try:
-        settings = read_config_file(path, question.changes or ())
+        settings = read_config_file(path, question.changes)
     except ConfigError as e:
         yield error("config", str(e), "correct it; all settings with their meaning: strands-rollout config")
         return

@@ -83,17 +83,12 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 
 def recorded_tokenizer(path: Path) -> Path:
-    """The folder of the tokenizer that the first samples of a dump were written with.
-
-    Raises:
-        ConfigError: They name none, or none on this machine.
-        DumpError: As `read_dump`.
-    """
+    """The folder of the tokenizer that a dump's first samples name; ConfigError where there is none on this machine."""
     found = next((record.tokenizer for record in islice(read_dump(path), _FIRST) if record.tokenizer), None)
-    if found is None or not Path(found.name).is_dir():
-        got = "no tokenizer" if found is None else f"the tokenizer {found.name}, which is no folder on this machine"
-        raise ConfigError(f"{path} names {got}; pass that of the policy with --tokenizer DIR")
-    return Path(found.name)
+    if found is not None and (folder := found.folder):
+        return folder
+    got = "no tokenizer" if found is None else f"the tokenizer {found.name}, which is no folder on this machine"
+    raise ConfigError(f"{path} names {got}; pass that of the policy with --tokenizer DIR")
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:

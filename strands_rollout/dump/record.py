@@ -203,15 +203,10 @@ _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 @dataclass(frozen=True, slots=True)
 class TokenizerIdentity:
-    """Which tokenizer a sample was written with.
+    """Which tokenizer a sample was written with."""
 
-    Attributes:
-        name: Its folder, absolute, or its id on the hub.
-        fingerprint: A hash of its vocabulary. Added tokens are no part of it: releases of transformers add others.
-    """
-
-    name: str
-    fingerprint: str
+    name: str  # its folder, absolute, or its id on the hub
+    fingerprint: str  # a hash of its vocabulary without added tokens, which depend on transformers' release
 
     @classmethod
     @functools.lru_cache(maxsize=8)
@@ -221,12 +216,17 @@ class TokenizerIdentity:
         in_order = "\0".join(sorted(vocabulary, key=vocabulary.__getitem__))
         digest = hashlib.blake2b(in_order.encode("utf-8", "surrogatepass"), digest_size=16)
         name = str(tokenizer.name_or_path)
-        return cls(str(Path(name).resolve()) if Path(name).is_dir() else name, digest.hexdigest())
+        return cls(str(Path(name).resolve()) if name and Path(name).is_dir() else name, digest.hexdigest())
 
     @classmethod
     def read(cls, given: Json) -> TokenizerIdentity | None:
         """What a line has of it; LookupError or TypeError where that is nothing of the kind."""
         return None if given is None else cls(str(given["name"]), str(given["fingerprint"]))
+
+    @property
+    def folder(self) -> Path | None:
+        """Its folder, where that is on this machine."""
+        return Path(self.name) if Path(self.name).is_dir() else None
 
 
 class TokenTexts(Mapping[int, bytes]):

@@ -60,11 +60,8 @@ def make_console(*, stderr: bool = False) -> Console:
 def show_next(*words: object) -> None:
     """Say on stderr which command comes next, as it has to be typed here."""
     program, name = Path(sys.argv[0]), "strands-rollout"
-    if program.name == "__main__.py":
-        typed = "python -m strands_rollout.cli"
-    elif program.name != name or shutil.which(name) == str(program):
-        typed = name
-    else:  # it was called by its path, as the demo's script does
+    typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
+    if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
         typed = min(os.path.relpath(program), str(program), key=len)
     make_console(stderr=True).print(f"next: {typed} {shlex.join(map(str, words))}", markup=False, soft_wrap=True)
 

@@ -30,11 +30,7 @@ Tokenizer: TypeAlias = Annotated[
 ]
 Changes: TypeAlias = Annotated[
     list[str] | None,
-    Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A setting under strands_rollout: in place of the file's; may be given more than once.",
-    ),
+    Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
 ]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
 

@@ -13,10 +13,8 @@ from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 
 
-async def read_checked_config(path: Path | None, changes: Sequence[str] = ()) -> RolloutSettings:
+async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
-
-    The arguments are those of `read_config_file`.
 
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.

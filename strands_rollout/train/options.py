@@ -38,19 +38,13 @@ class UpdateSettings:
     """
 
     learning_rate: Annotated[float, Option(help="AdamW's, where it decays at the first step.", min=0)] = 2e-4
-    decay: Annotated[Decay, Option("--lr-decay", parser=str, help="constant, or linear, to 0 after the last step.")] = (
-        "constant"
-    )
+    decay: Annotated[Decay, Option("--lr-decay", help="constant, or linear, to 0 after the last step.")] = "constant"
     updates: Annotated[int, Option(help="Optimizer steps per step.", min=1)] = 4
     clip_low: Annotated[float, Option(help="slime's --eps-clip.", min=0)] = 0.2
     clip_high: Annotated[float, Option(help="slime's --eps-clip-high.", min=0)] = 0.28
     mean: Annotated[
         LossMean,
-        Option(
-            "--loss-mean",
-            parser=str,
-            help="sample: mean of samples' means, as slime; token: mean over all trained tokens.",
-        ),
+        Option("--loss-mean", help="sample: mean of samples' means, as slime; token: mean over all trained tokens."),
     ] = "sample"
     tis_clip: Annotated[
         float | None,

@@ -154,7 +154,7 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
-    settings = await read_checked_config(options.config, options.changes or ())
+    settings = await read_checked_config(options.config, options.changes)
     if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:

@@ -58,12 +58,14 @@ def _retokeniser(folder: Path | None, dump: Path) -> Retokeniser | None:
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
+    first = [record for record in islice(read_dump(dump), 16) if record.has_tokens]
+    if folder is None and not first:
+        return None
     try:
         chosen = folder or recorded_tokenizer(dump)
         retokeniser = Retokeniser(load_tokenizer(str(chosen)))
-        for record in islice(read_dump(dump), 16):
-            if record.has_tokens:
-                check_tokenizer(record, retokeniser.texts, str(chosen))
+        for record in first:
+            check_tokenizer(record, retokeniser.texts, str(chosen))
     except ConfigError as e:
         if folder is not None:
             raise

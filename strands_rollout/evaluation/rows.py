@@ -133,11 +133,11 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
-    from strands_rollout.slime_plugin.slime_adapter import is_hub_reachable
+    from strands_rollout.slime_plugin.slime_adapter import hub_obstacle
 
     match: Any = _HUB.fullmatch(str(path))
-    if not (os.environ.get("HF_HUB_OFFLINE") or is_hub_reachable()):
-        raise PromptError(f"{path} is no file here, and Hugging Face's hub can't be reached")
+    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_obstacle()):  # then the cache may have it
+        raise PromptError(f"{path} is no file here, and {obstacle}")
     found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
     if isinstance(found, dict):  # all splits
         if len(found) > 1:

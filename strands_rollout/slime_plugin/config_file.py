@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strands_rollout.agent import tool_loading
@@ -14,22 +14,24 @@ from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 
 
-async def read_checked_config(path: Path | None, reward: str | None = None) -> RolloutSettings:
+async def read_checked_config(
+    path: Path | None, changes: Sequence[str] | None = None, reward: str | None = None
+) -> RolloutSettings:
     """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
 
     Args:
         path: The file; None for the defaults.
+        changes: As for `read_config_file`.
         reward: Dotted path of a reward function in place of the file's own.
 
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
     """
-    if path is None and reward is None:
-        return RolloutSettings()
-    settings = RolloutSettings() if path is None else read_config_file(path)
+    settings = read_config_file(path, changes)
     if reward is not None:
         settings = with_reward(settings, reward)
-    await check_names(path, settings)
+    if path is not None or changes or reward is not None:
+        await check_names(path, settings)
     return settings
 
 

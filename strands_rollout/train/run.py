@@ -15,7 +15,7 @@ from rich.console import Console
 
 from strands_rollout import __version__
 from strands_rollout.client.transport import parse_base_url, redacted
-from strands_rollout.dump.terminal import make_console
+from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
@@ -77,6 +77,11 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
             print("mean reward: {}, in the end {}".format(*rewards))
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
+    if not options.json_only:
+        given = {"--config": options.config, "--reward": options.reward, "--label-key": options.label_key}
+        given |= {"--input-key": options.input_key if options.input_key != "prompt" else None}
+        same = [word for name, value in given.items() if value for word in (name, value)]
+        show_next("eval", "--model", options.out / "weights", *same, "--data", options.held_out)
     return EXIT_OK
 
 
@@ -163,8 +168,8 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
-    settings = await read_checked_config(options.config, options.reward)
-    if options.config is None:
+    settings = await read_checked_config(options.config, options.changes, options.reward)
+    if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(

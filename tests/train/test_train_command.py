@@ -180,6 +180,7 @@ def test_faulty_samples_stop_a_run_with_words(ablation, words, tmp_path, few_row
     ("arguments", "message"),
     [
         (["cli", "train", "--temperature", "0"], "got --temperature 0.0; expected more than 0"),
+        (["cli", "train", "--reward", "no.such"], "reward: can't load 'no.such': there is no module 'no'"),
         (["cli", "train", "--async", "--extra-prompts", "2"], "leave out --extra-prompts"),
         (["experiments", "--rollout", "text", "train"], "'text' is not one of 'tito', 'retokenised', 'openai'"),
         (["experiments", "--ablation", "aborted-as-completed", "train"], "needs --extra-prompts"),

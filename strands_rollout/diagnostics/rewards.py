@@ -122,15 +122,15 @@ def load_reward(
     # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
-    from strands_rollout.slime_plugin.config_file import search_beside, with_reward
+    from strands_rollout.slime_plugin.config_file import search_beside
     from strands_rollout.slime_plugin.own_reward import check_reward, takes_sample_with_args
 
-    settings = read_config_file(config, changes)
     search_beside(config)
     try:
         function: Callable[..., object] = reward_func if path is None else load_function(path)
         if path is not None and not takes_groups and not takes_sample_with_args(function):
-            function, settings = reward_func, with_reward(settings, path)
+            function, changes = reward_func, [*(changes or ()), f"reward={path}"]
+        settings = read_config_file(config, changes)
         check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e

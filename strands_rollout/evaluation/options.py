@@ -53,6 +53,13 @@ RewardPath: TypeAlias = Annotated[
         help="Your own reward by dotted path: score(response, label), score(sample), or slime's reward(args, sample).",
     ),
 ]
+
+
+def all_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
+    """The settings that --set and --reward change."""
+    return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
+
+
 Changes: TypeAlias = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
-from strands_rollout.evaluation.options import EvalOptions, Sampling
+from strands_rollout.evaluation.options import EvalOptions, Sampling, all_changes
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, yaml_text
@@ -336,7 +336,7 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
 
 async def load_settings(options: EvalOptions) -> RolloutSettings:
     """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
-    settings = await read_checked_config(options.config, options.changes, options.reward)
+    settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
     runs_own_code = options.base_url is None and options.model_dir is None
     if runs_own_code and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})

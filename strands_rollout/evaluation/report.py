@@ -179,8 +179,6 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
     counts = [(problem["right"], problem["scored"]) for problem in problems]
     mean, error, interval = accuracy_of(counts)
     ks = [k for k in ks if k <= samples]
-    # a reward of the user's own, or of an environment, need not cut out answers
-    has_answers = any(has_answer(result.answer) or result.method not in _WITHOUT_ANSWERS for result in scored)
     return {
         "problems": len(chosen.rows),
         "problems_scored": sum(bool(total) for _, total in counts),
@@ -195,7 +193,7 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "interval_95": interval and [_rounded(bound) for bound in interval],
         "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
-        "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"] and has_answers]),
+        "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
         **_rewards(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
         "status": _counted(result.status for result in found),
@@ -234,7 +232,10 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
 def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
     """The mean reward, and that of each further number of it over the samples that have it."""
     rewards = [result.reward for result in scored if result.reward is not None]
+    # a reward of the user's own, or of an environment, need not cut out answers
+    has_answers = any(has_answer(one.pred) or one.method not in _WITHOUT_ANSWERS for one in rewards)
     return {
+        **({} if has_answers else {"maj_at_n": None}),
         "mean_reward": _mean([reward.score for reward in rewards if reward.score is not None]),
         "mean_parts": {
             name: _mean(values) for name, values in parts_of(one.model_extra or {} for one in rewards).items()

@@ -8,37 +8,22 @@ from pathlib import Path
 from strands_rollout.agent import tool_loading
 from strands_rollout.code_tool.executors import make_executor
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file
+from strands_rollout.settings import RolloutSettings, read_config_file
 from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 
 
-async def read_checked_config(
-    path: Path | None, changes: Sequence[str] | None = None, reward: str | None = None
-) -> RolloutSettings:
+async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
-
-    Args:
-        path: The file; None for the defaults.
-        changes: As for `read_config_file`.
-        reward: Dotted path of a reward function in place of the file's own.
 
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
     """
     settings = read_config_file(path, changes)
-    if reward is not None:
-        settings = with_reward(settings, reward)
-    if path is not None or changes or reward is not None:
+    if path is not None or changes:
         await check_names(path, settings)
     return settings
-
-
-def with_reward(settings: RolloutSettings, path: str) -> RolloutSettings:
-    """The settings with a reward function in place of the grading; what a right answer scores stays."""
-    kept = settings.reward.model_dump(include={"correct", "wrong", "timeout_s"}, exclude_unset=True)
-    return settings.model_copy(update={"reward": RewardSettings(**kept, function=path)})
 
 
 async def check_names(path: Path | None, settings: RolloutSettings) -> None:

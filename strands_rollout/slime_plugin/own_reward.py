@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import os
 import random
 import re
 import reprlib
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Final
 
 import httpx
@@ -30,7 +27,6 @@ from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, us
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
 
-_model = lru_cache(maxsize=8)(load_model)  # making one may take long
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
 # a number that is none of a fraction or percentage: "Score: 7/10" has no scale that is known here
@@ -59,9 +55,7 @@ class Answer:
 
 
 async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
-    """The score of the user's function, or the weighted sum of parts, which are among the result's.
-
-    `built_in` gives the reward of this package, for a part with neither function nor judge.
+    """The score of the user's function, or the weighted sum of parts; `built_in` is for one without function and judge.
 
     Raises:
         EnvironmentFaultError: A judge gave no number.
@@ -77,18 +71,13 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
         async with asyncio.timeout(settings.timeout_s):
             if settings.function is not None:
                 return await _called(settings.function, answer)
-            results = await asyncio.gather(*map(part, settings.parts.values()), return_exceptions=True)
+            scored = {name: await part(one) for name, one in settings.parts.items()}
     except TimeoutError as e:
         raise RolloutError(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
-    scored: dict[str, Scored] = {}
-    for name, result in zip(settings.parts, results, strict=True):
-        if isinstance(result, BaseException):
-            raise result
-        scored[name] = result
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
     return Scored(
-        math.fsum(settings.parts[name].weight * value for name, value in values.items()),
+        sum(settings.parts[name].weight * value for name, value in values.items()),
         next((one.acc for one in scored.values() if one.acc is not None), None),
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
@@ -174,7 +163,7 @@ async def _model_reply(judge: Judge, prompt: str) -> str:
     path = str(judge.strands_model)
     with foreign_code("a Strands model may raise anything") as outcome:
         async with asyncio.timeout(judge.timeout_s):
-            agent = Agent(model=_model(path), callback_handler=None, load_tools_from_directory=False)
+            agent = Agent(model=load_model(path), callback_handler=None, load_tools_from_directory=False)
             return str(await agent.invoke_async(prompt))
     e = outcome.error
     raise EnvironmentFaultError(f"the judge {path} raised {type(e).__name__}: {e}") from e
@@ -191,7 +180,6 @@ async def _api_reply(judge: Judge, prompt: str) -> str:
     limits = httpx.Timeout(judge.timeout_s, pool=None)
     outage = Outage(RetryPolicy(max_attempts=judge.retries + 1))
     while True:
-        began = time.monotonic()
         try:
             answer = await client.post(url, json=body, headers=headers, timeout=limits)
             if answer.status_code == httpx.codes.OK:
@@ -203,7 +191,7 @@ async def _api_reply(judge: Judge, prompt: str) -> str:
             raise EnvironmentFaultError(f"the judge at {shown} gave no chat completion: {type(e).__name__}: {e}") from e
         except EngineError as e:
             raise EnvironmentFaultError(f"the judge refused: {e}; check its base_url, model and api_key") from e
-        outage.add(fault, time.monotonic() - began)
+        outage.add(fault, 0.0)
         if outage.gives_up():
             why = f"no answer in {len(outage.faults)} attempts, the last ended with: {fault.words}"
             raise EnvironmentFaultError(f"the judge at {shown} gave {why}; check its base_url, and that it is up")

@@ -10,15 +10,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import (
-    DATA_HELP,
-    Changes,
-    InputKey,
-    JsonOnly,
-    LabelKey,
-    RewardPath,
-    existing_data,
-)
+from strands_rollout.evaluation.options import DATA_HELP, Changes, InputKey, JsonOnly, LabelKey, RewardPath
+from strands_rollout.evaluation.options import existing_data as existing
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
@@ -100,10 +93,10 @@ class TrainOptions:
     ]
     data: Annotated[
         Path,
-        Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing_data),
+        Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing),
     ]
     held_out: Annotated[
-        Path, Option(help="Likewise, to measure on.", dir_okay=False, show_default=_SHIPPED, callback=existing_data)
+        Path, Option(help="Likewise, to measure on.", dir_okay=False, show_default=_SHIPPED, callback=existing)
     ]
     input_key: InputKey = "prompt"
     label_key: LabelKey = None

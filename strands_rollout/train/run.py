@@ -18,6 +18,7 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
+from strands_rollout.evaluation.options import all_changes
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
@@ -168,7 +169,7 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
-    settings = await read_checked_config(options.config, options.changes, options.reward)
+    settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
     if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:

@@ -10,7 +10,7 @@ import typer
 
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling
+from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling, TryOptions
 from strands_rollout.train.options import SHIPPED_POLICY, Decay, LossMean, TrainOptions, UpdateSettings
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
@@ -70,6 +70,35 @@ def _parse_ks(text: str) -> list[int]:
     if not ks or ks[0] < 1:
         raise typer.BadParameter(f"got --k {text!r}; expected numbers from 1 with commas between, as in 1,4,8")
     return ks
+
+
+@takes(TryOptions)
+def try_row(
+    given: Given,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="slime's --custom-config-path YAML; default: this package's settings.", exists=True, dir_okay=False
+        ),
+    ] = None,
+) -> None:
+    """Play one row and show it as it goes: what is read, each turn, call and result, reward and status.
+
+    Turns come from one of: --script, --you, --api-base with --api-model, an SGLang server (--base-url), or a model on
+    the embedded engine (--model; default: the shipped one, which knows math with the code tool only). With the first
+    three no model is needed, and the rest is real: template, tokens, parser, tools, reward. Exits with 1 if the episode
+    fails, or a script does not end with it.
+    """
+    sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if given[name]]
+    if len(sources) > 1:
+        named = ", ".join(f"--{name.removesuffix('_dir').replace('_', '-')}" for name in sources)
+        raise typer.BadParameter(f"got {named}; expected one source of turns")
+    if (given["api_base"] is None) != (given["api_model"] is None):
+        raise typer.BadParameter("got one of --api-base and --api-model; expected both, or none")
+    from strands_rollout.evaluation.try_row import run_try
+
+    raise typer.Exit(run_try(TryOptions(config=config, **given)))
 
 
 @takes(TrainOptions, UpdateSettings)

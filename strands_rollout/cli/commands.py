@@ -81,6 +81,8 @@ def serve(
 
     if stop_with_stdin:
         engine_process.stop_with_stdin()
+    elif model is None:
+        typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
     engine.serve(
         model,
         host,

@@ -10,8 +10,8 @@ import typer
 
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling, TryOptions
-from strands_rollout.train.options import SHIPPED_POLICY, Decay, LossMean, TrainOptions, UpdateSettings
+from strands_rollout.evaluation.options import SHIPPED_MODEL, DemoOptions, EvalOptions, Sampling, TryOptions
+from strands_rollout.train.options import Decay, LossMean, TrainOptions, UpdateSettings
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
 _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
@@ -157,6 +157,6 @@ def _complete(given: Given) -> None:
     given["out"] = (
         given["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{given['seed']}-{os.getpid()}"
     )
-    given["model_dir"] = given["model_dir"] or SHIPPED_POLICY
+    given["model_dir"] = given["model_dir"] or SHIPPED_MODEL
     given["data"] = given["data"] or shipped_rows().with_name("train.jsonl")
     given["held_out"] = given["held_out"] or shipped_rows()

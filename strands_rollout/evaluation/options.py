@@ -6,10 +6,11 @@ Imports nothing heavy, so that --help answers at once.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from typer import Option
 
+SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 BaseUrl: TypeAlias = Annotated[
     str | None, Option(help="An SGLang server or router; default: the embedded engine is started.")
 ]

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
-from strands_rollout.evaluation.options import EvalOptions, Sampling, TryOptions
+from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, yaml_text
@@ -249,8 +249,8 @@ def read_eval_config(
     config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
         raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
-    checked = checked(_EvalConfig, config, f"{path}: eval")
-    given = [{**(checked.defaults or {}), **entry} for entry in checked.datasets]
+    whole = checked(_EvalConfig, config, f"{path}: eval")
+    given = [{**(whole.defaults or {}), **entry} for entry in whole.datasets]
     entries = [checked(DataSetEntry, one, f"{path}: eval.datasets {one.get('name')!r}") for one in given]
     names = [entry.name for entry in entries]
     if len({*names}) < len(names):
@@ -281,6 +281,7 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 def checked(model: type[_Model], given: object, where: str) -> _Model:
+    """The model of what was given; a ConfigError names the place, the key and the nearest known one."""
     try:
         return model.model_validate(given)
     except ValidationError as e:
@@ -320,7 +321,18 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
     return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
 
 
-async def load_settings(options: EvalOptions | TryOptions) -> RolloutSettings:
+class Engine(Protocol):
+    """What a command was asked to play on."""
+
+    @property
+    def base_url(self) -> str | None: ...  # noqa: D102
+    @property
+    def model_dir(self) -> Path | None: ...  # noqa: D102
+    @property
+    def config(self) -> Path | None: ...  # noqa: D102
+
+
+async def load_settings(options: Engine) -> RolloutSettings:
     """The settings of --config, with the shipped model's executor where they name none and it is served."""
     settings = RolloutSettings() if options.config is None else await read_checked_config(options.config)
     runs_own_code = options.base_url is None and options.model_dir is None
@@ -329,14 +341,15 @@ async def load_settings(options: EvalOptions | TryOptions) -> RolloutSettings:
     return settings
 
 
-def shipped_model_note(settings: RolloutSettings, config: Path | None) -> str | None:
+def shipped_model_note(options: Engine, settings: RolloutSettings) -> str | None:
     """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
     plain = RolloutSettings()
     names = ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
-    if not changed:
+    if not changed or options.base_url is not None or options.model_dir not in (None, SHIPPED_MODEL):
         return None
     return (
-        f"note: the shipped model knows only math with the code tool, not your {', '.join(changed)}: play them without "
-        f"a model (strands-rollout try {config or 'CONFIG'} --script FILE, or --you), or with another by --base-url URL"
+        f"note: the shipped model knows only math with the code tool: your {' and '.join(changed)} mean nothing to it. "
+        f"Play them without a model (strands-rollout try {options.config} --script FILE, or --you), or with another "
+        "(--base-url URL)"
     )

@@ -12,7 +12,7 @@ import os
 import shlex
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +32,11 @@ _CONTEXT_TOKENS: Final = 1 << 17
 _MAX_BODY_BYTES: Final = 1 << 28
 _API_TIMEOUT_S: Final = 300.0
 _CALL: Final = "/call"
+_KEYS: Final = """you are the policy; type
+  TEXT                          to answer
+  /call NAME {"key": "value"}   to call a tool; or: /call NAME key=value
+  a line that ends in \\         to go on with this turn in the next line
+  Ctrl-D                        to end"""
 
 
 class Call(BaseModel):
@@ -95,8 +100,8 @@ class Script:
         """The next turn of the file."""
         if self.played == len(self.turns):
             raise PolicyEndedError(
-                f"{self.path} ends after {counted(self.played, 'turn')}, but the episode goes on: the policy is asked for "
-                f"turn {self.played + 1}; write what it says there"
+                f"{self.path} ends after {counted(self.played, 'turn')}, but the episode goes on: write the policy's "
+                f"turn {self.played + 1}"
             )
         self.played += 1
         return self.turns[self.played - 1]
@@ -106,7 +111,7 @@ class Script:
         left = len(self.turns) - self.played
         if left:
             raise PolicyEndedError(
-                f"{self.path} has {counted(left, 'turn')} too many: the episode ended after {counted(self.played, 'turn')}"
+                f"{self.path} has {counted(left, 'turn')} too many: the episode ended after turn {self.played}"
             )
 
 
@@ -123,10 +128,9 @@ class Person:
     ask: Callable[[str], str] = input
 
     def __post_init__(self) -> None:
-        self.note(
-            'you are the policy: type a text to answer, or /call NAME {"key": "value"} (or key=value ...) to call a '
-            "tool; a line that ends in \\ goes on, as for several calls of one turn; Ctrl-D ends"
-        )
+        with suppress(ImportError):  # lets lines be edited
+            import readline  # noqa: F401
+        self.note(_KEYS)
 
     async def turn(self, asked: Asked | None) -> Turn:  # noqa: ARG002 - they have read it
         """What is typed; asked again where a call can't be read."""
@@ -137,7 +141,7 @@ class Person:
                 self.note(str(e))
 
     def _typed(self) -> list[str]:
-        # On this thread, though it blocks the loop: nothing else runs meanwhile, and a thread that waits for input can't
+        # On this thread, though it blocks the loop: nothing else runs meanwhile, and another that waits for input can't
         # be ended. asyncio's own handler would only cancel a task.
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:

@@ -40,7 +40,7 @@ from strands_rollout.evaluation.evaluate import (
     tokenizer_folder,
 )
 from strands_rollout.evaluation.options import DemoOptions, EvalOptions, slime_sampling_params
-from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings, shipped_model_note
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
@@ -83,6 +83,7 @@ def run_evaluation(options: EvalOptions) -> int:
         console = make_console()
         print_evaluation(console, report)
         console.print(f"report: {options.out / REPORT_NAME}", markup=False, soft_wrap=True)
+        console.print(f"next, look at the samples: strands-rollout view {options.out}", markup=False, soft_wrap=True)
     if not report["complete"]:
         note(how_to_resume)
     print(json.dumps(without_problems(report)), flush=True)
@@ -91,6 +92,8 @@ def run_evaluation(options: EvalOptions) -> int:
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
     settings, sets = await load_settings(options), load_sets(options, note)
+    if limits := shipped_model_note(options, settings):
+        note(limits)
     for chosen in sets:
         chosen.check_settings(settings)
         samples = chosen.sampling.samples

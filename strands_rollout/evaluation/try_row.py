@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import sys
 import textwrap
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
@@ -23,10 +24,9 @@ from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider
 from strands_rollout.agent.environment import place_in_users_code
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console, print_transcript
-from strands_rollout.engine import SHIPPED_MODEL_DIR
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, PolicyEndedError
 from strands_rollout.evaluation.evaluate import Outcome, playing, served_engine, served_tokenizer, start_executor
-from strands_rollout.evaluation.options import TryOptions, slime_sampling_params
+from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, slime_sampling_params
 from strands_rollout.evaluation.plan import load_settings, shipped_model_note
 from strands_rollout.evaluation.policies import Asked, ChatApi, Person, Script, WrittenPolicy, counted, served_policy
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
@@ -181,8 +181,12 @@ def run_try(options: TryOptions) -> int:
     try:
         return asyncio.run(_try(options))
     except KeyboardInterrupt:
-        make_console(stderr=True).print("interrupted")
-        return EXIT_INTERRUPTED
+        print("\ninterrupted", file=sys.stderr)
+    except PolicyEndedError as e:
+        if not options.you:
+            raise
+        print(f"\n{e}", file=sys.stderr)
+    return EXIT_INTERRUPTED
 
 
 async def _try(options: TryOptions) -> int:
@@ -193,8 +197,7 @@ async def _try(options: TryOptions) -> int:
 
     settings, row = await load_settings(options), _row(options, note)
     policy = _policy(options, note)
-    is_shipped = policy is None and options.base_url is None and options.model_dir is None
-    if is_shipped and (limits := shipped_model_note(settings, options.config)):
+    if policy is None and (limits := shipped_model_note(options, settings)):
         note(limits)
     if CODE_TOOL_PATH in settings.tools:
         note(f"code runs with isolation {await start_executor(settings.executor)!r}")
@@ -205,7 +208,7 @@ async def _try(options: TryOptions) -> int:
             folder = options.tokenizer_dir or await served_tokenizer(base_url)
             note(f"engine at {redacted(parse_base_url(base_url))}")
         else:
-            folder = options.tokenizer_dir or SHIPPED_MODEL_DIR
+            folder = options.tokenizer_dir or SHIPPED_MODEL
             template = _template(folder, settings)
             base_url, ended = await stack.enter_async_context(served_policy(policy, template, transcript))
         given = settings.model_dump(exclude_unset=True) | {"hooks": [*settings.hooks, _HOOK], "max_failed_groups": None}
@@ -216,8 +219,8 @@ async def _try(options: TryOptions) -> int:
         _CURRENT.set(transcript)
         metadata = copy.deepcopy(dict(row.metadata))
         sample = Sample(prompt=row.prompt, label=row.label, index=options.row, group_index=0, metadata=metadata)
-        game = asyncio.ensure_future(player.play(sample, _sampling_params(options)))
-        await asyncio.wait({game, ended}, return_when=asyncio.FIRST_COMPLETED)
+        game = asyncio.create_task(player.play(sample, _sampling_params(options)))
+        await asyncio.wait([game, ended], return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var] # of both kinds
         if ended.done():
             game.cancel()
             with suppress(asyncio.CancelledError):

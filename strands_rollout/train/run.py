@@ -18,6 +18,7 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
+from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
@@ -61,7 +62,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
-        summary = asyncio.run(_run(options, method, log))
+        summary, samples = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
         kept = f"the same command with --out {options.out} resumes from its last checkpoint, if there is one"
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
@@ -72,13 +73,17 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
+    log.print(f"next, look at the samples: strands-rollout view {samples}", markup=False, soft_wrap=True)
     return EXIT_OK
 
 
-async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
+async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> tuple[dict[str, Any], str]:
+    """The run's summary, and the folder of its samples."""
     started = time.monotonic()
     settings, folder = await _settings(options, method), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
+    if limits := shipped_model_note(options, settings):
+        log.print(limits, markup=False, soft_wrap=True)
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
@@ -90,7 +95,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
         aborting = AbortFlag()
-        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
+        given = {"dump_dir": str(folder.samples), **settings.model_dump(exclude_unset=True), "should_abort": aborting}
         game = playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         player = await stack.enter_async_context(game)
         player.args.n_samples_per_prompt = options.samples_per_prompt
@@ -99,7 +104,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         )
         collector.next_position, collector.waiting = state.next_position, list(state.waiting)
         steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
-        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step))
+        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step, groups=options.prompts))
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def on_step(record: StepRecord) -> None:
@@ -114,7 +119,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         if wandb:
             wandb.sum_up(summary)
         write_json(folder.summary, summary)
-    return summary
+    return summary, given["dump_dir"]
 
 
 def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:

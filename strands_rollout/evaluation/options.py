@@ -106,13 +106,6 @@ class TryOptions:
         ),
     ] = None
     temperature: Annotated[float, Option(help="Sampling temperature of a model.", min=0.0)] = 1.0
-    max_new_tokens: Annotated[
-        int | None,
-        Option(
-            help="Tokens of the whole response, tool results included; default: 16384, on the embedded engine 1024.",
-            min=1,
-        ),
-    ] = None
     seed: Annotated[int | None, Option(help="Sampling seed of a model.")] = None
     tokens: Annotated[bool, Option("--tokens", help="Also show the sample token for token.")] = False
 

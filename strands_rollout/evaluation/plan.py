@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -321,35 +321,24 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
     return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
 
 
-class Engine(Protocol):
-    """What a command was asked to play on."""
-
-    @property
-    def base_url(self) -> str | None: ...  # noqa: D102
-    @property
-    def model_dir(self) -> Path | None: ...  # noqa: D102
-    @property
-    def config(self) -> Path | None: ...  # noqa: D102
-
-
-async def load_settings(options: Engine) -> RolloutSettings:
-    """The settings of --config, with the shipped model's executor where they name none and it is served."""
-    settings = RolloutSettings() if options.config is None else await read_checked_config(options.config)
-    runs_own_code = options.base_url is None and options.model_dir is None
-    if runs_own_code and "executor" not in settings.model_fields_set:
+async def load_settings(config: Path | None, base_url: str | None, model: Path | None) -> RolloutSettings:
+    """The settings of a configuration, with the shipped model's executor where they name none and it is served."""
+    settings = RolloutSettings() if config is None else await read_checked_config(config)
+    if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     return settings
 
 
-def shipped_model_note(options: Engine, settings: RolloutSettings) -> str | None:
+def shipped_model_note(
+    settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
+) -> str | None:
     """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
-    plain = RolloutSettings()
-    names = ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
+    plain, names = RolloutSettings(), ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
-    if not changed or options.base_url is not None or options.model_dir not in (None, SHIPPED_MODEL):
+    if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
     return (
         f"note: the shipped model knows only math with the code tool: your {' and '.join(changed)} mean nothing to it. "
-        f"Play them without a model (strands-rollout try {options.config} --script FILE, or --you), or with another "
+        f"Play them without a model (strands-rollout try {config} --script FILE, or --you), or with another "
         "(--base-url URL)"
     )

@@ -210,21 +210,22 @@ class ChatTemplate:
         """The (escaped) text from an assistant turn's end to the next generation prompt; see `TurnRenderer.render`."""
         return self._turns.render(messages, tools, after=after)
 
-    def written_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """A policy's turn of a text and calls, each a name and arguments, as the template writes calls; with its end.
+    def written_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> tuple[str, int]:
+        """A policy's turn of a text and calls, each a name and arguments, as the template writes calls; and its end.
 
         Reasoning that the generation prompt has opened is closed first, unless the text does so.
 
         Raises:
             TemplateError: The template writes no calls.
         """
-        ends = self._found.probed.ends
+        ends, end_id = self._found.probed.ends, self.end_of_calls_id if calls else self.end_of_turn_id
+        text = text.removesuffix(ends.answer)
         closed = "</think>\n\n" if self.opens_reasoning and "</think>" not in text else ""
         turns = [[call] for call in calls] if ends.one_by_one else [calls] if calls else []
         written = [_OPENING_TAGS.sub("", written_calls(self._renderer, ends, turn), 1) for turn in turns]
         if not all(written):
             raise TemplateError("the chat template writes no calls; give the turn as a text, as the policy writes it")
-        return closed + "\n".join([text] * bool(text) + written) + (ends.calls if calls else ends.answer)
+        return closed + "\n".join([text] * bool(text) + written), end_id
 
     def render(self, messages: Messages, tools: Tools = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""

@@ -70,16 +70,12 @@ class TrainingProgress:
         if self._steps_without_spread in _TOLD_AFTER:
             steps = self._steps_without_spread
             where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
-            reward = record.get("reward")
-            mean = f" (mean {reward:.2f})" if isinstance(reward, int | float) else ""
-            self._console.print(
-                f"nothing learned in {where}: the rewards of each group are all alike{mean}. Take easier or harder "
-                "rows, a reward with more values than right and wrong, more --samples-per-prompt, or a model that can "
-                "do the task; `strands-rollout try` shows an episode",
-                highlight=False,
-                markup=False,
-                soft_wrap=True,
+            words = (
+                f"nothing learned in {where}: all rewards of each group are alike. Take easier or harder rows, a reward "
+                "with more values than right and wrong, more --samples-per-prompt, or a model that can do the task; "
+                "`strands-rollout try` shows an episode"
             )
+            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self) -> None:
         description = "  ".join(filter(None, (self._words, self._phase)))

@@ -43,7 +43,7 @@ from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
-_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0")
+_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0", "samples")
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
@@ -62,7 +62,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     try:
-        summary, samples = asyncio.run(_run(options, method, log))
+        summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
         kept = f"the same command with --out {options.out} resumes from its last checkpoint, if there is one"
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
@@ -73,17 +73,14 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
-    log.print(f"next, look at the samples: strands-rollout view {samples}", markup=False, soft_wrap=True)
+    log.print(f"next, look at the samples: strands-rollout view {summary['samples']}", markup=False, soft_wrap=True)
     return EXIT_OK
 
 
-async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> tuple[dict[str, Any], str]:
-    """The run's summary, and the folder of its samples."""
+async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = await _settings(options, method), TrainFolder(options.out)
+    settings, folder = await _settings(options, method, log), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
-    if limits := shipped_model_note(options, settings):
-        log.print(limits, markup=False, soft_wrap=True)
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
@@ -95,7 +92,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> t
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
         aborting = AbortFlag()
-        given = {"dump_dir": str(folder.samples), **settings.model_dump(exclude_unset=True), "should_abort": aborting}
+        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
         game = playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
         player = await stack.enter_async_context(game)
         player.args.n_samples_per_prompt = options.samples_per_prompt
@@ -113,13 +110,13 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> t
                 wandb.append(record)
 
         run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.phase, state.step, dict(state.facts))
+        trainer = Trainer(*run, shown.phase, state.step, {**state.facts, "samples": settings.dump_dir})
         await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
             wandb.sum_up(summary)
         write_json(folder.summary, summary)
-    return summary, given["dump_dir"]
+    return summary
 
 
 def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
@@ -155,7 +152,7 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
+async def _settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
     if options.config is None:
         settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
     else:
@@ -166,7 +163,10 @@ async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSet
             "samples, as in slime; leave out one of them"
         )
     method.check(options, settings)
-    return settings
+    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        log.print(limits, markup=False, soft_wrap=True)
+    samples = settings.dump_dir or str(TrainFolder(options.out).samples)
+    return settings.model_copy(update={"dump_dir": samples})
 
 
 def _summary(

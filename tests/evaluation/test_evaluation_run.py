@@ -37,6 +37,7 @@ async def test_the_report_counts_what_the_samples_answered(run, capsys):
     assert "by_problem" not in printed["data_sets"]["sums"]
     assert printed["data_sets"]["sums"]["avg_at_n"] == sums["avg_at_n"]
     assert any("avg@4" in line and "maj@4" in line for line in out)
+    assert any(line.startswith("next, look at the samples: strands-rollout view ") for line in out)
 
 
 async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, shipped_tokenizer, tmp_path):

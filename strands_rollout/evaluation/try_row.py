@@ -7,7 +7,6 @@ so that all else is the real thing: template, tokens, parser, tools, reward.
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import sys
 import textwrap
@@ -45,7 +44,6 @@ EXIT_INTERRUPTED: Final = 130
 _GUTTER: Final = 7
 _STYLES: Final = {"policy": "bold green", "call": "green", "result": "cyan", "error": "red", "thinks": "dim green"}
 _MAX_BODY_BYTES: Final = 1 << 28
-_CONTEXT_TOKENS: Final = 1 << 17
 _TOKENS, _EMBEDDED_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
 WrittenPolicy: TypeAlias = Script | Person | ChatApi
@@ -73,8 +71,8 @@ class Transcript(HookProvider):
     def show(self, label: str, text: str, style: str = "") -> None:
         """Print a text with its label before it."""
         width = self._console.width - _GUTTER - 3 if self._console.is_terminal else sys.maxsize
-        wrap = functools.partial(textwrap.wrap, width=width, replace_whitespace=False, drop_whitespace=False)
-        lines = [part for line in text.strip("\n").split("\n") for part in wrap(line) or [""]]
+        whole = text.strip("\n").split("\n")
+        lines = [part for line in whole for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
         for number, line in enumerate(lines):
             head = (f"{label if number == 0 else '':>{_GUTTER}} | ", "dim")
             self._console.print(Text.assemble(head, (line, style or _STYLES.get(label, ""))), soft_wrap=True)
@@ -170,7 +168,7 @@ class PolicyServer:
     async def running(self) -> AsyncIterator[str]:
         """Listen on a free port of 127.0.0.1 until the block ends; yields the URL."""
         app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.add_routes([web.post("/generate", self._generate), web.get("/server_info", self._info)])
+        app.add_routes([web.post("/generate", self._generate)])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         try:
@@ -178,9 +176,6 @@ class PolicyServer:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}"
         finally:
             await runner.cleanup()
-
-    async def _info(self, _: web.Request) -> web.Response:
-        return web.json_response({"context_length": _CONTEXT_TOKENS, "model_path": type(self._policy).__name__})
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())

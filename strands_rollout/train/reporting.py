@@ -71,9 +71,9 @@ class TrainingProgress:
             steps = self._steps_without_spread
             where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
             words = (
-                f"nothing learned in {where}: all rewards of each group are alike. Take easier or harder rows, a reward "
-                "with more values than right and wrong, more --samples-per-prompt, or a model that can do the task; "
-                "`strands-rollout try` shows an episode"
+                f"nothing learned in {where}: all rewards of each group are alike. Take easier or harder rows, a "
+                "reward with more values than right and wrong, more --samples-per-prompt, or a model that can do the "
+                "task; `strands-rollout try` shows an episode"
             )
             self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 

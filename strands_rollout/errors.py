@@ -51,6 +51,10 @@ class ConfigError(RolloutError):
     """A setting is unknown, out of range, or contradicts another."""
 
 
+class PolicyEndedError(RolloutError):
+    """What gives a policy's turns (a script, a person, an API) has no further one, or has one too many."""
+
+
 class PromptError(RolloutError):
     """A dataset row's prompt can't be turned into chat messages."""
 

@@ -229,8 +229,8 @@ class RolloutSettings(_Settings):
     """Before the process's first episode, exclude all that it has loaded from Python's garbage collection
     (`gc.freeze`), and make full collections rarer."""
     dump_dir: str | None = None
-    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` write samples of each step, for
-    `strands-rollout view`."""
+    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
+    write samples of each step, for `strands-rollout view`."""
     dump_samples: int = Field(default=64, ge=1)
     """Samples of a step that are written to `dump_dir`."""
     tool_parser: str = "hermes"

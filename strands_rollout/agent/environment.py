@@ -98,10 +98,14 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
     """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
     if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    place = place_in_users_code(error)
     return f"{what} raised {type(error).__name__}: {error}{place}, for the sample of index {task.index}"
+
+
+def place_in_users_code(error: BaseException) -> str:
+    """Where in the user's files it was raised, in brackets; "" where it was not."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 async def result_of(

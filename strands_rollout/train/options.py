@@ -14,7 +14,6 @@ from strands_rollout.evaluation.options import Changes, JsonOnly
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
-SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 _SHIPPED: Final = "the shipped one"
 
 

@@ -120,9 +120,9 @@ def _file_module(name: str, path: str) -> ModuleType:
     places = _places(name)
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        beside = [other.name for place in places for other in place.parent.glob("*.py") if other.is_file()]
-        near = difflib.get_close_matches(Path(name).name, beside, n=1)
-        hint = f"; did you mean {name.removesuffix(Path(name).name) + near[0]!r}?" if near else ""
+        beside = [other.stem for place in places for other in place.parent.glob("*.py") if other.is_file()]
+        near = difflib.get_close_matches(Path(name).stem, beside, n=1)
+        hint = f"; did you mean {name.removesuffix(Path(name).name)}{near[0]}.py?" if near else ""
         raise ToolError(f"can't load {path!r}: there is no file {' or '.join(map(str, places))}{hint}")
     with foreign_code("a user's file may raise anything") as outcome, exits_as_errors("it"), _importing:
         if (file := file.resolve()) not in _modules:

@@ -103,7 +103,7 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
     Raises:
         ToolError: The path can't be imported, names something else, or can't be called so.
     """
-    found = _resolved(path)
+    found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, Agent | MultiAgentBase) and (kind is not found or kind.__module__.startswith("strands.")):
         raise ToolError(_instead_of_agent(path, found, what))
@@ -196,7 +196,7 @@ def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
 
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
-    found = _resolved(path)
+    found = _resolve(path)
     if isinstance(found, ModuleType):
         name = Path(path).stem if path.endswith(".py") else found.__name__.rpartition(".")[2]
         try:
@@ -234,7 +234,7 @@ def _bedrock(**config: Any) -> BedrockModel:  # noqa: ANN401 - as Strands' own
     return BedrockModel(**config) if config else _NoModel()
 
 
-def _resolved(path: str) -> object:
+def _resolve(path: str) -> object:
     """What is at a path; its agents without a model can be told."""
     vars(strands.agent.agent)["BedrockModel"] = _bedrock  # which it calls by this name
     return resolve(path)

@@ -139,7 +139,7 @@ def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: l
         ("shelf.needy.tool", "importing 'shelf.needy' needs 'nothing_like_it'"),
         ("shelf.nowhere:tool", "there is no module 'shelf.nowhere'"),
         ("json", "is a module without Strands tools"),
-        ("./tools.py", "is not a dotted path"),
+        ("./tools", "is not a dotted path"),
     ],
 )
 def test_a_path_that_is_no_tool_is_an_error_that_helps(package: str, path: str, message: str) -> None:

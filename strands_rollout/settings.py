@@ -157,12 +157,12 @@ class RolloutSettings(_Settings):
     system_prompt: str | None = SYSTEM_PROMPT
     """System prompt of rows without a system message of their own."""
     tools: tuple[NamedTool, ...] = (CODE_TOOL_PATH,)
-    """Strands tools: dotted paths of tools, modules or tool providers; MCP servers by URL, or as a mapping with
-    `command` or `url`."""
+    """Strands tools: paths of tools, modules, files (`./tools.py`, `./tools.py:name`) or tool providers; MCP servers by
+    URL, or as a mapping with `command` or `url`."""
     row_tools: tuple[NamedTool, ...] = ()
     """Further tools, which an episode has only if its row asks for them."""
     agent_factory: str | None = None
-    """Dotted path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
+    """Path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
     Graph."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Names and dotted paths of functions of a task that return an async context manager; each is open during an
@@ -311,6 +311,8 @@ def read_config_file(path: Path) -> RolloutSettings:
     if KEY not in content:
         near = get_close_matches(KEY, map(str, content), n=1)
         hint = f"did you mean {KEY!r} by {near[0]!r}?" if near else f"got {', '.join(map(str, content)) or 'none'}"
+        if "eval" in content:
+            hint = f"it is for slime's --eval-config, and checked by EVAL_CONFIG={path} strands-rollout doctor"
         raise ConfigError(f"{path} has no key {KEY}:; {hint}")
     try:
         return settings_from_args(SimpleNamespace(strands_rollout=content[KEY]))

@@ -55,31 +55,27 @@ def resolve(path: str) -> object:
     for name in names:
         if not hasattr(found, name):
             owner = getattr(found, "__name__", type(found).__name__)
-            hint = _other_file(found, path) or nearest(name, found)
-            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{hint}")
+            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{nearest(name, found)}")
         found = getattr(found, name)
     return found
 
 
 def nearest(name: str, owner: object) -> str:
-    """A hint: the closest public name, else the tools that a module holds, else all that it defines."""
+    """A hint: the closest public name, else what the module defines, and where: another may go by a user's name."""
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=1) if name else []
-    if close:
+    if close := difflib.get_close_matches(name, public, n=1):
         return f"; did you mean {close[0]!r}?"
-    if tools := [known for known in public if hasattr(type(getattr(owner, known, None)), "tool_spec")]:
-        return f"; its tools are {', '.join(tools)}"
-    home = getattr(owner, "__name__", None)
-    own = [known for known in public if getattr(getattr(owner, known, None), "__module__", None) == home]
-    return f"; it holds {', '.join(own[:_SHOWN])}" if own else ""
+    if not isinstance(owner, ModuleType):
+        return ""
+    own = [known for known in public if getattr(getattr(owner, known, None), "__module__", "") == owner.__name__]
+    return f"; {getattr(owner, '__file__', None) or owner.__name__} holds {', '.join(own[:_SHOWN]) or 'none'}"
 
 
 def _dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
     """As much of a dotted path as is modules, and the attributes that follow."""
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
-        hint = _respelled(str(path))
-        raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.name' or './file.py:name'{hint}")
+        raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.name' or './file.py:name'")
     module_path, _, attributes = path.partition(":")
     names = module_path.split(".")
     found: ModuleType | None = None
@@ -132,13 +128,12 @@ def _file_module(name: str, path: str) -> ModuleType:
 
 
 def _imported(file: Path) -> ModuleType:
-    folder, name = file.parent, file.stem
+    folder, name, origin = file.parent, file.stem, None
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # for what lies beside it
     importlib.invalidate_caches()
-    origin = None
     with foreign_code("a package may raise anything, and a module may have no spec"):
         origin = getattr(importlib.util.find_spec(name), "origin", None)
     if origin is not None and Path(origin).resolve() == file:
@@ -146,14 +141,9 @@ def _imported(file: Path) -> ModuleType:
     # by that name another file is found
     name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"Python can't import {file}")
+    assert spec is not None and spec.loader is not None  # noqa: PT018, S101
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+    spec.loader.exec_module(module)
     return module
 
 
@@ -163,32 +153,8 @@ def _places(file: str) -> list[Path]:
 
 def _nearest_module(name: str, package: ModuleType | None) -> str:
     """A hint where a module is missing: the closest one, or where it was looked for."""
-    if name == "strands_tools":
-        return "; pip install 'strands-rollout[tools]'"
     folders = [str(place) for place in _places("")] if package is None else list(getattr(package, "__path__", ()))
-    close = difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1)
-    if close:
+    if close := difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1):
         return f"; did you mean {close[0]!r}?"
-    return f", installed or in {' or '.join(folders)}" if package is None else ""
-
-
-def _other_file(found: object, path: str) -> str:
-    """A hint where another module goes by the name of the user's file."""
-    name, _, rest = path.replace(":", ".").partition(".")
-    file = next((place for place in _places(f"{name}.py") if place.is_file()), None)
-    if file is None or not isinstance(found, ModuleType) or found.__name__ != name:
-        return ""
-    where = getattr(found, "__file__", None) or "built into Python"
-    same = Path(where).resolve() == file.resolve()
-    return "" if same else f"; that is {where}, not {file}, for which write './{name}.py:{rest}'"
-
-
-def _respelled(path: str) -> str:
-    """A hint where a file is named otherwise than it should be, as in ./tools.py::lookup and tools/lookup."""
-    words = path.strip()
-    for end in [len(words), *reversed([match.start() for match in re.finditer(r"\W", words)])]:
-        file = f"{words[:end].removesuffix('.py')}.py"
-        if any(place.is_file() for place in _places(file)):
-            names = re.findall(r"[^\W\d]\w*", words[end:])
-            return f"; did you mean {':'.join([file, *names[:1]])!r}?"
-    return ""
+    remedy = "; pip install 'strands-rollout[tools]'" if name == "strands_tools" else ""
+    return f", installed or in {' or '.join(folders)}{remedy}"

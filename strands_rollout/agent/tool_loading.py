@@ -5,7 +5,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 import strands.agent.agent
@@ -109,7 +109,8 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
         raise ToolError(_instead_of_agent(path, found, what))
     expected = "a function" if what is None else f"a class or function that makes {what}"
     if not callable(found):
-        raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}{_named_in(found, path)}")
+        hint = nearest("", found)
+        raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}{hint}")
     if given is not None:
         try:
             inspect.signature(found).bind(*given)
@@ -120,31 +121,18 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
     return found
 
 
-def _named_in(found: object, path: str) -> str:
-    """A hint where a module is named in place of what it holds."""
-    if not isinstance(found, ModuleType):
-        return ""
-    own = [name for name, held in vars(found).items() if getattr(held, "__module__", None) == found.__name__]
-    makers = [f"{path}:{name}" for name in own if isinstance(found.__dict__[name], type | FunctionType)]
-    return f", such as {' or '.join(makers[:3])}" if makers else ", and it defines none"
-
-
 def _instead_of_agent(path: str, found: object, what: str | None) -> str:
-    kind = (found if isinstance(found, type) else type(found)).__name__
-    said = f"{path!r} is the class {kind}" if isinstance(found, type) else f"{path!r} is one {kind} for all episodes"
+    kind = getattr(found, "__name__", type(found).__name__)
+    said = f"{path!r} is {'the class' if isinstance(found, type) else 'one'} {kind}"
     if what != "an agent":
         return f"{said}; expected a {'function' if what is None else f'class or function that makes {what}'}"
-    made = f"{kind}(...)  # of agents that are built here"
-    if isinstance(found, Agent) or found is Agent:
-        tools = ", ".join(found.tool_registry.registry) if isinstance(found, Agent) else "..."
-        made = f"Agent(model=model, system_prompt=task.system_prompt, tools=[{tools}])"
-    colon, home = ":" if ":" in path else ".", "my_module"
-    if not isinstance(found, type):
-        home = path.rpartition(colon)[0]
+    tools = ", ".join(found.tool_registry.registry) if isinstance(found, Agent) else "..."
+    given = f"model=model, system_prompt=task.system_prompt, tools=[{tools}]" if kind == "Agent" else "..."
+    colon = ":" if ":" in path else "."
     return (
-        f"{said}; expected a function that builds a new one for each. Write\n"
-        f"      def build(model, task):\n          return {made}\n"
-        f"      # and in the configuration: agent_factory: {home}{colon}build"
+        f"{said}; expected a function that builds a new one for each episode. Write\n"
+        f"      def build(model, task):\n          return {kind}({given})\n"
+        f"      # and in the configuration: agent_factory: {path.rpartition(colon)[0]}{colon}build"
     )
 
 
@@ -209,15 +197,11 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
         return [_guarded(found, path)]
     if isinstance(found, AgentTool):
         return [found]
+    hint = "; decorate it with @strands.tool" if inspect.isroutine(found) else ""
     if isinstance(found, Agent):
-        raise ToolError(
-            f"{path!r} is one Agent for all episodes, expected a Strands tool: a function with @strands.tool that "
-            "builds an agent with model=sub_agent_model() and asks it"
-        )
-    if isinstance(found, type):
-        raise ToolError(f"{path!r} is the class {found.__name__}, expected a Strands tool, or a module of some")
-    hint = "; decorate it with @strands.tool" if callable(found) else ""
-    raise ToolError(f"{path!r} is a {type(found).__name__}, expected a Strands tool{hint}")
+        hint = "; ask one in a function with @strands.tool, which makes it with model=sub_agent_model()"
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    raise ToolError(f"{path!r} is {kind}, expected a Strands tool{hint}")
 
 
 class _NoModel(BedrockModel):
@@ -226,7 +210,7 @@ class _NoModel(BedrockModel):
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
         if CURRENT_CALL.get():  # of an agent that a tool has built
             agent = (kwargs.get("invocation_state") or {}).get("agent")
-            raise NoModelError(_no_model(agent.name if isinstance(agent, Agent) else "of a tool"))
+            raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
 
 
@@ -240,48 +224,44 @@ def _resolve(path: str) -> object:
     return resolve(path)
 
 
-def _no_model(name: str, tool: str | None = None) -> str:
-    return (
-        f"the agent {name!r}{f' of the tool {tool!r}' if tool else ''} has no model, so that Strands would ask Amazon "
-        "Bedrock; build it in a tool or factory with Agent(model=sub_agent_model(), ...), or name another model"
-    )
-
-
-_CHECKED: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
+_NO_MODEL: Final = (
+    "the agent {!r} has no model, so that Strands would ask Amazon Bedrock; build it in a tool or factory with "
+    "Agent(model=sub_agent_model(), ...), or name another model"
+)
+_checked: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
 
 
 def refuse_no_model(found: Iterable[object]) -> None:
-    """Refuse agents without a model: of these, of swarms and graphs, and those that functions of tools refer to.
+    """Refuse agents without a model among these, their tools, and what functions of tools refer to.
 
     Raises:
         NoModelError: There is one, which the message names.
     """
     for one in found:
-        if isinstance(one, AgentTool) and one not in _CHECKED:
-            for agent in _agents_of(one):
-                if isinstance(agent.model, _NoModel):
-                    raise NoModelError(_no_model(agent.name, one.tool_name))
-            _CHECKED.add(one)
+        if isinstance(one, AgentTool) and one in _checked:
+            continue
         for agent in agents_in(one):
             if isinstance(agent.model, _NoModel):
-                raise NoModelError(_no_model(agent.name))
-            refuse_no_model(agent.tool_registry.registry.values())
+                raise NoModelError(_NO_MODEL.format(agent.name))
+            if agent is one:
+                refuse_no_model(agent.tool_registry.registry.values())
+        if isinstance(one, AgentTool):
+            _checked.add(one)
 
 
-def _agents_of(tool: AgentTool) -> Iterator[Agent]:
-    """The agent that a tool is, and those that its function refers to."""
-    yield from agents_in(getattr(tool, "agent", None))
-    function = getattr(tool, "_tool_func", None)
-    if inspect.isfunction(function) or inspect.ismethod(function):
-        known = inspect.getclosurevars(function)
-        for value in (*known.nonlocals.values(), *known.globals.values()):
-            yield from agents_in(value)
-
-
-def agents_in(runner: object) -> Iterator[Agent]:
-    """The agents of what may play an episode: an agent, swarm or graph."""
-    if isinstance(runner, Agent):
-        yield runner
-    elif isinstance(runner, MultiAgentBase):
-        for node in getattr(runner, "nodes", {}).values():
-            yield from agents_in(node.executor)
+def agents_in(found: object) -> Iterator[Agent]:
+    """The agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
+    parts: Iterable[object] = ()
+    if isinstance(found, Agent):
+        yield found
+    elif isinstance(found, MultiAgentBase):
+        parts = [node.executor for node in getattr(found, "nodes", {}).values()]
+    elif isinstance(found, AgentTool):
+        parts = [getattr(found, "agent", None)]
+        function = getattr(found, "_tool_func", None)
+        if inspect.isfunction(function) or inspect.ismethod(function):
+            known = inspect.getclosurevars(function)
+            parts = [*parts, *known.nonlocals.values(), *known.globals.values()]
+        parts = [part for part in parts if isinstance(part, Agent | MultiAgentBase)]
+    for part in parts:
+        yield from agents_in(part)

@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.options import BaseUrl as BaseUrl
 from strands_rollout.evaluation.options import Model as Model
 from strands_rollout.evaluation.options import Tokenizer as Tokenizer
@@ -94,17 +93,14 @@ GroupRm: TypeAlias = Annotated[
 def config(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            help="A YAML for slime's --custom-config-path, or for its --eval-config; default: none, which shows the "
-            "defaults."
-        ),
+        typer.Argument(help="A YAML for slime's --custom-config-path; default: none, which shows the defaults."),
     ] = None,
     as_json: JsonLine = False,
 ) -> None:
     """Check a configuration and all that it names, and print every setting with its meaning and its value.
 
-    What is printed is itself a valid configuration, with secrets masked; of an --eval-config each data set, as it is
-    read. Exits with 2 if the file can't be used, or names what is not there.
+    What is printed is itself a valid configuration, with secrets masked. Exits with 2 if the file
+    can't be used, or names what is not there.
     """
     from strands_rollout.settings import (
         MASK_NOTE,
@@ -115,8 +111,6 @@ def config(
         read_config_file,
     )
 
-    if file is not None and _shows_eval_sets(file):
-        return
     settings = RolloutSettings() if file is None else read_config_file(file)
     if as_json and is_masked(settings):
         typer.echo(f"note: {MASK_NOTE}", err=True)
@@ -127,20 +121,3 @@ def config(
         from strands_rollout.slime_plugin.config_file import check_names
 
         asyncio.run(check_names(file, settings))
-
-
-def _shows_eval_sets(file: Path) -> bool:
-    """Check and print the data sets of an --eval-config; whether the file is one."""
-    from strands_rollout.evaluation.options import Sampling
-    from strands_rollout.evaluation.plan import is_eval_config, read_eval_config
-
-    if not is_eval_config(file):
-        return False
-    default = Sampling(samples=16, max_new_tokens=16384)
-    try:
-        sets = read_eval_config(file, default, limit=None, on_note=lambda note: typer.echo(f"note: {note}", err=True))
-    except PromptError as e:
-        raise ConfigError(str(e)) from e
-    for one in sets:
-        typer.echo(f"{one.name}: {json.dumps(one.identity)}")
-    return True

@@ -70,8 +70,7 @@ def _at_path(path: str) -> object:
     try:
         return resolve(path if "." in path else f"{_HOME}.{path}")
     except ToolError as e:
-        known = [name for name in dir(import_camel()) if name.endswith("Interpreter")]
-        raise ConfigError(f"there is no interpreter {path!r}: {e}; those of {_HOME} are {', '.join(known)}") from e
+        raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
 
 
 def _maker_of_class(kind: type, options: dict[str, object]) -> Callable[[], Interpreter]:

@@ -11,14 +11,12 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
-import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
@@ -26,7 +24,7 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
-from strands_rollout.settings import KEY, RolloutSettings, yaml_text
+from strands_rollout.settings import RolloutSettings, yaml_text
 from strands_rollout.slime_plugin.config_file import read_checked_config
 from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
 
@@ -235,14 +233,6 @@ class _EvalConfig(BaseModel):
     datasets: Annotated[list[dict[str, Any]], BeforeValidator(_as_list)]
 
 
-def is_eval_config(path: Path) -> bool:
-    """Whether a file has the key `eval`, and no settings of this package."""
-    with suppress(yaml.YAMLError, ValueError, ConfigError):
-        content = yaml.safe_load(yaml_text(path))
-        return isinstance(content, dict) and "eval" in content and KEY not in content
-    return False
-
-
 def read_eval_config(
     path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None]
 ) -> list[EvalSet]:
@@ -280,10 +270,11 @@ def _read(path: Path) -> object:
     """The file's content as slime sees it: OmegaConf's, its interpolations (`${oc.env:DATA_DIR}`) resolved."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError, OmegaConfBaseException, ConfigError) as e:
+    except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
         missing = re.search(r"Environment variable '(\w+)' not found", str(e))
         near = get_close_matches(missing[1], os.environ, n=1) if missing else []
         hint = f"; did you mean {near[0]!r}?" if near else ""

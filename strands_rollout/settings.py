@@ -272,14 +272,13 @@ def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
 def _explain(error: ErrorDetails, root: str) -> str:
     path = [str(part) for part in error["loc"] if part not in ("path", "server")]
     where = ".".join([root, *path])
-    if error["type"] == "tuple_type":
-        return f"got {where}={error['input']!r:.200}; expected a list, as in [{error['input']!s:.200}]"
     if where.endswith(".py"):  # YAML reads a colon and a space as a mapping
-        return f"got {path[-1]}: {error['input']!r:.200} in {root}.{path[0]}; leave out the space: {path[-1]}:NAME"
+        return f"got the mapping {path[-1]}: in {root}.{path[0]}; leave out the space: {path[-1]}:NAME"
     if error["type"] != "extra_forbidden":
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        return f"got {where}={shown!r:.500}; expected: {error['msg']}"
+        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"]
+        return f"got {where}={shown!r:.500}; expected: {expected}"
     model = _NESTED.get(path[0], RolloutSettings) if len(path) > 1 else RolloutSettings
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)

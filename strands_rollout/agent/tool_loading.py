@@ -129,10 +129,11 @@ def _instead_of_agent(path: str, found: object, what: str | None) -> str:
     tools = ", ".join(found.tool_registry.registry) if isinstance(found, Agent) else "..."
     given = f"model=model, system_prompt=task.system_prompt, tools=[{tools}]" if kind == "Agent" else "..."
     colon = ":" if ":" in path else "."
+    home = "my_module" if isinstance(found, type) else path.rpartition(colon)[0]
     return (
         f"{said}; expected a function that builds a new one for each episode. Write\n"
         f"      def build(model, task):\n          return {kind}({given})\n"
-        f"      # and in the configuration: agent_factory: {path.rpartition(colon)[0]}{colon}build"
+        f"      # and in the configuration: agent_factory: {home}{colon}build"
     )
 
 

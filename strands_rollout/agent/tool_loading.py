@@ -215,13 +215,10 @@ class _NoModel(BedrockModel):
         return super().stream(*args, **kwargs)
 
 
-def _bedrock(**config: Any) -> BedrockModel:  # noqa: ANN401 - as Strands' own
-    return BedrockModel(**config) if config else _NoModel()
-
-
 def _resolve(path: str) -> object:
     """What is at a path; its agents without a model can be told."""
-    vars(strands.agent.agent)["BedrockModel"] = _bedrock  # which it calls by this name
+    # which Strands calls by this name, without arguments where an agent was given no model
+    vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
     return resolve(path)
 
 

@@ -151,6 +151,10 @@ class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
 
 
+class NoModelError(ConfigError):
+    """An agent that takes part in an episode was given no model, so that it asks Strands' default."""
+
+
 class TeamLimitError(RolloutError):
     """A swarm or graph ended at a limit of its own, such as its handoffs."""
 

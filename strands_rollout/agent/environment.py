@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
-from strands_rollout.agent.tool_loading import load_function
+from strands_rollout.agent.tool_loading import load_function, refuse_no_model
 from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
@@ -337,6 +337,7 @@ async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeCo
         raise errors.EnvironmentFaultError(
             f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; expected some of them"
         )
+    refuse_no_model(tools)
     return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -274,7 +275,10 @@ def _read(path: Path) -> object:
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
-        raise ConfigError(f"can't read {path}: {e}") from e
+        missing = re.search(r"Environment variable '(\w+)' not found", str(e))
+        near = get_close_matches(missing[1], os.environ, n=1) if missing else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"can't read {path}: {str(e).partition(chr(10))[0]}{hint}") from e
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -226,12 +226,12 @@ class RolloutSettings(_Settings):
     system_prompt: str | None = SYSTEM_PROMPT
     """System prompt of rows without a system message of their own."""
     tools: tuple[NamedTool, ...] = (CODE_TOOL_PATH,)
-    """Strands tools: dotted paths of tools, modules or tool providers; MCP servers by URL, or as a mapping with
-    `command` or `url`."""
+    """Strands tools: paths of tools, modules, files (`./tools.py`, `./tools.py:name`) or tool providers; MCP servers by
+    URL, or as a mapping with `command` or `url`."""
     row_tools: tuple[NamedTool, ...] = ()
     """Further tools, which an episode has only if its row asks for them."""
     agent_factory: str | None = None
-    """Dotted path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
+    """Path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
     Graph."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Names and dotted paths of functions of a task that return an async context manager; each is open during an
@@ -298,8 +298,8 @@ class RolloutSettings(_Settings):
     """Before the process's first episode, exclude all that it has loaded from Python's garbage collection
     (`gc.freeze`), and make full collections rarer."""
     dump_dir: str | None = None
-    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` write samples of each step, for
-    `strands-rollout view`."""
+    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
+    write samples of each step, for `strands-rollout view`."""
     dump_samples: int = Field(default=64, ge=1)
     """Samples of a step that are written to `dump_dir`."""
     tool_parser: str = "hermes"
@@ -353,10 +353,13 @@ def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
 def _explain(error: ErrorDetails, root: str) -> str:
     path = [str(part) for part in error["loc"] if part not in ("path", "server")]
     where = ".".join([root, *path])
+    if where.endswith(".py"):  # YAML reads a colon and a space as a mapping
+        return f"got the mapping {path[-1]}: in {root}.{path[0]}; leave out the space: {path[-1]}:NAME"
     if error["type"] != "extra_forbidden":
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        return f"got {where}={shown!r:.500}; expected: {error['msg']}"
+        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"]
+        return f"got {where}={shown!r:.500}; expected: {expected}"
     model = next((_NESTED[part] for part in reversed(path[:-1]) if part in _NESTED), RolloutSettings)
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
@@ -428,6 +431,8 @@ def _under_key(path: Path) -> Json:
     if KEY not in content:
         near = get_close_matches(KEY, map(str, content), n=1)
         hint = f"did you mean {KEY!r} by {near[0]!r}?" if near else f"got {', '.join(map(str, content)) or 'none'}"
+        if "eval" in content:
+            hint = f"it is for slime's --eval-config, and checked by EVAL_CONFIG={path} strands-rollout doctor"
         raise ConfigError(f"{path} has no key {KEY}:; {hint}")
     return content[KEY]
 

@@ -13,7 +13,7 @@ import typer
 from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, rescore, validate
 from strands_rollout.cli.dumps import export, view
-from strands_rollout.cli.evaluate import demo, evaluate, train
+from strands_rollout.cli.evaluate import demo, evaluate, train, try_row
 from strands_rollout.cli.options import config, finish
 from strands_rollout.errors import ConfigError, RolloutError
 
@@ -80,6 +80,8 @@ def serve(
 
     if stop_with_stdin:
         engine_process.stop_with_stdin()
+    elif model is None:
+        typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
     engine.serve(
         model,
         host,
@@ -93,6 +95,7 @@ def serve(
 
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
+app.command("try", epilog="Example: strands-rollout try rollout.yaml --script turns.yaml")(try_row)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"

@@ -10,8 +10,8 @@ import typer
 
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling
-from strands_rollout.train.options import SHIPPED_POLICY, TrainOptions, UpdateSettings
+from strands_rollout.evaluation.options import SHIPPED_MODEL, DemoOptions, EvalOptions, Sampling, TryOptions
+from strands_rollout.train.options import TrainOptions, UpdateSettings
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
 _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
@@ -75,6 +75,35 @@ def _parse_ks(text: str) -> list[int]:
     return ks
 
 
+@takes(TryOptions)
+def try_row(
+    given: Given,
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            help="slime's --custom-config-path YAML; default: this package's settings.", exists=True, dir_okay=False
+        ),
+    ] = None,
+) -> None:
+    """Play one row, and show it as it goes.
+
+    Shown are what is read, each turn, call and result, reward and status. Turns come from one of: --script, --you,
+    --api-base with --api-model, an SGLang server (--base-url), or a model on the embedded engine (--model; default: the
+    shipped one, which knows math with the code tool only). With the first three no model is needed, and the rest is
+    real: template, tokens, parser, tools, reward. Exits with 1 if the episode fails, or a script does not end with it.
+    """
+    sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if given[name]]
+    if len(sources) > 1:
+        named = ", ".join(f"--{name.removesuffix('_dir').replace('_', '-')}" for name in sources)
+        raise typer.BadParameter(f"got {named}; expected one source of turns")
+    if (given["api_base"] is None) != (given["api_model"] is None):
+        raise typer.BadParameter("got one of --api-base and --api-model; expected both, or none")
+    from strands_rollout.evaluation.try_row import run_try
+
+    raise typer.Exit(run_try(TryOptions(config=config, **given)))
+
+
 @takes(TrainOptions, UpdateSettings)
 def train(
     given: Given,
@@ -128,6 +157,6 @@ def _complete(given: Given) -> None:
     given["out"] = (
         given["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{given['seed']}-{os.getpid()}"
     )
-    given["model_dir"] = given["model_dir"] or SHIPPED_POLICY
+    given["model_dir"] = given["model_dir"] or SHIPPED_MODEL
     given["data"] = given["data"] or shipped_rows().with_name("train.jsonl")
     given["held_out"] = given["held_out"] or shipped_rows()

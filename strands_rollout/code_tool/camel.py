@@ -26,7 +26,8 @@ from typing import Any, Final
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.code_tool.remote import LoopExecutor
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes are not known where camel is not installed
 
@@ -66,15 +67,10 @@ def _maker(interpreter: object, options: Mapping[str, object] | None) -> tuple[C
 
 
 def _at_path(path: str) -> object:
-    module_path, _, name = path.rpartition(".")
     try:
-        module = importlib.import_module(module_path or _HOME)
-    except ImportError as e:
+        return resolve(path if "." in path else f"{_HOME}.{path}")
+    except ToolError as e:
         raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
-    if not hasattr(module, name):
-        known = [name for name in dir(import_camel()) if name.endswith("Interpreter")]
-        raise ConfigError(f"there is no interpreter {path!r}; those of {_HOME} are {', '.join(known)}")
-    return getattr(module, name)
 
 
 def _maker_of_class(kind: type, options: dict[str, object]) -> Callable[[], Interpreter]:

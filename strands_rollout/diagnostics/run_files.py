@@ -158,7 +158,9 @@ def check_data(question: Question) -> Iterator[Finding]:
         for path in question.data:
             yield from _check_file(path, question, needed=True)
         return
-    sets = "" if question.env.get("EVAL_CONFIG") else question.env.get("EVAL_SETS") or "aime-2024"
+    if config := question.named("EVAL_CONFIG"):
+        yield _check_eval_config(config)
+    sets = "" if config else question.env.get("EVAL_SETS") or "aime-2024"
     evaluated = [question.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
     for path in (question.named("PROMPT_DATA") or question.data_dir / "dapo-math-17k.jsonl", *evaluated):
         yield from _check_file(path, question, needed=question.training)
@@ -166,6 +168,17 @@ def check_data(question: Question) -> Iterator[Finding]:
     further = question.data_dir / "aime-2025.jsonl"
     if further not in evaluated:
         yield from _check_file(further, question, needed=False)
+
+
+def _check_eval_config(path: Path) -> Finding:
+    from strands_rollout.evaluation.options import Sampling
+    from strands_rollout.evaluation.plan import read_eval_config
+
+    try:
+        sets = read_eval_config(path, Sampling(samples=1, max_new_tokens=1), limit=None, on_note=lambda _: None)
+    except RolloutError as e:
+        return error("eval config", str(e), f"correct it; strands-rollout config {path} checks it again")
+    return good("eval config", f"{path}: {', '.join(one.name for one in sets)}, each with its data")
 
 
 def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Finding]:

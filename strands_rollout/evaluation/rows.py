@@ -1,5 +1,6 @@
 """Rows of a prompt data set: JSONL in the format of dapo-math-17k, or what the library `datasets` reads."""
 
+import copy
 import csv
 import glob
 import json
@@ -17,6 +18,7 @@ import orjson
 
 from strands_rollout.errors import PromptError, foreign_code
 from strands_rollout.files import open_regular
+from strands_rollout.samples import Sample
 
 _TABLES: Final = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
 _HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
@@ -36,6 +38,12 @@ class Row:
     label: Any
     line: int = field(default=0, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def sample(self, **more: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
+        """A new sample of it, which shares nothing with others."""
+        return Sample(
+            prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **more
+        )
 
 
 def shipped_rows() -> Path:

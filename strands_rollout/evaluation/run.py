@@ -6,7 +6,6 @@ Start at `run_evaluation`.
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import json
 import os
@@ -40,13 +39,13 @@ from strands_rollout.evaluation.evaluate import (
     start_executor,
     tokenizer_folder,
 )
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, slime_sampling_params
-from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings
+from strands_rollout.evaluation.options import DemoOptions, EvalOptions, all_changes, slime_sampling_params
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings, shipped_model_note
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.files import write_json
-from strands_rollout.samples import Sample, finished_samples
+from strands_rollout.samples import finished_samples
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, evenly_spread, measure_some
@@ -93,8 +92,11 @@ def run_evaluation(options: EvalOptions) -> int:
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings = await load_settings(options)
+    changes = all_changes(options.changes, options.reward)
+    settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
     sets = load_sets(options, settings, note)
+    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        note(limits)
     for chosen in sets:
         chosen.check_settings(settings)
         samples = chosen.sampling.samples
@@ -212,11 +214,7 @@ class Session:
     async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
         """Play a sample; its outcome, and its line for the results without drift."""
         chosen = self._sets[key.data_set]
-        row = chosen.rows[key.problem]
-        sample = Sample(
-            prompt=copy.deepcopy(row.prompt),
-            label=row.label,
-            metadata=copy.deepcopy(dict(row.metadata)),
+        sample = chosen.rows[key.problem].sample(
             index=key.problem * chosen.sampling.samples + key.number,
             apply_chat_template_kwargs=dict(chosen.template_kwargs),
         )

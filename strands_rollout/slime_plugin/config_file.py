@@ -1,7 +1,6 @@
 """Reads a command's configuration, and finds all that it names before anything starts."""
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from strands_rollout.settings import RolloutSettings, read_config_file
 from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
+from strands_rollout.user_code import search_beside as search_beside
 
 
 async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
@@ -34,13 +34,6 @@ async def check_names(path: Path | None, settings: RolloutSettings) -> None:
         raise ConfigError("\n".join([f"{path or 'the command line'} names what can't be used:", *faults]))
 
 
-def search_beside(path: str | Path | None) -> None:
-    """Let modules be imported from the working directory and a configuration's folder, as from a script's own."""
-    for folder in [str(Path.cwd())] if path is None else [str(Path.cwd()), str(Path(path).resolve().parent)]:
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-
-
 async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
     """Each setting that names what can't be loaded, with the error; `connects` tries MCP servers too."""
     load = tool_loading.load_function
@@ -49,9 +42,9 @@ async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> 
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),
         "row_tools": lambda: load_tools(settings.row_tools),
-        "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent"),
-        "environment": lambda: settings.environment and load(settings.environment, "an environment"),
-        "resources": lambda: [load(path, "a resource") for path in settings.resources.values()],
+        "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent", ["model", "task"]),
+        "environment": lambda: settings.environment and load(settings.environment, "an environment", ["task"]),
+        "resources": lambda: [load(path, "a resource", ["task"]) for path in settings.resources.values()],
         "hooks": lambda: tool_loading.load_hooks(settings.hooks),
         "conversation_manager": lambda: tool_loading.load_conversation_manager(settings.conversation_manager),
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),

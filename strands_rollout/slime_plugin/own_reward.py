@@ -18,7 +18,7 @@ from typing import Any, Final
 import httpx
 from strands import Agent
 
-from strands_rollout.agent.environment import failure_words, result_of
+from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.aio import LoopCache
 from strands_rollout.client.retry import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
@@ -117,7 +117,8 @@ async def _called(path: str, answer: Answer) -> Scored:
     with foreign_code("a user's reward may raise anything") as outcome:
         found = await result_of(function, *arguments)
     if outcome.error is not None:
-        raise RolloutError(failure_words(path, outcome.error)) from outcome.error
+        e = outcome.error
+        raise RolloutError(f"{path} raised {type(e).__name__}: {e}{place_in_users_code(e)}") from e
     return scored_as(found, f"the reward of {path}")
 
 

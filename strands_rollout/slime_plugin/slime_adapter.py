@@ -10,7 +10,6 @@ import functools
 import importlib
 import logging
 import os
-import pkgutil
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.samples import SlimeArgs
+from strands_rollout.user_code import resolve
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -171,13 +171,12 @@ def load_should_abort(path: str) -> Callable[[], bool]:
         ConfigError: The path names none.
     """
     try:
-        with exits_as_errors("importing it", ImportError):
-            found = pkgutil.resolve_name(path)
-    except (ValueError, ImportError, AttributeError) as e:
-        raise ConfigError(f"got should_abort={path!r}; expected the dotted path of a function: {e}") from e
+        found = resolve(path)
+    except ToolError as e:
+        raise ConfigError(f"got should_abort={path!r}; expected the path of a function: {e}") from e
     if not callable(found):
         raise ConfigError(f"got should_abort={path!r}, a {type(found).__name__}; expected a function of no arguments")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def may_return_aborted(args: SlimeArgs, sample: object) -> bool:

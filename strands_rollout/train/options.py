@@ -15,7 +15,6 @@ from strands_rollout.evaluation.options import existing_data as existing
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
-SHIPPED_POLICY: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 _SHIPPED: Final = "the shipped one"
 
 

@@ -19,6 +19,7 @@ from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
 from strands_rollout.evaluation.options import all_changes
+from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
@@ -45,7 +46,7 @@ EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
 _FACTS: Final = (
     *("accuracy_start", "accuracy_end", "held_out_reward_start", "held_out_reward_end"),
-    *("logprob_gap_max_step0", "logprob_gap_mean_step0"),
+    *("logprob_gap_max_step0", "logprob_gap_mean_step0", "samples"),
 )
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
@@ -79,16 +80,13 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
     if not options.json_only:
-        given = {"--config": options.config, "--reward": options.reward, "--label-key": options.label_key}
-        given |= {"--input-key": options.input_key if options.input_key != "prompt" else None}
-        same = [word for name, value in given.items() if value for word in (name, value)]
-        show_next("eval", "--model", options.out / "weights", *same, "--data", options.held_out)
+        show_next("view", summary["samples"])
     return EXIT_OK
 
 
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = await _settings(options, method), TrainFolder(options.out)
+    settings, folder = await _settings(options, method, log), TrainFolder(options.out)
     rows, held_out = (_rows(path, options, settings) for path in (options.data, options.held_out))
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
@@ -110,7 +108,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         )
         collector.next_position, collector.waiting = state.next_position, list(state.waiting)
         steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
-        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step))
+        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step, groups=options.prompts))
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def on_step(record: StepRecord) -> None:
@@ -119,7 +117,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
                 wandb.append(record)
 
         run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.phase, state.step, dict(state.facts))
+        trainer = Trainer(*run, shown.phase, state.step, {**state.facts, "samples": settings.dump_dir})
         await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
@@ -168,7 +166,7 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
+async def _settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
     settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
     if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
@@ -178,7 +176,10 @@ async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSet
             "samples, as in slime; leave out one of them"
         )
     method.check(options, settings)
-    return settings
+    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        log.print(limits, markup=False, soft_wrap=True)
+    samples = settings.dump_dir or str(TrainFolder(options.out).samples)
+    return settings.model_copy(update={"dump_dir": samples})
 
 
 def _summary(

@@ -24,7 +24,7 @@ from typer.main import get_command
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
-from strands_rollout.settings import McpServer, RewardSettings, RolloutSettings
+from strands_rollout.settings import Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 from strands_rollout.slime_plugin.sample_writer import _status
 
@@ -33,7 +33,7 @@ PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTR
 _TOKENIZER: Final = REPOSITORY / "strands_rollout/engine/checkpoint"
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 _STATISTIC: Final = re.compile(r"/(?:mean|p50|p90|p99|max)$")
-_OF_EACH: Final = ("stop_reason", "truncation", "status", "drift_kind")
+_OF_EACH: Final = ("stop_reason", "truncation", "status", "drift_kind", "parts")
 """Metrics with one name for each of several values."""
 METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "samples": ("total", "samples of the step"),
@@ -89,6 +89,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "mismatch_samples": ("total", "samples with any mismatch"),
     "mismatch_samples_share": ("share", "of the compared samples"),
     "mismatch_measured": ("total", "samples whose context was compared with the template"),
+    "parts/<name>": ("distribution", "each part of your own reward, or further number of an environment's score"),
     "slowest/total_s": ("seconds", "the step's slowest sample, its episode and reward"),
     "slowest/generate_s": ("seconds", "of it at the engine"),
     "slowest/tool_s": ("seconds", "of it in tools"),
@@ -189,7 +190,7 @@ def logged_metrics() -> dict[str, bool]:
         tokens=[1],
         status="truncated",
         remove_sample=False,
-        reward={"acc": 1.0},
+        reward={"acc": 1.0, "parts/tone": 0.5},
     )
     args = Namespace(hf_checkpoint=str(_TOKENIZER))
     lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
@@ -235,6 +236,7 @@ def metrics_table() -> str:
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": lambda: settings_table(RolloutSettings),
     "reward": lambda: settings_table(RewardSettings),
+    "judge": lambda: settings_table(Judge),
     "mcp": lambda: settings_table(McpServer),
     "stop-reasons": stop_reasons_table,
     "commands": commands_table,

@@ -160,7 +160,7 @@ class TeamLimitError(RolloutError):
 
 
 class EnvironmentFaultError(RolloutError):
-    """A resource or the environment of an episode failed; never the fault of the policy."""
+    """A resource or the environment of an episode failed, or a judge of it; never the fault of the policy."""
 
 
 class FailedGroupsError(RolloutError):

@@ -10,7 +10,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -241,6 +241,8 @@ SCORE_KEY: Final = "environment_score"
 QUESTION_KEY: Final = "question"  # what the environment asked in place of the row
 REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
+PART_PREFIX: Final = "parts/"
+"""Before the names of a reward's further numbers, in its dict."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
 _ROLLOUT_IDS: Final = ("rollout_id", "group_id")  # the second is slime 0.3.0's name for it
 
@@ -261,6 +263,14 @@ def episode_facts(sample: object) -> Mapping[str, Any]:
     metadata = getattr(sample, "metadata", None)
     facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
     return facts if isinstance(facts, Mapping) else {}
+
+
+def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The last user message of a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
+    return texts[-1] if texts else ""
 
 
 def usable_number(value: object) -> float | None:
@@ -288,6 +298,15 @@ def reward_details(sample: object) -> Mapping[str, Any]:
     reward = getattr(sample, "reward", None)
     details = reward if isinstance(reward, Mapping) else episode_facts(sample).get(REWARD_DETAILS_KEY)
     return details if isinstance(details, Mapping) else {}
+
+
+def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """The values of each part of several rewards, by its key `parts/NAME`."""
+    values: dict[str, list[float]] = {}
+    for key, value in (entry for reward in rewards for entry in reward.items()):
+        if key.startswith(PART_PREFIX) and (number := finite(value)) is not None:
+            values.setdefault(key, []).append(number)
+    return values
 
 
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from textwrap import wrap
 from types import SimpleNamespace
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 import yaml
 from pydantic import (
@@ -23,6 +23,7 @@ from pydantic import (
     FiniteFloat,
     PlainSerializer,
     Tag,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -42,11 +43,17 @@ class _Settings(BaseModel):
     """Settings whose attribute docstrings users read, in a documented file and in docs/."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    _short: ClassVar[str] = ""  # the key that a text in place of the mapping is for
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_kwargs: object) -> None:
         for field in cls.model_fields.values():
             field.description = " ".join((field.description or "").split())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_text(cls, given: object) -> Json:
+        return {cls._short: given} if cls._short and isinstance(given, str) else given
 
 
 class McpServer(_Settings):
@@ -55,6 +62,7 @@ class McpServer(_Settings):
     `${VAR}` in a string is taken from the environment.
     """
 
+    _short = "url"
     name: str | None = None
     """Name by which a row may choose the server."""
     command: str | None = None
@@ -80,11 +88,6 @@ class McpServer(_Settings):
     """Seconds that its start may take."""
     per_episode: bool = False
     """Whether each episode has its own connection, and with a command its own process; otherwise all share one."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_url(cls, given: object) -> Json:
-        return {"url": given} if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _is_one_server(self) -> Self:
@@ -113,32 +116,98 @@ TOOL_SHAPING_CEILING: Final = 0.4
 """The most that shaping can add to `wrong`: slime's strands example caps a failure at -0.6, with `wrong` at -1.0."""
 
 
-class RewardSettings(_Settings):
-    """How a graded answer becomes a number."""
+class Judge(_Settings):
+    """A model that is asked for a number; a dotted path alone is that of a Strands model."""
 
+    _short = "strands_model"
+    base_url: str | None = None
+    """URL of an OpenAI-compatible API, such as `http://127.0.0.1:8000/v1`."""
+    model: str | None = None
+    """The model's name there."""
+    api_key: str | None = None
+    """Its key; `${OPENAI_API_KEY}` is taken from the environment, in `base_url` too."""
+    params: dict[str, Any] = Field(default_factory=lambda: {"temperature": 0})
+    """Further fields of the request."""
+    strands_model: str | None = None
+    """In place of an API: dotted path of a Strands model, or of a function that makes one."""
+    prompt: str = (
+        "Rate how well the answer solves the task, from 0 to 1. End with a line `Score: N`.\n\n"
+        "Task:\n{question}\n\nAnswer:\n{response}\n\nReference:\n{label}"
+    )
+    """What is asked. The last `Score: N` of the reply counts, else the number that it is."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that a reply may take."""
+    retries: int = Field(default=3, ge=0)
+    """How often the API is asked again after 429, 5xx or no answer."""
+
+    @model_validator(mode="after")
+    def _is_one_model(self) -> Self:
+        if (self.base_url is None) == (self.strands_model is None) or (self.base_url is None) != (self.model is None):
+            raise ValueError("a judge needs either base_url and model, or strands_model")
+        return self
+
+
+class RewardPart(_Settings):
+    """One of several rewards: a function, a judge, or, with neither, the reward of this package itself."""
+
+    _short = "function"
+    function: str | None = None
+    """Dotted path, as that of the whole reward."""
+    judge: Judge | None = None
+    """A model that is asked for a number."""
+    weight: FiniteFloat = 1.0
+    """What its number is multiplied by in the sum."""
+
+    @model_validator(mode="after")
+    def _is_one_reward(self) -> Self:
+        if self.function is not None and self.judge is not None:
+            raise ValueError("a part of the reward has a function or a judge, not both")
+        return self
+
+
+class RewardSettings(_Settings):
+    """How an answer becomes a number."""
+
+    _short = "function"
+    function: str | None = None
+    """Dotted path of your own reward, `score(response, label)` or `score(sample)`, sync or async; `reward: PATH` alone
+    means this key. It returns a number, or a mapping with `score`."""
+    parts: dict[str, RewardPart] = Field(default_factory=dict)
+    """Several rewards by name, each with `function` or `judge`, and `weight`; the reward is their weighted sum."""
+    timeout_s: float = Field(default=300.0, gt=0)
+    """Wall-clock limit of your own reward, with all its parts."""
     style: Literal["default", "slime_strands_example"] = Field(
         default="default",
         description='"default" grades with `strands_rollout.grading`; "slime_strands_example" reproduces the score '
         "of slime's examples/strands_sglang exactly, including its faults.",
     )
     correct: FiniteFloat = 1.0
-    """Score of a correct answer."""
+    """Score of a correct answer; from here on, a score of your own reward counts as right."""
     wrong: FiniteFloat = -1.0
-    """Score of any other answer; below `correct`."""
+    """Score of any other answer, and of one whose reward fails; below `correct`."""
     tool_shaping: bool = False
     """Whether a wrong answer earns (tool iterations - 2) * 0.05 on top, at most 0.4, as in slime's example. A group
     whose answers are all wrong then has a spread that GRPO trains on."""
     symbolic_timeout_s: float = Field(default=5.0, gt=0, le=60)
     """CPU seconds that the comparison of one answer may take; after them the answer is wrong."""
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the user's own function or parts score."""
+        return self.function is not None or bool(self.parts)
+
     @model_validator(mode="after")
     def _scores_must_rank(self) -> Self:
+        if self.function is not None and self.parts:
+            raise ValueError("got function and parts; make the function one of the parts")
         highest_wrong = self.wrong + (TOOL_SHAPING_CEILING if self.tool_shaping else 0.0)
         if not highest_wrong < self.correct:
             raise ValueError(f"a wrong answer could score {highest_wrong}, expected less than correct={self.correct}")
         own = (self.correct, self.wrong, self.tool_shaping) != (1.0, -1.0, False)
         if self.style == "slime_strands_example" and own:
             raise ValueError("style 'slime_strands_example' fixes the scores: remove correct, wrong and tool_shaping")
+        if self.function is not None and (self.style != "default" or self.tool_shaping):
+            raise ValueError("function replaces the grading: remove style and tool_shaping")
         return self
 
 
@@ -238,10 +307,22 @@ class RolloutSettings(_Settings):
     enable_thinking: bool | None = None
     """Given to the chat template if set."""
     reward: RewardSettings = Field(default_factory=RewardSettings)
-    """How an answer is graded."""
+    """How an answer is rewarded: settings of the grading, or your own reward."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether nothing but the grading, which needs a label, can score."""
+        is_graded = any(part.function is None and part.judge is None for part in self.reward.parts.values())
+        return self.environment is None and (is_graded or not self.reward.is_own)
 
 
-_NESTED: Final[Mapping[str, type[BaseModel]]] = {"reward": RewardSettings, "tools": McpServer, "row_tools": McpServer}
+_NESTED: Final[Mapping[str, type[BaseModel]]] = {
+    "reward": RewardSettings,
+    "parts": RewardPart,
+    "judge": Judge,
+    "tools": McpServer,
+    "row_tools": McpServer,
+}
 
 
 def settings_from_args(args: object) -> RolloutSettings:
@@ -279,7 +360,7 @@ def _explain(error: ErrorDetails, root: str) -> str:
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
         expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"]
         return f"got {where}={shown!r:.500}; expected: {expected}"
-    model = _NESTED.get(path[0], RolloutSettings) if len(path) > 1 else RolloutSettings
+    model = next((_NESTED[part] for part in reversed(path[:-1]) if part in _NESTED), RolloutSettings)
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
@@ -291,6 +372,7 @@ MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you 
 _MAX_BYTES: Final = 1_000_000
 _MAX_VALUES: Final = 100_000
 _WIDTH: Final = 116
+_JSON: Final = TypeAdapter[Any](Any)
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
@@ -401,11 +483,8 @@ def is_masked(settings: RolloutSettings) -> bool:
 def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple):  # MCP servers among tools as what is set of them
-            value, default = (
-                [one.model_dump(exclude_defaults=True) if isinstance(one, BaseModel) else one for one in values]
-                for values in (value, default)
-            )
+        if isinstance(value, tuple | dict):  # of MCP servers and parts of a reward what is set
+            value, default = (json.loads(_JSON.dump_json(one, exclude_defaults=True)) for one in (value, default))
         meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
         yield from (f"{indent}# {line}" for line in meaning)
         if isinstance(value, BaseModel):

@@ -9,6 +9,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -362,6 +363,16 @@ async def test_the_reward_has_the_keys_that_the_pages_name() -> None:
     for name in ("README.md", "docs/index.md"):
         given = flags(TEXTS[name], "--custom-generate-function-path")
         assert {given["--reward-key"], given["--eval-reward-key"]} <= set(reward)
+
+
+async def test_the_example_of_a_reward_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "reward.py").write_text(block_with("def score(response", page("rewards")))
+    monkeypatch.syspath_prepend(tmp_path)
+    args = SimpleNamespace(**yaml.safe_load(block_with("reward: reward.score", page("rewards"))))
+    reward = await reward_func(args, Sample(response="It is 4", label="4"))
+    del sys.modules["reward"]  # others may have one
+    assert isinstance(reward, dict)
+    assert (reward["score"], reward["acc"], reward["parts/brevity"], reward["error"]) == (1.0, 1.0, 0.25, "")
 
 
 def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:

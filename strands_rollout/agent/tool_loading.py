@@ -12,6 +12,7 @@ import strands.agent.agent
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.hooks import HookProvider
+from strands.models import Model
 from strands.models.bedrock import BedrockModel
 from strands.multiagent.base import MultiAgentBase
 from strands.tools import ToolProvider
@@ -119,6 +120,19 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
         except ValueError:  # it has no signature to look at
             pass
     return found
+
+
+def load_model(path: str) -> Model:
+    """The Strands model at a dotted path, or that a class or function there makes.
+
+    Raises:
+        ToolError: The path can't be imported, or gives no Strands model.
+    """
+    found = _resolve(path)
+    model = found if isinstance(found, Model) else _made_at(path, "a Strands model")
+    if not isinstance(model, Model):
+        raise ToolError(f"{path!r} made a {type(model).__name__}; expected a Strands model")
+    return model
 
 
 def _instead_of_agent(path: str, found: object, what: str | None) -> str:

@@ -12,6 +12,7 @@ import typer
 from strands_rollout.cli import options
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.diagnostics.diagnosis import Question
+from strands_rollout.evaluation.options import DATA_HELP, existing_data
 
 if TYPE_CHECKING:
     from strands_rollout.diagnostics.diagnosis import Diagnosis
@@ -177,13 +178,15 @@ def rescore(
 
 
 def validate(
-    data: Annotated[Path, typer.Argument(help="JSONL with prompt and label.", exists=True, dir_okay=False)],
+    data: Annotated[Path, typer.Argument(help=f"{DATA_HELP}.", dir_okay=False, callback=existing_data)],
     config: options.Config = None,
     changes: options.Changes = None,
     reward: options.RewardPath = None,
     reward_key: options.RewardKey = None,
     label_key: Annotated[str, typer.Option(help="Where a row has its label.")] = "label",
-    prompt_key: Annotated[str, typer.Option(help="Where a row has its prompt.")] = "prompt",
+    input_key: Annotated[
+        str, typer.Option("--input-key", "--prompt-key", help="Where a row has its prompt; a.b is key b of a.")
+    ] = "prompt",
     answer: Annotated[
         list[str] | None,
         typer.Option(
@@ -204,6 +207,6 @@ def validate(
     if any(PLACE not in saying for saying in sayings):
         raise typer.BadParameter(f"got --answer {answer}; expected {PLACE} in each, where the label goes")
     called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"], changes=changes)
-    keys = {"prompt_key": prompt_key, "label_key": label_key}
+    keys = {"prompt_key": input_key, "label_key": label_key}
     ok = asyncio.run(run_validate(data, called, **keys, sayings=sayings, as_json=as_json))
     raise typer.Exit(0 if ok else 1)

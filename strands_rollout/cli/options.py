@@ -20,6 +20,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 from strands_rollout.evaluation.options import BaseUrl as BaseUrl
 from strands_rollout.evaluation.options import Changes as Changes
 from strands_rollout.evaluation.options import Model as Model
+from strands_rollout.evaluation.options import RewardPath as RewardPath
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -156,10 +157,6 @@ Config: TypeAlias = Annotated[
     typer.Option(
         help="slime's --custom-config-path YAML, whose settings the reward is given.", exists=True, dir_okay=False
     ),
-]
-RewardPath: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="Dotted path of a reward with slime's signature, sync or async; default: this package's."),
 ]
 RewardKey: TypeAlias = Annotated[str | None, typer.Option(help="Where a reward that is a dict has its number.")]
 GroupRm: TypeAlias = Annotated[

@@ -118,7 +118,9 @@ class Outage:
         return errors.EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 
-def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: str) -> Fault:
+def fault_of_status(
+    status: int, body: bytes, headers: httpx.Headers, *, url: str, endpoint: str = "/generate"
+) -> Fault:
     """Read an answer that is not a 200.
 
     Raises:
@@ -141,9 +143,9 @@ def fault_of_status(status: int, body: bytes, headers: httpx.Headers, *, url: st
     if overlong:
         limit = int(overlong[1]) if overlong[1] else None
         raise errors.EngineOverlongError(
-            f"{url}/generate refused the request as too long: {message}", status_code=status, context_length=limit
+            f"{url}{endpoint} refused the request as too long: {message}", status_code=status, context_length=limit
         )
-    raise errors.EngineRejectedError(f"{url}/generate refused the request with {words}", status_code=status)
+    raise errors.EngineRejectedError(f"{url}{endpoint} refused the request with {words}", status_code=status)
 
 
 def _message_of(found: Json) -> str:

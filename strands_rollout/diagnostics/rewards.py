@@ -1,9 +1,9 @@
 r"""`rescore` and `validate`: a reward for saved samples, compared with what they had, and for a data set's own labels.
 
-A reward is called as slime does (`--custom-rm-path`: `async def reward(args, sample)`): by its dotted path, sync or
-async; it returns a number or a dict. One for `--group-rm` takes the samples of a group, and returns as many rewards. A
-gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line `Answer: label`; both
-must be right, and of several alternatives each.
+A reward with slime's own signature (`--custom-rm-path`: `async def reward(args, sample)`) is called as it is; any
+other by `reward_func`, as the setting `reward` of a run. One for `--group-rm` takes the samples of a group, and returns
+as many rewards. A gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line
+`Answer: label`; both must be right, and of several alternatives each.
 """
 
 import asyncio
@@ -46,6 +46,8 @@ _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 500
 _SAMPLES_AT_ONCE: Final = 200
 _UNSCORED: Final = frozenset({"aborted", "pending"})
+_FAILED: Final = frozenset({"error", "no_judge"})
+_OF_USERS: Final = frozenset({"function", "parts"}) | _FAILED
 _EQUAL_WITHIN: Final = 1e-9
 _TEXT_WIDTH: Final = 60
 
@@ -61,7 +63,7 @@ class RewardCall:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this package's, which reads a sample's label and response alone."""
+        """Whether it is this package's, which may ask a function of the settings, and never raises."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
@@ -120,13 +122,20 @@ def load_reward(
     # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
+    from strands_rollout.slime_plugin.config_file import search_beside
+    from strands_rollout.slime_plugin.own_reward import check_reward, takes_sample_with_args
 
-    settings = read_config_file(config, changes).model_dump(mode="json") if config or changes else None
-    args = SimpleNamespace(strands_rollout=settings, reward_key=keys[0], eval_reward_key=keys[0])
+    search_beside(config)
     try:
-        function = reward_func if path is None else load_function(path)
+        function: Callable[..., object] = reward_func if path is None else load_function(path)
+        if path is not None and not takes_groups and not takes_sample_with_args(function):
+            function, changes = reward_func, [*(changes or ()), f"reward={path}"]
+        settings = read_config_file(config, changes)
+        check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e
+    values = settings.model_dump(mode="json")
+    args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     return RewardCall(function, args, tuple(keys), takes_groups)
 
 
@@ -163,9 +172,12 @@ def _refusal(reward: RewardCall, answer: object, response: str) -> str:
     number = reward.number(answer)
     if number is not None and number >= _RIGHT:
         return ""
-    if reward.is_own and isinstance(answer, Mapping):
+    if reward.is_own and isinstance(answer, Mapping) and answer["method"] not in _OF_USERS:
         wrong = f"the reward reads {answer['pred']!r} in its own gold answer and finds it wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
+    if reward.is_own and isinstance(answer, Mapping):
+        shown = f"{answer['score']:g}, acc {answer['acc']:g},"
+        return answer["error"] or f"the reward gives {shown} for {response!r:.200}; --answer gives other words"
     return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_RIGHT:g} or more"
 
 
@@ -284,6 +296,8 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
+    if reward.is_own and isinstance(answer, Mapping) and answer["method"] in _FAILED:
+        return record, replace(unscored, error=answer["error"])
     new = reward.number(answer)
     if new is None:
         expected = f"a number, or a dict with one under {' or '.join(map(repr, reward.keys))} (--reward-key)"

@@ -197,12 +197,15 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's finding
         template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
+    needs_label = True
+    with contextlib.suppress(ConfigError):  # which is another check's finding
+        needs_label = question.config_file is None or read_config_file(question.config_file).needs_labels
     try:
-        rows = list(islice(each_row(path), _ROWS))
+        rows = list(islice(each_row(path, needs_label=needs_label), _ROWS))
     except PromptError as e:
         yield error(name, str(e), prepare)
         return
-    faults = [f"line {line}: {fault}" for line, row in rows if (fault := _row_fault(row, template))]
+    faults = [f"line {line}: {fault}" for line, row in rows if (fault := _row_fault(row, template, needs_label))]
     if faults:
         more = f" (and {len(faults) - 1} more of the first {len(rows)} rows)" if len(faults) > 1 else ""
         yield error(name, f"{path}: {faults[0]}{more}", _NOT_RENDERED if "render" in faults[0] else prepare)
@@ -211,7 +214,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
     yield _check_manifest(path, prepare)
 
 
-def _row_fault(row: Row | PromptError, template: ChatTemplate) -> str | None:
+def _row_fault(row: Row | PromptError, template: ChatTemplate, needs_label: bool) -> str | None:  # noqa: FBT001
     """What is wrong with a row, whose prompt the template must not have rendered yet."""
     from strands_rollout.grading import label_texts
     from strands_rollout.slime_plugin.row import to_episode_prompt
@@ -226,6 +229,8 @@ def _row_fault(row: Row | PromptError, template: ChatTemplate) -> str | None:
     contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
     if any(isinstance(text, str) and template.is_rendered(text) for text in contents):
         return "a message of the prompt was already rendered by a chat template"
+    if not needs_label:
+        return None
     if any(isinstance(text, dict | bool) for text in (label if isinstance(label, list) else (label,))):
         return f"the label is {label!r}; expected text, a number, or a list of them"
     if not any(text.strip() for text in label_texts(label)):

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from strands_rollout.dump.terminal import make_console
 from strands_rollout.evaluation.evaluate import Outcome, Summary
-from strands_rollout.samples import Sample
+from strands_rollout.samples import PART_PREFIX, Sample, question_of
 
 _TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
@@ -112,14 +112,6 @@ def _clipped(value: object, width: int, style: str = "") -> Text:
     return Text(shorten(str(value), width, placeholder="..."), style=style)
 
 
-def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """The last user message of a prompt."""
-    if isinstance(prompt, str):
-        return prompt
-    texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
-    return texts[-1] if texts else ""
-
-
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
     """Totals, then the first violations and the errors of failed samples, if any."""
     reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
@@ -147,7 +139,7 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
     """Everything that the report says, for each data set in turn."""
     for name, data_set in report["data_sets"].items():
         console.print(Text(name, style="bold"))
-        console.print(_table([_problem_row(problem) for problem in data_set["by_problem"]]))
+        console.print(_table(_problem_rows(data_set["by_problem"])))
         for line in _totals(name, data_set):
             console.print(line, soft_wrap=True, markup=False)
         if missing := data_set["missing"]:
@@ -158,12 +150,22 @@ def print_evaluation(console: Console, report: Mapping[str, Any]) -> None:
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
+def _problem_rows(problems: Sequence[Mapping[str, Any]]) -> list[dict[str, str | Text]]:
+    """The rows of the table; without labels where no problem has one, and with rewards in place of no answers."""
+    has_answers = any(problem["majority"] for problem in problems)
+    unused = {"reward" if has_answers else "majority"}
+    unused |= {"label"} if all(problem["label"] is None for problem in problems) else set()
+    rows = [_problem_row(problem) for problem in problems]
+    return [{name: cell for name, cell in row.items() if name not in unused} for row in rows]
+
+
 def _problem_row(problem: Mapping[str, Any]) -> dict[str, str | Text]:
     majority = " | ".join(problem["majority"]) or "-"
     tokens, calls = problem["mean_response_tokens"], problem["mean_tool_calls"]
     return {
         "problem": str(problem["problem"]),
         "label": _clipped(problem["label"], _MAJORITY_WIDTH),
+        "reward": "-" if problem["mean_reward"] is None else f"{problem['mean_reward']:.3g}",
         "right": str(problem["right"]),
         "of": str(problem["scored"]),
         "majority": _clipped(majority, _MAJORITY_WIDTH, "green" if problem["majority_score"] == 1 else ""),
@@ -188,14 +190,17 @@ def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
         f", pass@{k} {_share(value)}{over(data_set['pass_at_k_problems'][k])}"
         for k, value in data_set["pass_at_k"].items()
     )
+    graded, majority = data_set["maj_at_n"] is not None, f", maj@{samples} {_share(data_set['maj_at_n'])}{scored}"
     yield (
-        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{passed}, "
-        f"maj@{samples} {_share(data_set['maj_at_n'])}{scored}"
+        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{passed}{majority if graded else ''}"
     )
+    if data_set["mean_reward"] is not None:
+        parts = [f"{part.removeprefix(PART_PREFIX)} {value:.4g}" for part, value in data_set["mean_parts"].items()]
+        yield f"mean reward {data_set['mean_reward']:.4g}{scored}{': ' * bool(parts)}{', '.join(parts)}"
+    without = f", {data_set['without_answer']} without an answer" if graded else ""
     yield (
-        f"{data_set['scored']} of {data_set['planned']} samples scored, {data_set['without_answer']} without an "
-        f"answer; {data_set['tool_calls']} tool calls, {data_set['tool_errors']} with an error, "
-        f"{data_set['unknown_tools']} of them "
+        f"{data_set['scored']} of {data_set['planned']} samples scored{without}; {data_set['tool_calls']} tool calls, "
+        f"{data_set['tool_errors']} with an error, {data_set['unknown_tools']} of them "
         f"of tools that do not exist; {data_set['nonzero_exits']} pieces of code exited with an error; "
         f"{data_set['sampled_tokens']} sampled tokens"
     )

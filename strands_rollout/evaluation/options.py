@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeAlias
 
-from typer import Option
+from typer import BadParameter, Option
 
 SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 BaseUrl: TypeAlias = Annotated[
@@ -29,6 +29,38 @@ Tokenizer: TypeAlias = Annotated[
         file_okay=False,
     ),
 ]
+DATA_HELP: Final = "JSONL, JSON, CSV or Parquet, or OWNER/NAME[:CONFIG][@SPLIT] of the hub, with prompt and label"
+
+
+def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
+    """The data of an option, each of which is a file or may be on the hub; a BadParameter where it is neither."""
+    from strands_rollout.evaluation.rows import is_of_hub
+
+    for path in given if isinstance(given, list) else [given] if given else []:
+        if not path.exists() and not is_of_hub(path):
+            raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME of a data set on the hub")
+    return given
+
+
+InputKey: TypeAlias = Annotated[str, Option(help="Where a row has its prompt; a.b is key b of a.")]
+LabelKey: TypeAlias = Annotated[
+    str | None,
+    Option(help="Where a row has its label; default: label, which a row may lack where a reward of your own scores."),
+]
+RewardPath: TypeAlias = Annotated[
+    str | None,
+    Option(
+        "--reward",
+        help="Your own reward by dotted path: score(response, label), score(sample), or slime's reward(args, sample).",
+    ),
+]
+
+
+def all_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
+    """The settings that --set and --reward change."""
+    return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
+
+
 Changes: TypeAlias = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
@@ -60,7 +92,7 @@ class DemoOptions:
     tokenizer_dir: Tokenizer
     data: Annotated[
         Path | None,
-        Option(help="JSONL with prompt and label; default: the shipped problems.", exists=True, dir_okay=False),
+        Option(help=f"{DATA_HELP}; default: the shipped problems.", dir_okay=False, callback=existing_data),
     ]
     samples: Annotated[int, Option(help="Episodes to run.", min=1)] = 32
     concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 16
@@ -81,10 +113,9 @@ class TryOptions:
     data: Annotated[
         Path | None,
         Option(
-            help="JSONL with prompt and label; default: train.jsonl beside the configuration, else the shipped "
-            "problems.",
-            exists=True,
+            help=f"{DATA_HELP}; default: train.jsonl beside the configuration, else the shipped problems.",
             dir_okay=False,
+            callback=existing_data,
         ),
     ] = None
     row: Annotated[int, Option(help="Which row of it, from 0.", min=0, metavar="N")] = 0
@@ -153,12 +184,15 @@ class EvalOptions:
     data: Annotated[
         list[Path],
         Option(
-            help="JSONL with prompt and label; may be given more than once. Default: on the embedded engine 16 of the "
-            "shipped problems.",
-            exists=True,
+            help=f"{DATA_HELP}; may be given more than once. Default: on the embedded engine 16 of the shipped "
+            "problems.",
             dir_okay=False,
+            callback=existing_data,
         ),
     ]
+    input_key: InputKey = "prompt"
+    label_key: LabelKey = None
+    reward: RewardPath = None
     eval_config: Annotated[
         Path | None,
         Option(

@@ -6,12 +6,13 @@ A data set is a file, or an entry of slime's `--eval-config` file, which is read
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
-from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
+from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, yaml_text
 from strands_rollout.slime_plugin.config_file import read_checked_config
@@ -49,14 +50,17 @@ class SampleKey:
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A JSONL file of problems; `start` and `stop` choose rows as in a Python slice."""
+    """A file of problems, or a data set of the hub; `start` and `stop` choose rows as in a Python slice.
+
+    Without a `label_key` it is "label", which a row may lack where it is not needed.
+    """
 
     name: str
     path: Path
     start: int | None = None
     stop: int | None = None
     prompt_key: str = "prompt"
-    label_key: str = "label"
+    label_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +81,17 @@ class EvalSet:
         *,
         limit: int | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        needs_labels: bool = True,
     ) -> EvalSet:
-        """Read a file; `limit` is of its problems.
+        """Read a file; `limit` is of its problems, `needs_labels` says that they are graded.
 
         Raises:
             PromptError: It can't be read, or a row that is asked has no prompt that can be answered, or no label that
                 an answer can equal.
             ConfigError: No row is chosen.
         """
-        rows = load_rows(file.path, prompt_key=file.prompt_key, label_key=file.label_key)
+        keys = {"prompt_key": file.prompt_key, "label_key": file.label_key}
+        rows = load_rows(file.path, **keys, needs_label=needs_labels)  # type: ignore[arg-type]
         chosen = rows[file.start : file.stop][:limit]
         if not chosen:
             raise ConfigError(
@@ -98,12 +104,15 @@ class EvalSet:
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
-            if isinstance(row.label, Mapping) or not any(text.strip() for text in label_texts(row.label)):
+            texts = () if isinstance(row.label, Mapping) else label_texts(row.label)
+            if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
-                    f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers"
+                    f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers, or a "
+                    "reward of your own (--reward)"
                 )
-        digest = hashlib.sha256(file.path.read_bytes()).hexdigest()
-        return cls(file, chosen, digest, sampling, template_kwargs or {})
+        # of a data set of the hub there is no file
+        content = file.path.read_bytes() if file.path.is_file() else b"".join(json_line(asdict(row)) for row in rows)
+        return cls(file, chosen, hashlib.sha256(content).hexdigest(), sampling, template_kwargs or {})
 
     @property
     def name(self) -> str:
@@ -119,7 +128,7 @@ class EvalSet:
             "rows": [self.file.start, self.file.stop],
             "problems": len(self.rows),
             "prompt_key": self.file.prompt_key,
-            "label_key": self.file.label_key,
+            "label_key": self.file.label_key or "label",
             "samples_per_problem": self.sampling.samples,
             "sampling_params": self.sampling.params,
             "chat_template_kwargs": dict(self.template_kwargs),
@@ -209,9 +218,9 @@ class DataSetEntry(BaseModel):
         match = _SLICED.fullmatch(self.path)
         path = match["path"] if match else self.path
         start, stop = (int(match[bound]) if match and match[bound] else None for bound in ("start", "stop"))
-        if not path.endswith(".jsonl"):
-            raise ConfigError(f"got path={self.path!r} of the data set {self.name!r}; expected a .jsonl file")
-        return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key or "label")
+        if not path.endswith((".jsonl", ".parquet")):
+            raise ConfigError(f"got path={self.path!r} of the data set {self.name!r}; expected .jsonl or .parquet")
+        return DataFile(self.name, Path(path), start, stop, self.input_key or "prompt", self.label_key)
 
 
 _IGNORED: Final = [name for name, field in DataSetEntry.model_fields.items() if _NOTE in field.metadata]
@@ -234,7 +243,7 @@ class _EvalConfig(BaseModel):
 
 
 def read_eval_config(
-    path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None]
+    path: Path, default: Sampling, *, limit: int | None, on_note: Callable[[str], None], needs_labels: bool = True
 ) -> list[EvalSet]:
     """The data sets of a file, YAML or JSON, loaded.
 
@@ -258,10 +267,9 @@ def read_eval_config(
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
     for key in dict.fromkeys(key for entry in entries for key in _IGNORED if getattr(entry, key)):
         on_note(f"{path}: {key} {_NOTE}")
+    load = functools.partial(EvalSet.load, limit=limit, needs_labels=needs_labels)
     return [
-        EvalSet.load(
-            entry.data_file(), entry.sampling(default), limit=limit, template_kwargs=entry.apply_chat_template_kwargs
-        )
+        load(entry.data_file(), entry.sampling(default), template_kwargs=entry.apply_chat_template_kwargs)
         for entry in entries
     ]
 
@@ -302,7 +310,7 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
         ) from e
 
 
-def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[EvalSet]:
+def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:
     """The data sets that are asked for; `on_note` is called with each key of their file that has no meaning here.
 
     Raises:
@@ -312,17 +320,23 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
     if options.eval_config is not None:
         if options.data:
             raise ConfigError("got --data and --eval-config; expected one of them")
-        return read_eval_config(options.eval_config, options.sampling, limit=options.limit, on_note=on_note)
+        if options.label_key is not None or options.input_key != "prompt":
+            raise ConfigError("got --input-key or --label-key; expected input_key and label_key in the --eval-config")
+        more = {"limit": options.limit, "on_note": on_note, "needs_labels": settings.needs_labels}
+        return read_eval_config(options.eval_config, options.sampling, **more)  # type: ignore[arg-type]
     if not options.data and options.base_url is not None:
         raise ConfigError("got neither --data nor --eval-config; expected one of them with --base-url")
     limit = options.limit if options.data else options.limit or _SHIPPED_PROBLEMS
-    files = [DataFile(path.stem, path) for path in options.data or [shipped_rows()]]
+    input_key, label_key = options.input_key, options.label_key
+    files = [DataFile(path.stem, path, None, None, input_key, label_key) for path in options.data or []]
+    files = files or [DataFile("demo", shipped_rows())]
     names = [file.name for file in files]
     if len({*names}) < len(names):
         raise ConfigError(
             f"got the data sets {', '.join(names)}; expected files with different names, or --eval-config"
         )
-    return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
+    needs_labels = settings.needs_labels
+    return [EvalSet.load(file, options.sampling, limit=limit, needs_labels=needs_labels) for file in files]
 
 
 async def load_settings(

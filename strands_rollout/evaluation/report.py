@@ -16,10 +16,12 @@ from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.grading.comparison import compare
 from strands_rollout.grading.grade import NO_ANSWER
+from strands_rollout.samples import parts_of
 
 FORMAT: Final = 1
 _CONFIDENCE: Final = 0.95
 _DIGITS: Final = 6
+_WITHOUT_ANSWERS: Final = frozenset({"environment", "function", "parts"})
 _NO_ANSWERS: Final = frozenset({"", NO_ANSWER})
 Results: TypeAlias = Mapping[SampleKey, SampleResult]
 
@@ -192,6 +194,7 @@ def _data_set(chosen: EvalSet, results: Results, ks: Sequence[int]) -> dict[str,
         "pass_at_k": {str(k): _rounded(mean_pass_at_k(counts, k)) for k in ks},
         "pass_at_k_problems": {str(k): sum(total >= k for _, total in counts) for k in ks},
         "maj_at_n": _mean([problem["majority_score"] for problem in problems if problem["scored"]]),
+        **_rewards(scored),
         "without_answer": sum(not has_answer(result.answer) for result in scored),
         "status": _counted(result.status for result in found),
         "stop_reasons": _counted(result.stop_reason for result in found),
@@ -218,10 +221,25 @@ def _problem(chosen: EvalSet, number: int, found: Sequence[SampleResult]) -> dic
         "right": sum(result.is_right for result in scored),
         "majority": answers,
         "majority_score": _rounded(score),
+        "mean_reward": _rewards(scored)["mean_reward"],
         "mean_response_tokens": _mean([result.response_tokens for result in scored]),
         "mean_tool_calls": _mean([result.tool_calls for result in scored]),
         "truncated": sum(result.status == "truncated" for result in scored),
         "failed": len(found) - len(scored),
+    }
+
+
+def _rewards(scored: Sequence[SampleResult]) -> dict[str, Any]:
+    """The mean reward, and that of each further number of it over the samples that have it."""
+    rewards = [result.reward for result in scored if result.reward is not None]
+    # a reward of the user's own, or of an environment, need not cut out answers
+    has_answers = any(has_answer(one.pred) or one.method not in _WITHOUT_ANSWERS for one in rewards)
+    return {
+        **({} if has_answers else {"maj_at_n": None}),
+        "mean_reward": _mean([reward.score for reward in rewards if reward.score is not None]),
+        "mean_parts": {
+            name: _mean(values) for name, values in parts_of(one.model_extra or {} for one in rewards).items()
+        },
     }
 
 

@@ -14,9 +14,9 @@ import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, NonNegativeInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, ValidationError, model_validator
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
@@ -25,6 +25,7 @@ from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings
 
 FORMAT: Final = 1
@@ -58,14 +59,9 @@ def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
         return {"name": named.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
 
     values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples"})
+    values["reward"] = masked_settings(values["reward"])
     tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
     return {**values, "executor": without_options(values["executor"]), **tools}
-
-
-def _zero_or_one(acc: float) -> float:
-    if acc not in (0, 1):
-        raise ValueError("expected 0 or 1")
-    return acc
 
 
 class _Read(BaseModel):
@@ -73,9 +69,12 @@ class _Read(BaseModel):
 
 
 class _Reward(_Read):
-    """What is read of the reward function's verdict."""
+    """What is read of the reward function's verdict, and its parts."""
 
-    acc: bool | Annotated[float, AfterValidator(_zero_or_one)]
+    model_config = ConfigDict(extra="allow")
+
+    acc: bool | FiniteFloat
+    score: FiniteFloat | None = None  # older runs may have none
     pred: str = ""
     method: str = ""
     error: str = ""
@@ -161,7 +160,7 @@ class SampleResult(_Read):
     @property
     def is_right(self) -> bool:
         """The grader's verdict."""
-        return bool(self.reward and self.reward.acc)
+        return bool(self.reward and self.reward.acc >= 1)
 
     @property
     def answer(self) -> str:

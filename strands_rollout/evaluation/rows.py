@@ -1,19 +1,29 @@
-"""Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k."""
+"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, or what the library `datasets` reads."""
 
 import copy
+import csv
+import glob
 import json
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Final, cast
 
 import orjson
 
-from strands_rollout.errors import PromptError
+from strands_rollout.errors import PromptError, foreign_code
 from strands_rollout.files import open_regular
 from strands_rollout.samples import Sample
+
+_TABLES: Final = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
+_HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
+_LONGEST_FIELD: Final = 1 << 27
+_ABSENT: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +56,16 @@ def read_rows(path: Path, count: int) -> list[Row]:
     return list(islice(cycle(load_rows(path)), count))
 
 
-def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label") -> list[Row]:
-    """All rows of a file, in order; blank lines are none. A row's `metadata` is taken along, as slime does.
+def load_rows(
+    path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
+) -> list[Row]:
+    """All rows of a file or a data set of the hub, in order. A row's `metadata` is taken along, as slime does.
 
     Raises:
-        PromptError: The file can't be read, is empty, or a line is not an object with both keys, or has metadata that
-            is none.
+        PromptError: It can't be read, is empty, or a row lacks prompt or label, or has metadata that is none.
     """
     rows = []
-    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key):
+    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
         if isinstance(row, PromptError):
             raise row
         rows.append(row)
@@ -62,51 +73,118 @@ def load_rows(path: Path, *, prompt_key: str = "prompt", label_key: str = "label
 
 
 def each_row(
-    path: Path, *, prompt_key: str = "prompt", label_key: str = "label"
+    path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
-    """The number of each line, from 1, and its row, or what is wrong with it; blank lines are left out.
+    """The number of each line or row, from 1, and its row, or what is wrong with it; blank lines are left out.
+
+    Args:
+        path: JSONL, JSON, CSV or Parquet by its suffix, else JSONL; or, where no such file is there,
+            `OWNER/NAME[:CONFIG][@SPLIT]` of the hub.
+        prompt_key: Where a row has its prompt; `a.b` is also key `b` of the mapping `a`.
+        label_key: Likewise its label, which each row must have then; None for "label".
+        needs_label: Whether each must have one even so, or else has None.
 
     Raises:
-        PromptError: The file can't be read, or is empty.
+        PromptError: It can't be read, or is empty.
     """
-    is_empty = True
+    is_empty, keys, needs_label = True, (prompt_key, label_key or "label"), needs_label or label_key is not None
     try:
-        with open_regular(path) as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    is_empty = False
-                    yield number, _row_or_error(line.rstrip(b"\r\n"), (prompt_key, label_key), path, number)
-    except OSError as e:
-        raise PromptError(f"can't read the data file {path}: {e.strerror}") from e
+        is_table = path.suffix in _TABLES or is_of_hub(path)
+        for number, found in enumerate(_table(path), start=1) if is_table else _lines(path):
+            is_empty = False
+            try:
+                yield number, _row(found, keys, path, number, needs_label=needs_label)
+            except PromptError as e:
+                yield number, e
+    except (OSError, csv.Error, UnicodeDecodeError) as e:
+        raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
         raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
 
 
-def _row_or_error(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row | PromptError:
+def is_of_hub(path: Path) -> bool:
+    """Whether it is no file, and may be `OWNER/NAME[:CONFIG][@SPLIT]`."""
+    is_file = path.suffix in (".jsonl", *_TABLES) or path.exists()
+    return not is_file and _HUB.fullmatch(str(path)) is not None
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with open_regular(path) as file:
+        yield from ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1) if line.strip())
+
+
+def _table(path: Path) -> Iterable[Mapping[str, Any]]:
+    """The rows of a file, or of a data set of the hub, as the library `datasets` reads them; those of CSV are texts."""
+    if path.suffix == ".csv":
+        csv.field_size_limit(_LONGEST_FIELD)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.DictReader(file))
     try:
-        return _row(line, keys, path, number)
-    except PromptError as e:
-        return e
+        import datasets
+    except ModuleNotFoundError as e:
+        raise PromptError(f"reading {path} needs {e.name!r}; pip install 'strands-rollout[data]'") from e
+    datasets.disable_progress_bars()
+    with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
+        if is_of_hub(path):
+            return _hub_rows(datasets, path)
+        files = glob.escape(str(path))
+        with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
+            kind = _TABLES[path.suffix]
+            return list(datasets.load_dataset(kind, data_files=files, split="train", cache_dir=cache))
+    if isinstance(outcome.error, PromptError):
+        raise outcome.error
+    error: BaseException | None = outcome.error
+    while error is not None and error.__cause__ is not None:
+        error = error.__cause__
+    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    raise PromptError(f"can't read {path} as a data set: {why}") from outcome.error
 
 
-def _row(line: bytes, keys: tuple[str, str], path: Path, number: int) -> Row:
+def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
+    from strands_rollout.slime_plugin.slime_adapter import hub_obstacle
+
+    match: Any = _HUB.fullmatch(str(path))
+    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_obstacle()):  # then the cache may have it
+        raise PromptError(f"{path} is no file here, and {obstacle}")
+    found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
+    if isinstance(found, dict):  # all splits
+        if len(found) > 1:
+            raise PromptError(f"{path} has the splits {', '.join(found)}; name one, as in {path}@{next(iter(found))}")
+        (found,) = found.values()
+    return cast(Iterable[Mapping[str, Any]], found)
+
+
+def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, number: int, *, needs_label: bool) -> Row:
     where, (prompt_key, label_key) = f"{path}:{number}", keys
     expected = (
         f'expected a JSON object like {{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
     )
     try:
         # as slime reads it: other parsers make a float of an integer above 64 bits
-        value = json.loads(line.decode())
-        if rb"\u" in line:
+        value = json.loads(found.decode()) if isinstance(found, bytes) else found
+        if isinstance(found, bytes) and rb"\u" in found:
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as e:
         raise PromptError(f"{where}: {e}; {expected}") from e
-    if not isinstance(value, dict) or not {*keys} <= value.keys():
-        raise PromptError(f"{where}: got {line[:80]!r}; {expected}")
+    if not isinstance(value, Mapping):
+        raise PromptError(f"{where}: got {found!r:.80}; {expected}")
+    prompt, label = _entry(value, prompt_key), _entry(value, label_key)
+    if prompt is _ABSENT or (label is _ABSENT and needs_label):
+        got = f"got the keys {', '.join(map(str, value)) or 'none'}"
+        no_label = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
+        absent = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else no_label
+        raise PromptError(f"{where}: {got}, and {absent}; {expected}")
     metadata = value.get("metadata") or {}
     if not isinstance(metadata, dict):
         raise PromptError(f"{where}: got metadata={metadata!r:.80}; expected an object")
-    return Row(value[prompt_key], value[label_key], number, metadata)
+    return Row(prompt, None if label is _ABSENT else label, number, metadata)
+
+
+def _entry(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSON
+    if key in value:
+        return value[key]
+    first, dot, rest = key.partition(".")
+    return _entry(value[first], rest) if dot and isinstance(value.get(first), Mapping) else _ABSENT
 
 
 def json_line(value: Mapping[str, Any]) -> bytes:

@@ -39,7 +39,7 @@ from strands_rollout.evaluation.evaluate import (
     start_executor,
     tokenizer_folder,
 )
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, slime_sampling_params
+from strands_rollout.evaluation.options import DemoOptions, EvalOptions, all_changes, slime_sampling_params
 from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings, shipped_model_note
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
@@ -92,8 +92,9 @@ def run_evaluation(options: EvalOptions) -> int:
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings = await load_settings(options.config, options.changes, options.base_url, options.model_dir)
-    sets = load_sets(options, note)
+    changes = all_changes(options.changes, options.reward)
+    settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
+    sets = load_sets(options, settings, note)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
         note(limits)
     for chosen in sets:

@@ -241,7 +241,7 @@ async def _try(options: TryOptions) -> int:
         log.print(words, markup=False, soft_wrap=True)
 
     settings = await load_settings(options.config, options.changes, options.base_url, options.model_dir)
-    row = _row(options, note)
+    row = _row(options, note, needs_label=settings.needs_labels)
     policy = _policy(options, note)
     if CODE_TOOL_PATH in settings.tools:
         note(f"code runs with isolation {await start_executor(settings.executor)!r}")
@@ -288,10 +288,10 @@ def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
     return settings.model_dump(exclude_unset=True) | added | patient
 
 
-def _row(options: TryOptions, note: Callable[[str], None]) -> Row:
+def _row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool) -> Row:
     beside = options.config and options.config.parent / "train.jsonl"
     data = options.data or (beside if beside and beside.is_file() else shipped_rows())
-    rows = load_rows(data)
+    rows = load_rows(data, needs_label=needs_label)
     if options.row >= len(rows):
         raise ConfigError(f"got --row {options.row}; {data} has {len(rows)} rows, 0 to {len(rows) - 1}")
     shipped = " (the shipped problems: name your own with --data FILE)" if data == shipped_rows() else ""

@@ -8,6 +8,7 @@ from strands_rollout.agent import tool_loading
 from strands_rollout.code_tool.executors import make_executor
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.settings import RolloutSettings, read_config_file
+from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 from strands_rollout.user_code import search_beside as search_beside
@@ -30,7 +31,7 @@ async def check_names(path: Path | None, settings: RolloutSettings) -> None:
     search_beside(path)
     faults = [f"  {name}: {error}" for name, error in await named_faults(settings)]
     if faults:
-        raise ConfigError("\n".join([f"{path or '--set'} names what can't be used:", *faults]))
+        raise ConfigError("\n".join([f"{path or 'the command line'} names what can't be used:", *faults]))
 
 
 async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
@@ -49,6 +50,7 @@ async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> 
         "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
         "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
         "executor": lambda: make_executor(settings.executor).aclose(),
+        "reward": lambda: check_reward(settings.reward),
     }
     faults = []
     for name, step in steps.items():

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from strands_rollout.agent.stop_reason import StopReason
-from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
@@ -302,6 +302,12 @@ def answer_metrics(samples: Samples) -> Metrics:
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
 
 
+def part_metrics(samples: Samples) -> Metrics:
+    """The further numbers of the rewards, each as a distribution."""
+    parts = parts_of(sample.graded for sample in samples if not sample.is_missing)
+    return {key: number for name, values in parts.items() for key, number in distribution(name, values).items()}
+
+
 def slowest_metrics(samples: Samples) -> Metrics:
     """Where the time of the slowest sample went, its episode and its reward, in seconds.
 
@@ -358,6 +364,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "weights": weight_metrics,
     "score": lambda samples: distribution("score_s", [sample.score_s for sample in samples]),
     "slowest": slowest_metrics,
+    "parts": part_metrics,
 }
 """Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""
 

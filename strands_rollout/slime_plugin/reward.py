@@ -9,14 +9,15 @@ import os
 import reprlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import foreign_code
+from strands_rollout.errors import EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
 from strands_rollout.grading.grade import slime_example_grade
 from strands_rollout.samples import (
     METADATA_KEY,
+    PART_PREFIX,
     REWARD_DETAILS_KEY,
     SCORE_KEY,
     SampleLike,
@@ -27,6 +28,9 @@ from strands_rollout.samples import (
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings
 
+if TYPE_CHECKING:
+    from strands_rollout.slime_plugin.own_reward import Scored
+
 _LOGGER = logging.getLogger(__name__)
 _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for long
 _LONGEST_SHOWN_CHARS: Final = 200
@@ -34,6 +38,8 @@ _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
 _reported: set[str] = set()
 
+NO_JUDGE: Final = "no_judge"
+"""The method of a reward whose judge failed."""
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"
@@ -60,11 +66,12 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
     Returns:
         For each sample, in lists like those given, a dict with the keys `score` (the settings' `correct` or `wrong`,
         perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
-        decided), `error` (why the answer could not be judged, and so counts as wrong; else ""). Or only its `score`, a
-        float, where slime's args name no key to read from a dict: neither `reward_key` nor `eval_reward_key`, or, of a
-        sample in training, only the latter; the dict is then kept in `metadata["strands_rollout"]["reward"]`. Args
-        that lack both attributes are not slime's, and mean the dict. Raises nothing but CancelledError: an exception
-        would end slime's training run.
+        decided), `error` (why the answer could not be judged, and so counts as wrong; else ""), and `parts/NAME` for
+        each further number of the user's reward or of an environment. A sample whose judge failed is not trained
+        (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither
+        `reward_key` nor `eval_reward_key`, or, of a sample in training, only the latter; the dict is then kept in
+        `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and mean the dict.
+        Raises nothing but CancelledError: an exception would end slime's training run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
@@ -94,6 +101,8 @@ def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """The reward in the form in which slime reads it from this sample."""
     with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("the sample", RuntimeError):
+        if details["method"] == NO_JUDGE:  # the infrastructure's fault
+            sample.remove_sample = True
         if _reads_a_key(args, sample):
             return details
         if isinstance(sample.metadata, dict):
@@ -139,25 +148,45 @@ async def _reward(args: object, sample: object) -> RewardDict:
             ours = getattr(args, "strands_rollout", None)
             options = ours.get("reward") if isinstance(ours, Mapping) else None
             settings = RewardSettings.model_validate({} if options is None else options)
-            if settings.style == "slime_strands_example":
-                return _slime_example_reward(sample)
-            if (scored := episode_facts(sample).get(SCORE_KEY)) is not None:
-                return _environments_reward(settings, scored, sample)
-            return await _default_reward(settings, sample)
+            return await (_own_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
     except Exception as e:  # a reward that raises ends slime's training run
-        return _as_dict(settings.wrong, Grade(correct=False, pred="", label="", method="error"), _report(e))
+        method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else "error"
+        return _as_dict(settings.wrong, Grade(correct=False, pred="", label="", method=method), _report(e))
 
 
-def _environments_reward(settings: RewardSettings, score: object, sample: object) -> RewardDict:
-    """The environment's score; right by its `acc` if it has one, else from the score of a right answer on."""
-    score = score if isinstance(score, Mapping) else {"score": score}
-    numbers = {name: usable_number(score[name]) for name in ("score", "acc") if name in score}
-    points, acc = numbers.get("score"), numbers.get("acc", 0.0)
-    if points is None or acc is None:
-        raise ValueError(f"{SCORE_KEY} is {_named(score):.80}; expected a finite `score` and maybe a finite `acc`")
-    correct = acc > 0 if "acc" in score else points >= settings.correct
-    verdict = Grade(correct=correct, pred="", label=_named(getattr(sample, "label", None)), method="environment")
-    return _as_dict(points, verdict, "") | {"acc": acc if "acc" in score else float(correct)}
+async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
+    if settings.style == "slime_strands_example":
+        return _slime_example_reward(sample)
+    if (scored := episode_facts(sample).get(SCORE_KEY)) is None:
+        return await _default_reward(settings, sample)
+    from strands_rollout.slime_plugin.own_reward import scored_as
+
+    return _as_scored(settings, scored_as(scored, SCORE_KEY), sample, "environment")
+
+
+async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
+    # these import Strands, which this package's own reward does without
+    from strands_rollout.slime_plugin.config_file import search_beside
+    from strands_rollout.slime_plugin.own_reward import Answer, own_reward, scored_as
+
+    async def built_in() -> Scored:
+        found = await _built_in(settings, sample)
+        if found["error"]:
+            raise RolloutError(str(found["error"]))
+        return scored_as({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
+
+    search_beside(getattr(args, "custom_config_path", None))
+    answer = Answer(args, sample, _answer_text(sample), getattr(sample, "label", None))
+    scored = await own_reward(settings, answer, built_in)
+    return _as_scored(settings, scored, sample, "parts" if settings.parts else "function")
+
+
+def _as_scored(settings: RewardSettings, scored: Scored, sample: object, method: str) -> RewardDict:
+    """A score with its parts; right by its `acc` if it has one, else from the score of a right answer on."""
+    acc = float(scored.score >= settings.correct) if scored.acc is None else scored.acc
+    label = _named(getattr(sample, "label", None))
+    parts = {f"{PART_PREFIX}{name}": value for name, value in scored.parts.items()}
+    return _as_dict(scored.score, Grade(acc > 0, scored.pred, label, method), "") | {"acc": acc, **parts}
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:
@@ -177,15 +206,18 @@ def _threads(_pid: int) -> ThreadPoolExecutor:
 
 
 def _grade_sample(sample: object, cpu_s: float) -> Grade:
+    return grade(_answer_text(sample), getattr(sample, "label", None), cpu_s)
+
+
+def _answer_text(sample: object) -> str:
+    """What the last assistant message says, without reasoning and calls."""
     facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
-        answer = spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
-    else:
-        prompt = getattr(sample, "prompt", None)
-        in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
-        answer = last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
-    return grade(answer, getattr(sample, "label", None), cpu_s)
+        return spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
+    prompt = getattr(sample, "prompt", None)
+    in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
+    return last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
 
 
 def _slime_example_reward(sample: object) -> RewardDict:

@@ -85,7 +85,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         )
     from transformers import AutoTokenizer
 
-    obstacle = None if is_folder else _hub_obstacle()
+    obstacle = None if is_folder else hub_obstacle()
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=obstacle is not None)
     except (OSError, ValueError) as e:
@@ -96,7 +96,7 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
 
 
-def _hub_obstacle() -> str | None:
+def hub_obstacle() -> str | None:
     """Why the hub can't be asked, by one request through the environment's proxies: transformers tries for a minute."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -118,7 +118,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or _hub_obstacle() is not None  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or hub_obstacle() is not None  # noqa: PTH112 - as above
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.evaluate import Generate, Player
-from strands_rollout.samples import Sample, episode_facts, fan_out_part, finished_samples
+from strands_rollout.samples import Sample, episode_facts, fan_out_part, finished_samples, parts_of
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
@@ -307,6 +307,7 @@ def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
         "samples": len(samples),
         "reward": _mean(float(reward["score"]) for reward in graded),
         "accuracy": _mean(float(reward["acc"]) for reward in graded),
+        **{name: _mean(values) for name, values in parts_of(graded).items()},
         "response_length": _mean(sample.response_length for sample in samples),
         **{
             name: sum(float(episode_facts(sample).get(name) or 0) for sample in samples) / max(len(episodes), 1)

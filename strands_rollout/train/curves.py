@@ -43,7 +43,7 @@ class Panel:
 
 
 PANELS: Final = (
-    Panel("reward", {"reward": "-"}),
+    Panel("reward; dashed: held-out problems", {"reward": "-", "held_out_reward": "--"}),
     Panel("accuracy, held-out problems", {"held_out_accuracy": "-"}),
     Panel("response length", {"response_length": "-"}, unit="tokens"),
     Panel("tool calls of an episode", {"tool_calls": "-"}),

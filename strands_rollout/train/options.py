@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import Changes, JsonOnly
+from strands_rollout.evaluation.options import DATA_HELP, Changes, InputKey, JsonOnly, LabelKey, RewardPath
+from strands_rollout.evaluation.options import existing_data as existing
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
@@ -89,10 +90,16 @@ class TrainOptions:
     model_dir: Annotated[
         Path, Option("--model", help="The policy's folder.", exists=True, file_okay=False, show_default=_SHIPPED)
     ]
-    data: Annotated[Path, Option(help="JSONL to train on.", exists=True, dir_okay=False, show_default=_SHIPPED)]
-    held_out: Annotated[
-        Path, Option(help="JSONL to measure accuracy on.", exists=True, dir_okay=False, show_default=_SHIPPED)
+    data: Annotated[
+        Path,
+        Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing),
     ]
+    held_out: Annotated[
+        Path, Option(help="Likewise, to measure on.", dir_okay=False, show_default=_SHIPPED, callback=existing)
+    ]
+    input_key: InputKey = "prompt"
+    label_key: LabelKey = None
+    reward: RewardPath = None
     config: Annotated[
         Path | None,
         Option(

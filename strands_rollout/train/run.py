@@ -18,8 +18,9 @@ from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
+from strands_rollout.evaluation.options import all_changes
 from strands_rollout.evaluation.plan import shipped_model_note
-from strands_rollout.evaluation.rows import load_rows
+from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -43,7 +44,10 @@ from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
-_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0", "samples")
+_FACTS: Final = (
+    *("accuracy_start", "accuracy_end", "held_out_reward_start", "held_out_reward_end"),
+    *("logprob_gap_max_step0", "logprob_gap_mean_step0", "samples"),
+)
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
@@ -71,6 +75,8 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
         start, end = summary["accuracy_start"], summary["accuracy_end"]
         if start is not None and end is not None:
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
+            rewards = (f"{summary[name] or 0.0:.3g}" for name in ("held_out_reward_start", "held_out_reward_end"))
+            print("mean reward: {}, in the end {}".format(*rewards))
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
     if not options.json_only:
@@ -81,7 +87,7 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
     settings, folder = await _settings(options, method, log), TrainFolder(options.out)
-    rows, held_out = load_rows(options.data), load_rows(options.held_out)
+    rows, held_out = (_rows(path, options, settings) for path in (options.data, options.held_out))
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
         stack.enter_context(folder.held())
@@ -120,6 +126,13 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
     return summary
 
 
+def _rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
+    if path.parent == shipped_rows().parent:  # whose keys are this package's own
+        return load_rows(path)
+    needs_label = settings.needs_labels
+    return load_rows(path, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
+
+
 def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
     """Where the run is; the policy is that of the newest checkpoint, if there is one."""
     newest = folder.newest_checkpoint()
@@ -154,7 +167,7 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
-    settings = await read_checked_config(options.config, options.changes)
+    settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
     if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -19,8 +19,9 @@ from strands_rollout.client.transport import create_client
 from strands_rollout.errors import EngineError, EngineUnavailableError, TrajectoryError
 from strands_rollout.evaluation.evaluate import Player
 from strands_rollout.evaluation.rows import Row
-from strands_rollout.samples import Sample, episode_facts, kept
+from strands_rollout.samples import Sample, episode_facts, kept, reward_details
 from strands_rollout.settings import REWARD_KEY, settings_from_args
+from strands_rollout.slime_plugin.reward import NO_JUDGE
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.transcripts import write_step_dump
 from strands_rollout.train.batch import (
@@ -194,24 +195,32 @@ class Trainer:
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Accuracy on the held-out rows under this version of the weights, where it is due."""
+        """Accuracy and mean reward on the held-out rows under this version of the weights, where it is due."""
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
         started = time.monotonic()
         self.phase("held out")
         samples = await self.collector.play_all(self.held_out, "held out")
-        lost = [sample for sample in samples if sample.status in (Sample.Status.FAILED, Sample.Status.ABORTED)]
+        over = (Sample.Status.FAILED, Sample.Status.ABORTED)
+        rewards = [reward_details(sample) for sample in samples]
+        fails = all(reward.get("error") for reward in rewards)  # a reward that raises for every answer
+        judged = zip(samples, rewards, strict=True)
+        lost = [one for one, reward in judged if fails or one.status in over or reward.get("method") == NO_JUDGE]
         if lost:  # an outage is no wrong answer, and the rows that are left are another set
             raise TrajectoryError(
                 f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
                 f"{_errors_of(lost)}; run the same command again to resume"
             )
-        verdicts = [bool(sample.reward.get("acc")) for sample in samples if isinstance(sample.reward, Mapping)]
-        accuracy = sum(verdicts) / max(len(verdicts), 1)
-        self.facts |= {"accuracy_start": accuracy} if version == 0 else {}
-        self.facts |= {"accuracy_end": accuracy} if is_last else {}
-        return {"held_out_accuracy": accuracy, "eval_s": time.monotonic() - started}
+        found = {
+            "accuracy": sum(bool(reward.get("acc")) for reward in rewards) / max(len(rewards), 1),
+            "held_out_reward": sum(float(reward.get(REWARD_KEY, 0.0)) for reward in rewards) / max(len(rewards), 1),
+        }
+        for name, value in found.items():
+            self.facts |= {f"{name}_start": value} if version == 0 else {}
+            self.facts |= {f"{name}_end": value} if is_last else {}
+        held_out = {"held_out_accuracy": found["accuracy"], "held_out_reward": found["held_out_reward"]}
+        return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
         """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""
@@ -222,5 +231,5 @@ class Trainer:
 
 def _errors_of(samples: Sequence[Sample]) -> str:
     """A few of them."""
-    errors = sorted({str(episode_facts(sample).get("error")) for sample in samples})
+    errors = sorted({str(episode_facts(one).get("error") or reward_details(one).get("error")) for one in samples})
     return "; ".join(errors[:_MOST_SHOWN]) or "none is over"

@@ -111,6 +111,13 @@ def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str])
     assert str(result.exception) == f"{path} holds no sample; expected one or more"
 
 
+def test_a_reward_of_text_and_label_is_tried_as_a_run_would_score(tmp_path: Path) -> None:
+    samples = (sample(0, RIGHT, -1.0), sample(1, RIGHT, 0.5, label="13"))
+    first, second, totals = lines_of(dump_of(tmp_path, *samples), "--reward", "test_rewards.of_text")
+    assert (first["new"], second["new"], totals["failed"]) == (1.0, None, 1)
+    assert "test_rewards.of_text raised KeyError: 13" in second["error"]
+
+
 def data(tmp_path: Path, *rows: object) -> Path:
     path = tmp_path / "data.jsonl"
     lines = [row if isinstance(row, str) else json.dumps({"prompt": "?", **row}) for row in rows]
@@ -155,10 +162,13 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
         ([{"answer": "7"}], ("--label-key", "answer"), []),
         ([{"label": "7"}], EXACT,
          ["the reward gives {'value': 1.0, 'acc': 0.5} for 'It is 7.'; expected 1 or more"]),
+        ([{"label": "7"}], ("--reward", "test_rewards.of_text"), []),
+        ([{"label": "7"}], ("--reward", "test_rewards.of_text", "--answer", "seven{label}"),
+         ["the reward gives 0, acc 0, for 'seven7'; --answer gives other words"]),
         ([{"label": "12"}, {"label": "13"}], ("--reward", "test_rewards.raising"),
          ["the reward raises ValueError: \x1b[31munlucky for '\\\\boxed{13}'"]),
     ],
-    ids=["alternatives", "a mapping", "label key", "own answer", "raises"],
+    ids=["alternatives", "a mapping", "label key", "own answer", "of text", "of text, wrong", "raises"],
 )  # fmt: skip
 def test_the_row_whose_answer_does_not_score_is_named(
     rows: list[dict[str, Any]], options: tuple[str, ...], faults: list[int | str], tmp_path: Path
@@ -174,6 +184,12 @@ def test_the_row_whose_answer_does_not_score_is_named(
 
 async def is_exactly(args: object, sample: Sample) -> dict[str, Any]:
     return {"value": float(sample.response == f"It is {sample.label}."), "acc": 0.5}
+
+
+def of_text(response: str, label: str) -> bool:
+    if label == "13":
+        raise KeyError(13)
+    return label in response and "seven" not in response
 
 
 def destroying_length(args: object, sample: Sample) -> int:

@@ -1,9 +1,11 @@
 """What an evaluation asks: rows that can be asked, the commands' options, slime's file of data sets."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import yaml
 from evaluation_stage import write_problems
@@ -45,6 +47,43 @@ def test_a_rows_metadata_is_taken_along(tmp_path):
     assert (first.metadata, second.metadata) == ({"source": "mine"}, {})
     with pytest.raises(PromptError, match=r"rows\.jsonl:1: got metadata='mine'; expected an object"):
         load(tmp_path, {**GOOD, "metadata": "mine"})
+
+
+def test_tables_are_read_by_their_columns(tmp_path):
+    chat = [{"role": "user", "content": "What is 7 * 1?"}]
+    rows = [{"ask": chat, "gold": {"is": label}, "metadata": {"source": "mine"}} for label in (7, 8)]
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    for kind in ("parquet", "json"):
+        first, second = load_rows(tmp_path / f"rows.{kind}", prompt_key="ask", label_key="gold.is")
+        assert (first.prompt, first.label, second.label, first.metadata) == (chat, 7, 8, {"source": "mine"})
+    path = tmp_path / "rows.csv"
+    path.write_text('\ufeffask,is\n"What, is\n7?",007\n', encoding="utf-8")
+    assert [(row.prompt, row.label, row.line) for row in load_rows(path, prompt_key="ask", label_key="is")] == [
+        ("What, is\n7?", "007", 1)
+    ]
+    with pytest.raises(PromptError, match="got the keys ask, is, and no 'prompt': name the prompt's with --input-key"):
+        load_rows(path)
+    with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without labels"):
+        load_rows(path, prompt_key="ask")
+    assert load_rows(path, prompt_key="ask", needs_label=False)[0].label is None
+
+
+def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, monkeypatch):
+    """From a folder in place of the hub, which has the same layout."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "hub" / "sums"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        (folder / f"{split}.csv").write_text(f"prompt,label\nof {split},7\n")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    honest = datasets.load_dataset
+    place = functools.partial(honest, str(folder), cache_dir=str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: place(config, split=split))
+    assert load_rows(Path("me/sums@test"))[0].prompt == "of test"
+    with pytest.raises(PromptError, match="has the splits train, test; name one, as in me/sums@train"):
+        load_rows(Path("me/sums"))
 
 
 @pytest.mark.parametrize("content", [b'"\\ud800"', b'"\xff"', b"[" * 100_000])
@@ -117,7 +156,7 @@ def test_keys_that_mean_nothing_here_are_noted_once(tmp_path):
         ({"top_k": "many"}, "got 'many' for top_k"),
         ({"path": None}, "for path"),
         ({"path": "sums.jsonl@[7:9]"}, r"rows \[7:9\] of sums.jsonl, which has 3"),
-        ({"path": "rows.parquet"}, "expected a .jsonl file"),
+        ({"path": "rows.csv"}, "expected .jsonl or .parquet"),
         ({"path": "${oc.env:NO_SUCH_VARIABLE}/rows.jsonl"}, "NO_SUCH_VARIABLE"),
         ({"multimodal_keys": {"image": "images"}}, "multimodal_keys.*can't be evaluated here"),
         ({"apply_chat_template": True}, "got True for apply_chat_template; .*can't be evaluated here"),

@@ -14,6 +14,7 @@ from harness import ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation import evaluate as evaluate_module
 from strands_rollout.evaluation.report import accuracy_of, majority_of, mean_pass_at_k, t_quantile
 
@@ -43,6 +44,35 @@ async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsy
     for text in (captured.out, captured.err):
         assert "sums: 1 answers count as wrong since comparing them took too long" in text
     assert "1 that failed are tried again" in captured.err
+
+
+def brevity(response: str, label: object) -> dict[str, float]:
+    """A reward of a user's own; it needs no label."""
+    return {
+        "score": 1.0 if "0" in response else 0.5,
+        "words": len(response.split()),
+        "labels": float(label is not None),
+    }
+
+
+async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"ask": f"What is {number} + 0?"}) + "\n" for number in range(3)))
+    given = {"data": [rows], "input_key": "ask", "reward": "test_evaluation_report.brevity"}
+    ended = await run(out=tmp_path / "own", **given)
+    found = ended.report["data_sets"]["rows"]
+    scores = [line["reward"]["score"] for line in ended.lines]
+    assert (ended.code, found["scored"], found["maj_at_n"]) == (0, 12, None)
+    assert found["mean_reward"] == pytest.approx(sum(scores) / 12, abs=1e-6)
+    assert (found["right"], found["mean_parts"]) == (scores.count(1.0), {"parts/words": 2.0, "parts/labels": 0.0})
+    assert f"mean reward {found['mean_reward']:.4g}: words 2, labels 0" in (shown := capsys.readouterr().out)
+    assert ("majority" in shown, "label " in shown) == (False, False)
+    with pytest.raises(ConfigError, match=r"holds another run: .*reward"):
+        await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_report:brevity"})
+    with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without"):
+        await run(out=tmp_path / "graded", **given | {"reward": None})
+    with pytest.raises(PromptError, match="no 'gold'"):  # what was named must be there
+        await run(out=tmp_path / "named", label_key="gold", **given)
 
 
 async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, monkeypatch):

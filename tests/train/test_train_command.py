@@ -138,15 +138,18 @@ def test_rollouts_that_run_ahead_are_one_version_old(tmp_path, few_rows):
 
 
 @pytest.mark.slow
-def test_another_agent_is_trained_by_naming_its_config_model_and_rows(tmp_path):
+def test_another_agent_is_trained_by_naming_its_config_model_rows_and_reward(tmp_path):
     rows = REPOSITORY / "strands_rollout/examples/shop.jsonl"
     config = tmp_path / "shop.yaml"
     dumps = f"  dump_dir: {tmp_path / 'dump'}\n  dump_samples: 8\n"
     config.write_text((REPOSITORY / "configs/shop.yaml").read_text() + dumps)
     shop = ("--config", str(config), "--model", str(REPOSITORY / "strands_rollout/engine/checkpoint"))
     out = tmp_path / "run"
-    done = train(out, "--steps", "2", *shop, "--data", str(rows), held_out=rows)
+    score = "def score(response):\n    return {'score': len(response), 'words': len(response.split())}\n"
+    (tmp_path / "reward.py").write_text(score)
+    done = train(out, "--steps", "2", *shop, "--data", str(rows), "--reward", "reward.score", held_out=rows)
     assert summary_of(done)["logprob_gap_max_step0"] < 1e-3
+    assert min(steps_of(out)[0]["parts/words"], summary_of(done)["held_out_reward_end"]) > 0
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert names == ["rollout_000000.jsonl.gz", "rollout_000001.jsonl.gz"]
     assert len(list(read_dump(tmp_path / "dump"))) == 16
@@ -183,6 +186,7 @@ def test_faulty_samples_stop_a_run_with_words(ablation, words, tmp_path, few_row
     ("arguments", "message"),
     [
         (["cli", "train", "--temperature", "0"], "got --temperature 0.0; expected more than 0"),
+        (["cli", "train", "--reward", "no.such"], "reward: can't load 'no.such': there is no module 'no'"),
         (["cli", "train", "--async", "--extra-prompts", "2"], "leave out --extra-prompts"),
         (["experiments", "--rollout", "text", "train"], "'text' is not one of 'tito', 'retokenised', 'openai'"),
         (["experiments", "--ablation", "aborted-as-completed", "train"], "needs --extra-prompts"),

@@ -1,0 +1,187 @@
+"""The user's own reward in `reward_func`: functions of any form, parts with weights, judges, and what fails."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from strands.models import Model
+from typer.testing import CliRunner
+
+from strands_rollout import Sample, reward_func
+from strands_rollout.cli.commands import app
+from strands_rollout.secret_mask import MASK
+
+HERE = "test_own_reward"
+HIDDEN = "sk-s3cret-of-the-judge"
+
+
+def of_text(response: str, label: str) -> float:
+    return float(response == f"\\boxed{{{label}}}") / 2
+
+
+async def of_sample(sample: Sample) -> dict[str, Any]:
+    return {"score": 2, "length": len(sample.response), "note": "kept nowhere", "pred": "42"}
+
+
+def of_response(response: str, *, scale: float = 3.0) -> float:
+    return scale
+
+
+def as_slimes(args: Any, sample: Sample, **kwargs: object) -> bool:
+    return args.is_slimes
+
+
+def in_thread(response: str, label: str = "") -> dict[str, float]:
+    return {"score": threading.current_thread() is not threading.main_thread(), "acc": 0.25}
+
+
+def raising(response: str, label: str) -> float:
+    raise KeyError("no such word")
+
+
+def nothing(sample: Sample) -> None:
+    return None
+
+
+def of_three(a: str, b: str, c: str) -> float:
+    return 1.0
+
+
+async def slow(sample: Sample) -> float:
+    await asyncio.sleep(60)
+    return 1.0
+
+
+class Judging(Model):
+    """A Strands model that says a score."""
+
+    def update_config(self, **config: Any) -> None: ...
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+    def structured_output(self, *_: Any, **__: Any) -> Any:
+        raise NotImplementedError
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockDelta": {"delta": {"text": "<think>Score: 9</think>Score: 0.25"}}}
+        yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
+    given = sample or Sample(prompt="What is {label}?", response="<think>so</think>\\boxed{42}", label="42")
+    args = SimpleNamespace(strands_rollout={"reward": reward}, is_slimes=True)
+    return dict(await reward_func(args, given))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("reward", "score", "acc", "more"),
+    [
+        (f"{HERE}.of_text", 0.5, 0.0, {"pred": "", "label": "42", "method": "function"}),
+        ({"function": f"{HERE}.of_text", "correct": 0.5}, 0.5, 1.0, {}),
+        (f"{HERE}:of_sample", 2.0, 1.0, {"pred": "42", "parts/length": 27.0}),
+        (f"{HERE}.of_response", 3.0, 1.0, {}),
+        (f"{HERE}.as_slimes", 1.0, 1.0, {}),
+        (f"{HERE}.in_thread", 1.0, 0.25, {}),
+        (
+            {"parts": {"right": {"weight": 2}, "long": {"function": f"{HERE}.of_sample", "weight": 0.5}}, "wrong": 0},
+            *(3.0, 1.0, {"method": "parts", "parts/right": 1.0, "parts/long": 2.0, "parts/long/length": 27.0}),
+        ),
+        ({"parts": {"tone": {"judge": f"{HERE}.Judging"}}}, 0.25, 0.0, {"parts/tone": 0.25}),
+    ],
+)
+async def test_a_reward_of_any_form_scores(reward: Any, score: float, acc: float, more: dict[str, Any]) -> None:
+    found = await scored(reward)
+    assert (found["score"], found["acc"], found["error"]) == (score, acc, "")
+    assert {name: found[name] for name in more} == more
+
+
+@pytest.mark.parametrize(
+    ("reward", "error"),
+    [
+        (f"{HERE}.raising", rf"{HERE}.raising raised KeyError: 'no such word' \(.*test_own_reward.py, line \d+, in"),
+        (f"{HERE}.nothing", "the reward of test_own_reward.nothing is None; expected a finite `score`"),
+        (f"{HERE}.of_three", r"got the reward test_own_reward.of_three\(a, b, c\); expected .*\(response, label\) or"),
+        ({"function": f"{HERE}.slow", "timeout_s": 0.01}, "the reward took longer than reward.timeout_s=0.01"),
+        ({"parts": {"right": {}, "no": f"{HERE}.gone"}}, "has no attribute 'gone'"),
+        ({"function": f"{HERE}.slow", "parts": {"a": {}}}, "make the function one of the parts"),
+        ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge needs either base_url and model, or strands_model"),
+    ],
+)
+async def test_a_reward_that_fails_is_an_error_and_logged_once(
+    reward: Any, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = [await scored(reward) for _ in range(2)][-1]
+    assert (found["score"], found["acc"], found["method"]) == (-1.0, 0.0, "error")
+    (logged,) = [record for record in caplog.records if "reward_failed" in record.message]
+    assert re.search(error, str(logged.exc_info[1]))  # type: ignore[index]
+
+
+@asynccontextmanager
+async def judging(*replies: str | int) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
+    """The settings of a judge on an API that gives these replies, or statuses, in turn; and the requests of it."""
+    left, requests = list(replies), []
+
+    async def chat(request: web.Request) -> web.Response:
+        requests.append((request.headers.get("Authorization"), await request.json()))
+        reply = left.pop(0)
+        message = {"choices": [{"message": {"content": reply}}]}
+        return web.Response(status=reply) if isinstance(reply, int) else web.json_response(message)
+
+    server = web.Application()
+    server.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    try:
+        yield {"base_url": url, "model": "m", "api_key": "${JUDGE_KEY}", "retries": 1}, requests
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_judge_is_asked_again_until_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", HIDDEN)
+    async with judging(503, "Not bad.\n**Score:** 0.75.") as (judge, requests):
+        judge["prompt"] = "{question} {response} {label}"
+        found = await scored({"parts": {"tone": {"judge": judge, "weight": 2}}})
+    assert (found["score"], found["parts/tone"]) == (1.5, 0.75)
+    content = "What is {label}? \\boxed{42} 42"  # what is put in is not read again
+    body = {"temperature": 0, "model": "m", "messages": [{"role": "user", "content": content}]}
+    assert requests == [(f"Bearer {HIDDEN}", body)] * 2
+
+
+@pytest.mark.parametrize(
+    ("replies", "why"),
+    [
+        ((503, 429), "no answer in 2 attempts, the last ended with: HTTP 429"),
+        ((401,), "HTTP 401; check its base_url, model and api_key"),
+        (("Score: 7/10",), "a judge replied 'Score: 7/10'; expected a line like `Score: 0.5`"),
+    ],
+)
+async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...], why: str) -> None:
+    sample = Sample(prompt="?", response="4")
+    async with judging(*replies) as (judge, _):
+        found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
+    assert (found["method"], why in found["error"]) == ("no_judge", True)
+    assert sample.remove_sample
+
+
+def test_config_finds_what_a_reward_names_and_shows_no_secret(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "rollout.yaml"
+    parts = f"a: {HERE}.gone, b: {{judge: {{base_url: http://a/v1, model: m, api_key: {HIDDEN}}}}}"
+    file.write_text(f"strands_rollout:\n  tools: []\n  reward: {{parts: {{{parts}}}}}\n")
+    shown = CliRunner().invoke(app, ["config", str(file)])
+    assert "reward: can't load 'test_own_reward.gone'" in str(shown.exception)
+    assert (HIDDEN in shown.output, MASK in shown.output) == (False, True)
+    file.write_text("strands_rollout:\n  reward: {parts: {a: {judge: {url: http://a}}}}\n")
+    shown = CliRunner().invoke(app, ["config", str(file)])
+    assert "unknown setting strands_rollout.reward.parts.a.judge.url; did you mean 'base_url'?" in str(shown.exception)

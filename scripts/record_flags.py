@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from strands_rollout.diagnostics.flag_table import RECORD, SYSTEMS, Flag, ask
+from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, ask
 from strands_rollout.files import Json
 
 NOT_SLIMES: Final = ", PyPI's build (slime's image has its own, so values are not judged)"
@@ -46,7 +46,7 @@ def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -
 
 def flags_of(answer: Json) -> list[Json]:
     """The flags in the order of the record. slime's build of the router takes further values; only it knows them."""
-    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
+    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (list(TITLES).index(flag.system), flag.names))
     if "slime" not in answer["versions"]["router"]:
         flags = [flag.model_copy(update={"choices": ()}) if flag.system == "router" else flag for flag in flags]
     return [flag.model_dump(mode="json", exclude_defaults=True) for flag in flags]

@@ -120,7 +120,6 @@ def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str
             "nargs": action.nargs,
             "type": getattr(action.type, "__name__", None) if action.type else None,
             "choices": [one.name if isinstance(one, enum.Enum) else str(one) for one in action.choices or ()],
-            "required": action.required,
             "repeats": isinstance(action, argparse._AppendAction),
         }
         for action in parser._actions

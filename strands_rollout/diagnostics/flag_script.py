@@ -8,7 +8,7 @@ script that sources this repository's launch library is asked for its own dry ru
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Final
@@ -46,10 +46,9 @@ _HERE_DOCUMENT: Final = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?P<
 _SEVERAL_WORDS: Final = re.compile(r"\[[@*]\]|\$[@*]|\$\{[@*]")  # what splits in double quotes, too
 
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
-_ARRAY: Final = re.compile(r"(\w+)(\+?)=")
+_ARRAY: Final = re.compile(r"(\w+)\+?=")
 _STRING: Final = re.compile(r"(\w+)\+?=(.*(?:^|[\s=])--\w.*)", re.DOTALL)
-_REFERENCE: Final = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?", re.DOTALL)
-_MAY_BE_FLAGS: Final = re.compile(r"\$(?:[\w@*]+|\{[^/]*\})")
+_REFERENCE: Final = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:[+:-][^/]*)?\}?")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 
 
@@ -85,7 +84,6 @@ class Command:
     program: str | None  # "train.py", "train_async.py", or None where none was found
     words: tuple[Word, ...]  # what follows the program, in order
     possible: tuple[tuple[Word, ...], ...] = ()  # may be added: the words of arrays that are set more than once
-    is_whole: bool = True  # whether `words` is the whole command, with nothing left to the shell
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +93,6 @@ class Reading:
     how: str
     commands: tuple[Command, ...]
     notes: tuple[str, ...] = ()
-
-
-def by_flag(words: Sequence[Word]) -> list[tuple[Word, ...]]:
-    """The words that stand before any flag, then each flag with the words that follow it."""
-    starts = [at for at, word in enumerate(words) if word.is_flag]
-    return [tuple(words[begin:end]) for begin, end in pairwise([0, *starts, len(words)])]
 
 
 def read_script(path: Path, slime_dir: Path | None) -> Reading:
@@ -152,14 +144,6 @@ def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
     return Reading("its text was read, nothing was run", tuple(commands), tuple(notes))
 
 
-@dataclass(slots=True)
-class _Array:
-    """What is assigned to an array, or to a string that holds flags: one item for each assignment."""
-
-    values: list[tuple[Word, ...]] = field(default_factory=list)
-    is_certain: bool = True  # whether it is assigned once, and nothing appended to it
-
-
 class _Script:
     """The words and arrays of a script, or of a text where `path` is None, and of the files that it sources."""
 
@@ -202,31 +186,29 @@ class _Script:
             return found
         if not self._is_file:
             return [self._command(None, [word for word in self.words if not word.operator])]
-        literals = tuple(words for array in self._arrays.values() for words in array.values if _has_flag(words))
-        return [Command(None, (), literals, is_whole=False)] if literals else found
+        literals = tuple(words for values in self._arrays.values() for words in values if _has_flag(words))
+        return [Command(None, (), literals)] if literals else found
 
     def _command(self, program: str | None, words: Sequence[Word]) -> Command:
         possible: list[tuple[Word, ...]] = []
-        notes = len(self.notes)
         certain = tuple(self._expanded(words, possible, frozenset()))
-        return Command(program, certain, tuple(possible), is_whole=not possible and notes == len(self.notes))
+        return Command(program, certain, tuple(possible))
 
     def _expanded(
         self, words: Sequence[Word], possible: list[tuple[Word, ...]], within: frozenset[str]
     ) -> Iterator[Word]:
         """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
-        flags = 0
         for before, word in zip([Word(""), *words], words, strict=False):
-            flags += word.is_flag
             named = _REFERENCE.fullmatch(word.text) if word.splits else None
             name = named[1] if named else ""
-            array = self._arrays.get(name) if name not in within else None
-            if array is not None and array.is_certain:
-                yield from self._expanded(array.values[0], possible, within | {name})
+            values = self._arrays.get(name, []) if name not in within else []
+            if len(values) == 1:
+                yield from self._expanded(values[0], possible, within | {name})
                 continue
-            if array is not None:
-                possible += [tuple(self._expanded(value, possible, within | {name})) for value in array.values]
-            elif name not in within and (word.is_placeholder or _may_be_flags(word, before, is_first=not flags)):
+            possible += [tuple(self._expanded(value, possible, within | {name})) for value in values]
+            # right after a flag an expansion is taken for the flag's value, if it is no array
+            may_be_flags = named and ("[" in word.text or not before.text.startswith("--"))
+            if not values and name not in within and (word.is_placeholder or may_be_flags):
                 said = f"{word.text} stands for words that could not be read, so they are not judged"
                 self.notes.append(f"{word.place}: {said}")
             yield word
@@ -236,19 +218,9 @@ def _has_flag(words: Sequence[Word]) -> bool:
     return any(word.text.startswith("--") for word in words)
 
 
-def _may_be_flags(word: Word, before: Word, *, is_first: bool) -> bool:
-    """Whether an expansion may stand for flags; `is_first` says that no flag is before it.
-
-    Right after a flag it is taken for the flag's value, if it is no array; a command's output is after any flag.
-    """
-    if not word.splits or (before.text.startswith("--") and "[" not in word.text):
-        return False
-    return bool(_MAY_BE_FLAGS.fullmatch(word.text)) or (word.text.startswith("$(") and is_first)
-
-
-def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:
-    """What each array, and each string with flags in it, is assigned."""
-    arrays: dict[str, _Array] = {}
+def _arrays_of(words: Sequence[Word]) -> dict[str, list[tuple[Word, ...]]]:
+    """What each array, and each string with flags in it, is assigned: one item for each assignment."""
+    arrays: dict[str, list[tuple[Word, ...]]] = {}
     for at, (word, following) in enumerate(pairwise(words)):
         if (head := _ARRAY.fullmatch(word.text)) and following.operator and following.text == "(":
             inside = takewhile(lambda word: not (word.operator and word.text == ")"), words[at + 2 :])
@@ -258,9 +230,7 @@ def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:
             value = tuple(part for part in shell_words(head[2], file, int(line)) if not part.operator)
         else:
             continue
-        array = arrays.setdefault(head[1], _Array())
-        array.is_certain = not array.values and head[2] != "+"
-        array.values.append(value)
+        arrays.setdefault(head[1], []).append(value)
     return arrays
 
 

@@ -46,7 +46,8 @@ def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -
 
 def flags_of(answer: Json) -> list[Json]:
     """The flags in the order of the record. slime's build of the router takes further values; only it knows them."""
-    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (list(TITLES).index(flag.system), flag.names))
+    systems = list(TITLES)
+    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (systems.index(flag.system), flag.names))
     if "slime" not in answer["versions"]["router"]:
         flags = [flag.model_copy(update={"choices": ()}) if flag.system == "router" else flag for flag in flags]
     return [flag.model_dump(mode="json", exclude_defaults=True) for flag in flags]

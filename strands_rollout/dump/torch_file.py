@@ -126,10 +126,12 @@ class _Maker(_Built):
 
     __slots__ = ("make",)
 
-    def __init__(self, make: Any) -> None:
+    def __init__(self, make: str | Callable[..., Any]) -> None:
         self.make = make
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> object:
+        if isinstance(self.make, str):
+            raise _RefusedError(f"it calls {self.make}; expected the storage of a tensor")
         return self.make(*args)
 
 
@@ -176,7 +178,7 @@ class _Dtype(_Built):
             raise _RefusedError(f"it holds an array of {code!r:.40}; expected numbers")
         self.dtype: np.dtype[Any] = np.dtype(code)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: Json) -> None:
         if state[1] in ("<", ">"):
             self.dtype = self.dtype.newbyteorder(state[1])
 

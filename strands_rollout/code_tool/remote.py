@@ -161,11 +161,13 @@ class RemoteProgram:
     max_output_chars: int
     max_report_bytes: int  # that the sandbox can carry on stdout; the output is cut further to fit
     memory_mb: int | None = None
+    file_mb: int | None = None  # the largest file that it may write
+    max_output_mb: int = MAX_OUTPUT_MB  # after which it is ended
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the program's own lines
 
     def text(self) -> str:
         """The script, in ASCII; it reads no argument, no file and no stdin."""
-        job = asdict(self) | {"max_output_mb": MAX_OUTPUT_MB}
+        job = asdict(self)
         return (
             "import base64, json, sys, types, zlib\n"
             f"sources, job = (json.loads(zlib.decompress(base64.b64decode(part))) for part in "

@@ -1,11 +1,8 @@
 """Figures: medians over rounds, ratios round by round, tables, the loop's lag, memory, shares by package."""
 
-from typing import Any
-
-import pytest
 from bench_stage import measured
 
-from benchmarks.client import ClientOptions, all_ratios, medians
+from benchmarks.client import all_ratios, medians
 from benchmarks.report import result_tables
 
 ROUNDS = [
@@ -15,53 +12,11 @@ ROUNDS = [
 ]
 
 
-def options(**changed: Any) -> ClientOptions:
-    usual = {"turns": (1, 80), "concurrency": (64,), "episodes": None, "repeats": 2, "tokenizer_dir": None}
-    chosen = {"variants": ("ours", "floor", "openai"), "measures": ("cpu", "lag", "code", "memory")}
-    return ClientOptions(**{**usual, **chosen, **changed})
-
-
 def test_figures_and_ratios_are_medians_of_the_rounds() -> None:
     found = {(one["ratio"], one["turns"]): one["value"] for one in all_ratios(ROUNDS)}
     assert found == {("ours / floor", 20): 3.0, ("ours: 80 turns / 20 turns", 80): 4.0}
     rows = {(row["variant"], row["turns"]): (row["cpu_ms_per_trajectory"], row["rounds"]) for row in medians(ROUNDS)}
     assert rows == {("ours", 20): (12.0, 3), ("floor", 20): (5.0, 3), ("ours", 80): (50.0, 3)}
-
-
-@pytest.mark.parametrize(
-    ("asked", "shown", "expected"),
-    [
-        # variants take turns, and another one begins each round
-        (
-            {"measures": ("cpu",), "turns": (5,), "variants": ("ours", "floor")},
-            ("round", "variant"),
-            [(0, "ours"), (0, "floor"), (1, "floor"), (1, "ours")],
-        ),
-        # what takes minutes is measured once
-        (
-            {"measures": ("cpu",), "turns": (5, 80), "variants": ("strands-sglang", "openai")},
-            ("round", "variant", "turns"),
-            [(0, "strands-sglang", 5), (0, "openai", 5), (0, "strands-sglang", 80), (1, "strands-sglang", 5)],
-        ),
-        # a long episode of a slow variant is played few times
-        (
-            {"measures": ("cpu",), "turns": (20, 80), "variants": ("strands-sglang",), "repeats": 1},
-            ("turns", "episodes"),
-            [(20, 64), (80, 8)],
-        ),
-        # lag and profile are of turns that were asked for
-        (
-            {"measures": ("lag", "code", "profile"), "turns": (1, 5, 20, 80), "variants": ("ours",)},
-            ("kind", "turns"),
-            [("lag", 5), ("lag", 5), ("profile", 20)],
-        ),
-        ({"measures": ("cpu",), "turns": (1,), "variants": ("ours",), "episodes": 7}, ("episodes",), [(7,), (7,)]),
-    ],
-    ids=["turns taken", "slow ones once", "slow ones few", "detail turns", "episodes"],
-)
-def test_what_is_asked_for_is_measured(asked: dict[str, Any], shown: tuple[str, ...], expected: list[Any]) -> None:
-    steps = options(**asked).steps()
-    assert sorted(tuple(getattr(step, name) for name in shown) for step in steps) == sorted(expected)
 
 
 def test_the_tables_show_each_variant_and_what_ours_is_to_it() -> None:

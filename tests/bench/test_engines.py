@@ -12,8 +12,6 @@ from benchmarks.engines import (
     EngineBenchmark,
     EngineRow,
     Workload,
-    rows_as_json,
-    rows_as_markdown,
     run_engine_benchmark,
     run_workload,
 )
@@ -44,15 +42,6 @@ def test_each_workload_has_a_row_with_its_rate_and_the_cache_was_as_it_says(rows
         assert found["prefill", "again", tokens] == tokens - 1
     assert found["samples", "shared", 40] == 2 * 39
     assert found["samples", "flushed", 40] < 5
-
-
-def test_the_table_has_a_line_for_each_workload_and_the_json_all_figures(rows):
-    others = [EngineRow("other", row.workload, 1.0, 2.0, None, 0) for row in rows]
-    lines = rows_as_markdown([*rows, *others]).splitlines()
-    assert len(lines) == 2 + len(rows)
-    assert len({line.count("|") for line in lines}) == 1
-    assert "other: tokens/s" in lines[0]
-    assert [item["tokens_per_s"] for item in json.loads(rows_as_json(rows))] == [row.tokens_per_s for row in rows]
 
 
 @pytest.mark.parametrize(

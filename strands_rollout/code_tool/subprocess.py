@@ -58,11 +58,11 @@ class SubprocessExecutor(LoopExecutor):
     ) -> None:
         places = usable_cpus() if max_concurrency is None else max_concurrency
         super().__init__(timeout_s, max_output_chars, places, ExecutorFacts(memory_mb=memory_mb))
-        self._limits = {"max_output_mb": max_output_mb, "memory_mb": memory_mb, "file_mb": file_mb}
-        check_positive(**self._limits)
+        check_positive(max_output_mb=max_output_mb, memory_mb=memory_mb, file_mb=file_mb)
+        self._limits = (memory_mb, file_mb, max_output_mb)
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES, **self._limits)
+        program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES, *self._limits)
         try:
             folder = tempfile.mkdtemp(prefix="code-")
             try:

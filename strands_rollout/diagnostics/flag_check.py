@@ -1,23 +1,23 @@
 """A launch script's flags, judged as slime, Megatron-LM, SGLang and its router would read them.
 
-slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, values that no
-parser takes, and what does not go with this package. The parsers that are installed are asked in a child process; what
-can't be imported there is taken from `data/slime_flags.json`, which `scripts/record_flags.py` made from the parsers.
+slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, words that no flag
+takes, and what does not go with this package; what slime refuses at its start is left to it. The parsers that are
+installed are asked in a child process; what can't be imported there is taken from `data/slime_flags.json`, which
+`scripts/record_flags.py` made from the parsers.
 """
 
-import argparse
 import difflib
 import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel
 
@@ -41,8 +41,6 @@ _INSTEAD: Final = {
     "--sglang-tensor-parallel-size": "--rollout-num-gpus-per-engine",
     "--sglang-random-seed": "--seed",
 }
-_WITH_SUFFIX: Final = re.compile(r"\s*\d+(?:(?:\.\d+)?[kMGT]|[KMGT]i)\s*")
-_MOST_VALUES: Final = 8  # that any flag must have
 
 
 class Flag(BaseModel, frozen=True):
@@ -52,9 +50,6 @@ class Flag(BaseModel, frozen=True):
     system: str  # who declares it: one of TITLES
     parser: str = "main"  # which of slime's three parsers reads it: "main", "sglang" or "pre"
     nargs: int | str | None = None  # argparse's: None for one value, 0 for none, a number, "?", "*" or "+"
-    type: str | None = None  # the name of the function that converts a value
-    choices: tuple[str, ...] = ()  # the values that are allowed, as text; empty if any is
-    repeats: bool = False  # whether each use adds a value; otherwise the last use wins
 
 
 @dataclass(frozen=True)
@@ -246,7 +241,7 @@ def judge_reading(reading: Reading, table: FlagTable) -> FlagFindings:
         # a script may add values to an array's last flag elsewhere
         possible = [use for words in command.possible for use in _uses_of((*words, Word("", splits=True)))[1]]
         findings += [finding for use in (*uses, *possible) for finding in _check_use(use, table)]
-        findings += [*_duplicates(uses, table), *_conflicts(uses)]
+        findings += _conflicts(uses)
         flags += len(uses) + len(possible)
     in_order = sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
     return FlagFindings(flags, tuple(in_order))
@@ -297,63 +292,16 @@ def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
     elif "$" not in use.flag:
         flags = table.find(use.flag)
         for flag in flags:
-            yield from map(use.fault, _faults_of_values(use, flag))
+            yield from map(use.fault, _further_words(use, flag))
         if not flags:
             yield use.fault(*_what_is_unknown(use.flag, table))
 
 
-def _readable_int(text: str) -> int | None:
-    """As SGLang's human_readable_int (sglang/srt/utils/common.py): 131072, 128Ki or 25.6k."""
-    return None if _WITH_SUFFIX.fullmatch(text) else int(text)
-
-
-def _not_false(text: str) -> str:
-    if text.lower() in ("false", "0", "no", "off", "none"):
-        raise ValueError
-    return text
-
-
-_CONVERSIONS: Final[Mapping[str | None, tuple[Callable[[str], object], str]]] = {
-    "int": (int, "expected a whole number"),
-    "float": (float, "expected a number"),
-    "loads": (json.loads, "expected JSON"),
-    "human_readable_int": (_readable_int, "expected a whole number, such as 131072, 128Ki or 25.6k"),
-    "bool": (_not_false, "any word is read as true; leave the flag out"),
-}
-
-
-def _faults_of_values(use: _Use, flag: Flag) -> Iterator[str]:
-    """What argparse has against the values of a flag, and the words that it leaves over."""
-
-    def convert(text: str) -> str:
-        if "$" in text or "`" in text:  # only the shell knows the text
-            return text
-        conversion, expected = _CONVERSIONS.get(flag.type, (str, ""))
-        try:
-            value = str(conversion(text))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"got {use.shown(text)}; {expected}") from None
-        if flag.choices and value not in flag.choices:
-            raise argparse.ArgumentTypeError(f"got {use.shown(text)}; expected one of {', '.join(flag.choices)}")
-        return text
-
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    takes: dict[str, Any] = {"action": "store_true"} if flag.nargs == 0 else {"nargs": flag.nargs, "type": convert}
-    parser.add_argument(*flag.names, **takes)
-    head = "=".join([use.flag, *use.joined])
-    values = [word.text for word in use.following]
-    if use.splits:
-        certain = next(at for at, word in enumerate(use.following) if word.splits)
-        values[certain:] = ["$"] * _MOST_VALUES
-    try:
-        _, surplus = parser.parse_known_args([head, *values])
-    except argparse.ArgumentError as e:
-        hint = "" if use.values else f"; a value that begins with a hyphen is written {use.flag}=VALUE"
-        problem = f"got {use.shown(use.joined[0])}; expected no value" if flag.nargs == 0 else e.message
-        yield f"{problem}: {TITLES[flag.system]}'s parser stops{hint}"
-        return
-    for word in () if use.splits else surplus:
-        yield f"got the further word {use.shown(word)}; slime silently drops it; remove it or name its flag"
+def _further_words(use: _Use, flag: Flag) -> Iterator[str]:
+    """What is wrong with words after a flag that its parser leaves over."""
+    most = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
+    for value in () if use.splits else use.values[most:]:
+        yield f"got the further word {use.shown(value)}; slime silently drops it; remove it or name its flag"
 
 
 def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
@@ -372,22 +320,6 @@ def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
     if longer:
         return f"it begins {len(longer)} flags ({', '.join(longer[:3])} ...): SGLang's parser stops{meant}", nearest
     return f"no parser knows it, and slime silently drops it{meant}", nearest
-
-
-def _duplicates(uses: Sequence[_Use], table: FlagTable) -> Iterator[FlagFinding]:
-    """Flags that are given more than once, under whatever name."""
-    seen: dict[tuple[str, ...], list[_Use]] = {}
-    for use in uses:
-        for flag in table.find(use.flag)[:1]:
-            if not flag.repeats:
-                seen.setdefault(flag.names, []).append(use)
-    for same in seen.values():
-        if len(same) > 1:
-            places = ", ".join(dict.fromkeys(use.where for use in same if use.where))
-            last = " ".join(same[-1].values)
-            given = f"given {len(same)} times" + (f" ({places})" if places else "")
-            wins = f"; the last wins: {same[-1].shown(last)}" if last else "; once is enough"
-            yield same[-1].fault(given + wins, severity="warning")
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:

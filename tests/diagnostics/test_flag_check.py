@@ -47,27 +47,12 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
     assert fault.nearest is None or fault.nearest in fault.problem
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--colocate true", "further word 'true'"),
-        ("--colocate=true", "expected no value"),
-        ("--lr", "expected one argument"),
-        ("--eval-prompt-data", "expected at least one argument"),
-        ("--lr -1e-5", "is written --lr=VALUE"),
-        ("--lr abc", "expected a number"),
-        ("--n-samples-per-prompt 2.5", "expected a whole number"),
-        ("--rampup-batch-size 1 2", "expected 3 arguments"),
-        ("--apply-chat-template-kwargs '{thinking: false}'", "expected JSON"),
-        ("--advantage-estimator grop", "expected one of grpo"),
-        ("--onnx-safe False", "any word is read as true"),
-        ("--sglang-context-length abc", "expected a whole number, such as"),
-    ],
-)
-def test_a_value_that_the_parser_does_not_take_is_an_error(words: str, said: str) -> None:
-    fault = next(fault for fault in faults(words) if fault.flag == words.split()[0].partition("=")[0])
-    assert fault.severity == "error"
-    assert said in fault.problem
+@pytest.mark.parametrize("words", ["--colocate true", "--lr 1e-6 2e-6", "--rampup-batch-size 1 2 3 4"])
+def test_a_word_that_no_flag_takes_is_an_error(words: str) -> None:
+    flag, *_, last = words.split()
+    (fault,) = faults(words)
+    assert (fault.severity, fault.flag) == ("error", flag)
+    assert f"further word {last!r}" in fault.problem
 
 
 def test_a_prompt_that_is_rendered_already_does_not_go_with_this_package() -> None:
@@ -92,18 +77,10 @@ def test_more_samples_in_a_step_than_a_rollout_has_are_an_error() -> None:
     assert (fault.severity, fault.flag) == ("error", "--global-batch-size")
 
 
-@pytest.mark.parametrize(
-    ("words", "flag", "said"),
-    [
-        ("--lr 1e-6 --lr 2e-6", "--lr", "the last wins: '2e-6'"),
-        ("--sglang-dp-size 1 --sglang-data-parallel-size 2", "--sglang-data-parallel-size", "given 2 times"),
-        (f"{BATCHES} 12", "--global-batch-size", "the last 8 are not trained on"),
-    ],
-)
-def test_what_may_be_meant_is_a_warning(words: str, flag: str, said: str) -> None:
-    (fault,) = faults(words)
-    assert (fault.severity, fault.flag) == ("warning", flag)
-    assert said in fault.problem
+def test_samples_that_a_step_leaves_over_are_a_warning() -> None:
+    (fault,) = faults(f"{BATCHES} 12")
+    assert (fault.severity, fault.flag) == ("warning", "--global-batch-size")
+    assert "the last 8 are not trained on" in fault.problem
 
 
 def test_a_word_without_a_flag_is_an_error_but_not_what_a_dry_run_could_not_find() -> None:
@@ -113,7 +90,7 @@ def test_a_word_without_a_flag_is_an_error_but_not_what_a_dry_run_could_not_find
 
 def test_a_secret_is_not_shown() -> None:
     found = faults("--wandb-key hush hush --wandb-key=hush hush")
-    assert [fault.severity for fault in found] == ["error", "warning"]  # errors come first
+    assert [fault.severity for fault in found] == ["error"]
     assert not any("hush" in fault.line() for fault in found)
 
 

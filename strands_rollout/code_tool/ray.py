@@ -21,17 +21,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    check_call,
-    check_positive,
-    executor_factory,
-    facts_of,
-    infra_failure,
-    make_executor,
-    retried_once,
-)
+from strands_rollout.code_tool import executors
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
@@ -98,7 +89,7 @@ class RayWorker:
         # Not in the constructor, whose errors Ray buries; a restarted actor may be given a call before it is greeted.
         async with self._starting:
             if self._executor is None:
-                self._executor = await make_executor(self._setting).__aenter__()
+                self._executor = await executors.make_executor(self._setting).__aenter__()
             return self._executor
 
 
@@ -388,14 +379,14 @@ class RayExecutor(CodeExecutor):
         actor_options: Mapping[str, Any] | None = None,
     ) -> None:
         defaults = {"timeout_s": timeout_s, "max_output_chars": max_output_chars}
-        check_positive(**defaults)
+        executors.check_positive(**defaults)
         if taken := sorted(_OURS & (actor_options or {}).keys()):
             raise ConfigError(f"actor_options names {', '.join(taken)}, which RayExecutor decides; leave them out")
-        parameters = inspect.signature(executor_factory(executor)).parameters
+        parameters = inspect.signature(executors.executor_factory(executor)).parameters
         known = {name: value for name, value in defaults.items() if name in parameters}
         setting = {"name": executor, **known, **(options or {})}
-        self._pattern = make_executor(setting)
-        self.facts = facts_of(self._pattern)
+        self._pattern = executors.make_executor(setting)
+        self.facts = executors.facts_of(self._pattern)
         self._timeout_s = timeout_s
         self._cluster = RayCluster(_checked_address(address), setting, _checked_nodes(nodes), actor_options or {})
         self._control = ThreadPoolExecutor(1, thread_name_prefix="ray-executor")
@@ -408,7 +399,7 @@ class RayExecutor(CodeExecutor):
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         """Run code on some node, or on the session's; see `CodeExecutor.run`."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
-        check_call("RayExecutor", code, limit_s, session, keeps_sessions=self.facts.keeps_sessions)
+        executors.check_call("RayExecutor", code, limit_s, session, keeps_sessions=self.facts.keeps_sessions)
         with self._lock:
             if self._closed:
                 raise SandboxError("RayExecutor.run was called after aclose(); make a new executor")
@@ -416,7 +407,7 @@ class RayExecutor(CodeExecutor):
         try:
             if session is not None:
                 return await self._run_in_session(session, code, limit_s)
-            return await retried_once(lambda: self._run_somewhere(Call(code, limit_s)))
+            return await executors.retried_once(lambda: self._run_somewhere(Call(code, limit_s)))
         finally:
             with self._lock:
                 self._running -= 1
@@ -477,11 +468,13 @@ class RayExecutor(CodeExecutor):
         try:
             result = await self._reply(node, limit_s, "run", call)
         except SandboxError as e:
-            return infra_failure(e, session_lost=call.session is not None)
+            return executors.infra_failure(e, session_lost=call.session is not None)
         finally:
             self._cluster.count(node, calls=-1)
         if result is None:
-            result = infra_failure(f"{node}: the process that kept the session was replaced", session_lost=True)
+            result = executors.infra_failure(
+                f"{node}: the process that kept the session was replaced", session_lost=True
+            )
         if result.infra_error is not None:
             self._cluster.suspect(node)
         return result
@@ -491,7 +484,7 @@ class RayExecutor(CodeExecutor):
         try:
             node = await self._take()
         except SandboxError as e:
-            return infra_failure(e)
+            return executors.infra_failure(e)
         return await self._run_at(node, call)
 
     async def _run_in_session(self, name: str, code: str, timeout_s: float) -> ExecutionResult:
@@ -500,7 +493,7 @@ class RayExecutor(CodeExecutor):
             try:
                 home = self._sessions.get(name) or await self._settle(name)
             except SandboxError as e:
-                return infra_failure(e)
+                return executors.infra_failure(e)
             self._cluster.count(home.node, calls=1)
             try:
                 result = await self._run_at(home.node, Call(code, timeout_s, name, home.incarnation))

@@ -9,13 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from strands_rollout.code_tool.executors import (
-    ExecutionResult,
-    ExecutorFacts,
-    check_positive,
-    infra_failure,
-    usable_cpus,
-)
+from strands_rollout.code_tool import executors
+from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.local.sandbox import scratch
 from strands_rollout.code_tool.remote import MAX_OUTPUT_MB, LoopExecutor, RemoteProgram
 
@@ -56,9 +51,9 @@ class SubprocessExecutor(LoopExecutor):
         file_mb: int = 128,
         max_concurrency: int | None = None,
     ) -> None:
-        places = usable_cpus() if max_concurrency is None else max_concurrency
+        places = executors.usable_cpus() if max_concurrency is None else max_concurrency
         super().__init__(timeout_s, max_output_chars, places, ExecutorFacts(memory_mb=memory_mb))
-        check_positive(max_output_mb=max_output_mb, memory_mb=memory_mb, file_mb=file_mb)
+        executors.check_positive(max_output_mb=max_output_mb, memory_mb=memory_mb, file_mb=file_mb)
         self._limits = (memory_mb, file_mb, max_output_mb)
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
@@ -70,7 +65,7 @@ class SubprocessExecutor(LoopExecutor):
             finally:
                 await asyncio.to_thread(scratch.delete, folder)
         except OSError as e:
-            return infra_failure(f"can't run {sys.executable!r}: {e}")
+            return executors.infra_failure(f"can't run {sys.executable!r}: {e}")
 
 
 async def _played(program: RemoteProgram, folder: str) -> ExecutionResult:

@@ -10,7 +10,6 @@ from scripted_chat import Said, ScriptedChat
 
 from experiments.openai_generate import TEXT_ENDPOINT_KEY, generate
 from strands_rollout import Sample, reward_func
-from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CODE = "print(17 * 2)"
 CALL = ("execute_python_code", json.dumps({"code": CODE}))
@@ -28,17 +27,12 @@ def words(tokenizer: Any, text: str) -> list[str]:
 async def play(
     tokenizer: Any,
     script: Sequence[Said],
-    *,
-    params: dict[str, Any] | None = None,
-    settings: dict[str, Any] | None = None,
-    sample: Sample | None = None,
-    chat: ScriptedChat | None = None,
 ) -> tuple[Sample, list[dict[str, Any]]]:
     """A finished sample and the requests that made it."""
-    async with chat or ScriptedChat(script) as server:
-        args = args_for(server.base_url, tokenizer, strands_rollout={**LOCAL, **(settings or {})})
-        sample = sample or Sample(prompt="What is 17 * 2?", label="34", index=0)
-        done = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096, **(params or {})})
+    async with ScriptedChat(script) as server:
+        args = args_for(server.base_url, tokenizer, strands_rollout=LOCAL)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
+        done = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096})
     assert done is sample
     return sample, server.requests
 
@@ -60,12 +54,6 @@ def trained_texts(tokenizer: Any, sample: Sample) -> list[str]:
         elif runs[-1]:
             runs.append([])
     return [tokenizer.decode(run) for run in runs if run]
-
-
-def wrong_with(sample: Sample, **more: Any) -> list[str]:
-    """What a trainer would not take, but for the logprobs that a text endpoint has not."""
-    found = contract_violations(sample, may_abort=True, reward_key="score", **more)
-    return [words for words in found if "rollout_log_probs" not in words and "reward is" not in words]
 
 
 async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokenizer: Any) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from textwrap import shorten
 from typing import Final, Literal
@@ -231,18 +231,16 @@ def report_flags(
 
 
 def judge_reading(reading: Reading, table: FlagTable) -> FlagFindings:
-    """Judge all commands of a script, and the words that may be added to them."""
+    """Judge all commands of a script."""
     flags, findings = 0, []
-    for command in reading.commands:
-        before, uses = _uses_of(command.words)
+    for words in reading.commands:
+        before, uses = _uses_of(words)
         problem = "no flag before it takes this word; slime silently drops it"
-        stray = [word for word in before if not word.splits and not word.is_placeholder]
+        stray = takewhile(lambda word: not word.splits and not word.is_placeholder, before)
         findings += [FlagFinding("error", word.text, word.place, problem) for word in stray]
-        # a script may add values to an array's last flag elsewhere
-        possible = [use for words in command.possible for use in _uses_of((*words, Word("", splits=True)))[1]]
-        findings += [finding for use in (*uses, *possible) for finding in _check_use(use, table)]
+        findings += [finding for use in uses for finding in _check_use(use, table)]
         findings += _conflicts(uses)
-        flags += len(uses) + len(possible)
+        flags += len(uses)
     in_order = sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
     return FlagFindings(flags, tuple(in_order))
 

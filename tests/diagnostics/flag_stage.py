@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 
 from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, judge_reading, table_of
-from strands_rollout.diagnostics.flag_script import Command, Reading, Word
+from strands_rollout.diagnostics.flag_script import Reading, Word
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
@@ -19,8 +19,7 @@ def the_table() -> FlagTable:
 
 def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:
     """What is found in the arguments of train.py, by the recorded table unless another is given."""
-    command = Command("train.py", tuple(map(Word, words)))
-    return judge_reading(Reading("", (command,)), table or the_table())
+    return judge_reading(Reading("", (tuple(map(Word, words)),)), table or the_table())
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

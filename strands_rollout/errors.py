@@ -51,6 +51,10 @@ class ConfigError(RolloutError):
     """A setting is unknown, out of range, or contradicts another."""
 
 
+class PolicyEndedError(RolloutError):
+    """What gives a policy's turns (a script, a person, an API) has no further one, or has one too many."""
+
+
 class PromptError(RolloutError):
     """A dataset row's prompt can't be turned into chat messages."""
 
@@ -145,6 +149,10 @@ class ToolError(RolloutError):
 
 class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
+
+
+class NoModelError(ConfigError):
+    """An agent that takes part in an episode was given no model, so that it asks Strands' default."""
 
 
 class TeamLimitError(RolloutError):

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import wrap
@@ -157,12 +157,12 @@ class RolloutSettings(_Settings):
     system_prompt: str | None = SYSTEM_PROMPT
     """System prompt of rows without a system message of their own."""
     tools: tuple[NamedTool, ...] = (CODE_TOOL_PATH,)
-    """Strands tools: dotted paths of tools, modules or tool providers; MCP servers by URL, or as a mapping with
-    `command` or `url`."""
+    """Strands tools: paths of tools, modules, files (`./tools.py`, `./tools.py:name`) or tool providers; MCP servers by
+    URL, or as a mapping with `command` or `url`."""
     row_tools: tuple[NamedTool, ...] = ()
     """Further tools, which an episode has only if its row asks for them."""
     agent_factory: str | None = None
-    """Dotted path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
+    """Path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
     Graph."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Names and dotted paths of functions of a task that return an async context manager; each is open during an
@@ -229,8 +229,8 @@ class RolloutSettings(_Settings):
     """Before the process's first episode, exclude all that it has loaded from Python's garbage collection
     (`gc.freeze`), and make full collections rarer."""
     dump_dir: str | None = None
-    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` write samples of each step, for
-    `strands-rollout view`."""
+    """Folder in which `log_rollout`, `log_eval` and `strands-rollout train` (default: `samples` in its run's folder)
+    write samples of each step, for `strands-rollout view`."""
     dump_samples: int = Field(default=64, ge=1)
     """Samples of a step that are written to `dump_dir`."""
     tool_parser: str = "hermes"
@@ -272,10 +272,13 @@ def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
 def _explain(error: ErrorDetails, root: str) -> str:
     path = [str(part) for part in error["loc"] if part not in ("path", "server")]
     where = ".".join([root, *path])
+    if where.endswith(".py"):  # YAML reads a colon and a space as a mapping
+        return f"got the mapping {path[-1]}: in {root}.{path[0]}; leave out the space: {path[-1]}:NAME"
     if error["type"] != "extra_forbidden":
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        return f"got {where}={shown!r:.500}; expected: {error['msg']}"
+        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"]
+        return f"got {where}={shown!r:.500}; expected: {expected}"
     model = _NESTED.get(path[0], RolloutSettings) if len(path) > 1 else RolloutSettings
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
@@ -291,13 +294,52 @@ _WIDTH: Final = 116
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
-def read_config_file(path: Path) -> RolloutSettings:
+def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings under `strands_rollout:` of a file; its other keys are slime's, which sets them on its args.
+
+    Each change is `setting=value` in place of the file's, or of the default; a dot leads into a mapping.
 
     Raises:
         ConfigError: The file can't be read, is no YAML mapping, lacks the key, or holds a setting that is unknown or
-            out of range.
+            out of range; or a change does.
     """
+    given = {} if path is None else _under_key(path)
+    try:
+        settings = settings_from_args(SimpleNamespace(strands_rollout=given))
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+    for change in changes or ():
+        settings, given = _changed(given or {}, change)
+    return settings
+
+
+def _changed(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
+    """The settings and their mapping after a change, whose value is YAML, a text, or a list with commas: what fits."""
+    name, equals, text = change.partition("=")
+    if not equals:
+        raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8")
+    fault = None
+    for read in (yaml.safe_load, str, lambda words: words.split(",")):
+        try:
+            values = _with_value(given, name.strip().removeprefix(f"{KEY}.").split("."), read(text))
+            return checked_settings(values, KEY), values
+        except ConfigError as e:
+            fault = fault or e
+        except (yaml.YAMLError, ValueError, ArithmeticError):
+            continue
+    raise ConfigError(f"--set {name}: {fault}") from fault
+
+
+def _with_value(given: Mapping[str, Json], path: Sequence[str], value: Json) -> dict[str, Json]:
+    """The mapping with a value at a path of keys; what is no mapping on the way gives place to one."""
+    key, *further = path
+    held = given.get(key)
+    inner = held if isinstance(held, Mapping) else {}
+    return {**given, key: _with_value(inner, further, value) if further else value}
+
+
+def _under_key(path: Path) -> Json:
+    """What a file has under `strands_rollout:`."""
     try:
         content = yaml.safe_load(yaml_text(path))
     except (yaml.YAMLError, ValueError, ArithmeticError) as e:
@@ -307,11 +349,10 @@ def read_config_file(path: Path) -> RolloutSettings:
     if KEY not in content:
         near = get_close_matches(KEY, map(str, content), n=1)
         hint = f"did you mean {KEY!r} by {near[0]!r}?" if near else f"got {', '.join(map(str, content)) or 'none'}"
+        if "eval" in content:
+            hint = f"it is for slime's --eval-config, and checked by EVAL_CONFIG={path} strands-rollout doctor"
         raise ConfigError(f"{path} has no key {KEY}:; {hint}")
-    try:
-        return settings_from_args(SimpleNamespace(strands_rollout=content[KEY]))
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
+    return content[KEY]
 
 
 def yaml_text(path: Path) -> str:

@@ -26,6 +26,7 @@ from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
 from strands_rollout.diagnostics.machine import MEANING
+from strands_rollout.evaluation.policies import Turn
 from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
 from strands_rollout.settings import RolloutSettings, settings_from_args
@@ -156,6 +157,9 @@ def test_python_examples_name_what_exists(block: str) -> None:
 @pytest.mark.parametrize("block", code_blocks("yaml"))
 def test_yaml_examples_are_valid_settings(block: str) -> None:
     given = yaml.safe_load(block)
+    if isinstance(given, list):
+        assert all(isinstance(turn, str) or Turn(**turn).calls for turn in given)
+        return
     settings = settings_from_args(SimpleNamespace(**given))
     assert settings != RolloutSettings()
     if isinstance(settings.executor, dict):
@@ -305,7 +309,8 @@ def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
     text = page("training") + page("evaluation") + page("troubleshooting")
     named = set(re.findall(r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", text))
     known = {name for script in LAUNCH_SCRIPTS for name in settings_of(script)}
-    assert named - known <= {"PYTHONPATH", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT"}
+    elsewhere = {"PYTHONPATH", "WANDB_API_KEY", "WANDB_KEY", "WANDB_MODE", "HF_ENDPOINT", "HF_HUB_OFFLINE"}
+    assert named - known <= elsewhere | {"STRANDS_ROLLOUT_VENV"}
     assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
 
 

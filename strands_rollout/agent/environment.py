@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
-from strands_rollout.agent.tool_loading import load_function
+from strands_rollout.agent.tool_loading import load_function, refuse_no_model
 from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
@@ -98,10 +98,14 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
     """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
     if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+    place = place_in_users_code(error)
     return f"{what} raised {type(error).__name__}: {error}{place}, for the sample of index {task.index}"
+
+
+def place_in_users_code(error: BaseException) -> str:
+    """Where in the user's files it was raised, in brackets; "" where it was not."""
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
 async def result_of(
@@ -333,6 +337,7 @@ async def _with_environment(stack: AsyncExitStack, path: str, context: EpisodeCo
         raise errors.EnvironmentFaultError(
             f"{what} is a {type(environment).__name__} without tools, prepare, answer and score; expected some of them"
         )
+    refuse_no_model(tools)
     return replace(context, task=replace(task, environment=environment, tools=[*task.tools, *tools]))
 
 

@@ -246,7 +246,7 @@ class _Run:
                     "the sample's"
                 )
         if self.stats.infrastructure_error is not None:
-            return StopReason.SANDBOX_ERROR
+            return reason_of_error(self.stats.infrastructure_error, cut_by=None, has_turns=True)
         if tripped := self.limiter.tripped:
             return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
         if self.setting.next_message is None:

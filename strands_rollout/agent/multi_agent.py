@@ -27,7 +27,7 @@ from strands.types.tools import AgentTool
 from strands_rollout.agent.environment import Task, failure_words, result_of, running
 from strands_rollout.agent.loop import TurnTools
 from strands_rollout.agent.tool_call import CURRENT_CALL, sandbox_fault
-from strands_rollout.agent.tool_loading import load_function, refuse_blocking
+from strands_rollout.agent.tool_loading import agents_in, load_function, refuse_blocking, refuse_no_model
 from strands_rollout.aio import in_own_thread
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
@@ -77,7 +77,7 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
 
     Raises:
         ConfigError: The function raised, which the message names with file, line and sample; or what it built is no
-            agent, swarm or graph; or not exactly one of its agents is on the model.
+            agent, swarm or graph; or not exactly one of its agents is on the model; or one has none.
         ToolError: There is no such function.
     """
     build = load_function(path, "an agent")
@@ -110,9 +110,10 @@ def _team_of(made: object, model: SGLangModel, path: str) -> Team:
         raise ConfigError(
             f"agent_factory {path!r} gave a {type(made).__name__}; expected a Strands Agent, Swarm or Graph"
         )
-    agents = list(_agents_in(made))
+    agents = list(agents_in(made))
     tool_agents = _tool_agents(agents)
     everyone = [*agents, *tool_agents]
+    refuse_no_model(everyone)
     on_model = [agent for agent in everyone if agent.model is model]
     if len(on_model) != 1 or on_model[0] not in agents:
         names = ", ".join(agent.name for agent in on_model) or "none"
@@ -139,14 +140,6 @@ def _used_again(path: str, agents: Sequence[Agent]) -> str:
         f"agent_factory {path!r} gave these agents to more than one episode: {names}; expected new ones for each. "
         "Make them inside of the function"
     )
-
-
-def _agents_in(runner: object) -> Iterator[Agent]:
-    if isinstance(runner, Agent):
-        yield runner
-    elif isinstance(runner, MultiAgentBase):
-        for node in getattr(runner, "nodes", {}).values():
-            yield from _agents_in(node.executor)
 
 
 def structures_in(runner: object) -> Iterator[MultiAgentBase]:

@@ -1,21 +1,28 @@
 """Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
 
-import difflib
-import importlib
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
+import strands.agent.agent
+from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
 from strands.hooks import HookProvider
+from strands.models.bedrock import BedrockModel
+from strands.multiagent.base import MultiAgentBase
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
+from strands_rollout.agent.tool_call import CURRENT_CALL
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ToolError, foreign_code
+from strands_rollout.errors import NoModelError, ToolError, foreign_code
 from strands_rollout.settings import McpServer
+from strands_rollout.user_code import nearest, resolve
 
 Named: TypeAlias = Sequence[str | McpServer]
 """Tools as the settings name them."""
@@ -25,13 +32,13 @@ def load_tools(named: Named) -> list[AgentTool | ToolProvider]:
     """Resolve names of tools to Strands tools.
 
     Args:
-        named: Each an MCP server, or a dotted path: `package.module.attribute`, `package.module:attribute`, or a
-            module: one that holds `@strands.tool` functions (all are taken) or a `TOOL_SPEC` with a function named like
-            the module.
+        named: Each an MCP server, or a path as `resolve` takes it, of a tool or of a module or file: one that holds
+            `@strands.tool` functions (all are taken) or a `TOOL_SPEC` with a function named like the module.
 
     Raises:
         ToolError: A path can't be imported, does not name a tool, or two tools have one name. The message says what was
             found there instead, and the nearest name. Or an MCP server can't be used as it is named.
+        NoModelError: An agent that a tool calls has no model.
     """
     if isinstance(named, str):
         raise ToolError(f"tools is the string {named!r}; expected a list of dotted paths: [{named!r}]")
@@ -41,6 +48,7 @@ def load_tools(named: Named) -> list[AgentTool | ToolProvider]:
     if doubled:
         paths = [one if isinstance(one, str) else one.shown_name for one in named]
         raise ToolError(f"tools {paths} hold more than one tool named {', '.join(doubled)}; names must be unique")
+    refuse_no_model(tools)
     return tools
 
 
@@ -84,21 +92,49 @@ def refuse_blocking(manager: object, path: str) -> None:
         )
 
 
-def load_function(path: str, what: str | None = None) -> Callable[..., Any]:
-    """What can be called at a dotted path: a function or a class.
+def load_function(path: str, what: str | None = None, given: Sequence[str] | None = None) -> Callable[..., Any]:
+    """What can be called at a path, as `resolve` takes it: a function or a class.
 
     Args:
-        path: As for `load_tools`.
+        path: Of the function.
         what: What it makes, for messages, where it makes something.
+        given: What it will be called with, where that is to be checked.
 
     Raises:
-        ToolError: The path can't be imported, or names something else.
+        ToolError: The path can't be imported, names something else, or can't be called so.
     """
     found = _resolve(path)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, Agent | MultiAgentBase) and (kind is not found or kind.__module__.startswith("strands.")):
+        raise ToolError(_instead_of_agent(path, found, what))
+    expected = "a function" if what is None else f"a class or function that makes {what}"
     if not callable(found):
-        expected = "a function" if what is None else f"a class or function that makes {what}"
-        raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}")
+        hint = nearest("", found)
+        raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}{hint}")
+    if given is not None:
+        try:
+            inspect.signature(found).bind(*given)
+        except TypeError as e:
+            raise ToolError(f"{path!r} can't be called with ({', '.join(given)}): {e}; expected {expected}") from e
+        except ValueError:  # it has no signature to look at
+            pass
     return found
+
+
+def _instead_of_agent(path: str, found: object, what: str | None) -> str:
+    kind = getattr(found, "__name__", type(found).__name__)
+    said = f"{path!r} is {'the class' if isinstance(found, type) else 'one'} {kind}"
+    if what != "an agent":
+        return f"{said}; expected a {'function' if what is None else f'class or function that makes {what}'}"
+    tools = ", ".join(found.tool_registry.registry) if isinstance(found, Agent) else "..."
+    given = f"model=model, system_prompt=task.system_prompt, tools=[{tools}]" if kind == "Agent" else "..."
+    colon = ":" if ":" in path else "."
+    home = "my_module" if isinstance(found, type) else path.rpartition(colon)[0]
+    return (
+        f"{said}; expected a function that builds a new one for each episode. Write\n"
+        f"      def build(model, task):\n          return {kind}({given})\n"
+        f"      # and in the configuration: agent_factory: {home}{colon}build"
+    )
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
@@ -121,6 +157,8 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 def _made_at(path: str, what: str) -> object:
     """What the class or function at a path makes."""
     make = load_function(path, what)
+    if inspect.iscoroutinefunction(make):
+        raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
     with foreign_code("a user's constructor may raise anything") as outcome, exits_as_errors("it"):
         return make()
     e = outcome.error
@@ -149,58 +187,79 @@ def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
     found = _resolve(path)
     if isinstance(found, ModuleType):
+        name = Path(path).stem if path.endswith(".py") else found.__name__.rpartition(".")[2]
         try:
-            return list(load_tools_from_module(found, found.__name__.rpartition(".")[2]))
+            return list(load_tools_from_module(found, name))
         except (AttributeError, TypeError) as e:
-            raise ToolError(f"{path!r} is a module without Strands tools{_nearest('', found)}") from e
+            raise ToolError(
+                f"{path!r} is a module without Strands tools{nearest('', found)}; decorate functions with @strands.tool"
+            ) from e
     if isinstance(found, ToolProvider):
         return [_guarded(found, path)]
     if isinstance(found, AgentTool):
         return [found]
-    hint = "; decorate it with @strands.tool" if callable(found) and not isinstance(found, type) else ""
-    raise ToolError(f"{path!r} is a {type(found).__name__}, expected a Strands tool{hint}")
+    hint = "; decorate it with @strands.tool" if inspect.isroutine(found) else ""
+    if isinstance(found, Agent):
+        hint = "; ask one in a function with @strands.tool, which makes it with model=sub_agent_model()"
+    kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    raise ToolError(f"{path!r} is {kind}, expected a Strands tool{hint}")
+
+
+class _NoModel(BedrockModel):
+    """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
+        if CURRENT_CALL.get():  # of an agent that a tool has built
+            agent = (kwargs.get("invocation_state") or {}).get("agent")
+            raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
+        return super().stream(*args, **kwargs)
 
 
 def _resolve(path: str) -> object:
-    """Import as much of a dotted path as is modules, then follow the attributes."""
-    if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
-        raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.attribute'")
-    module_path, _, attributes = path.partition(":")
-    names = module_path.split(".")
-    found: object = None
-    depth = 0
-    while depth < len(names) and (module := _import(".".join(names[: depth + 1]), path)) is not None:
-        found = module
-        depth += 1
-    rest = [*names[depth:], *(attributes.split(".") if attributes else [])]
-    if found is None or (attributes and depth < len(names)):
-        remedy = "; pip install 'strands-rollout[tools]'" if names[0] == "strands_tools" else ""
-        raise ToolError(f"can't load {path!r}: there is no module {'.'.join(names[: depth + 1])!r}{remedy}")
-    for name in rest:
-        if not hasattr(found, name):
-            owner = getattr(found, "__name__", type(found).__name__)
-            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{_nearest(name, found)}")
-        found = getattr(found, name)
-    return found
+    """What is at a path; its agents without a model can be told."""
+    # which Strands calls by this name, without arguments where an agent was given no model
+    vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
+    return resolve(path)
 
 
-def _import(module_path: str, path: str) -> ModuleType | None:
-    """The module, or None where no such module exists; a module that exists but fails to import is an error."""
-    with foreign_code("a user's module may raise anything while it is imported") as outcome, exits_as_errors("it"):
-        return importlib.import_module(module_path)
-    e = outcome.error
-    if not isinstance(e, ModuleNotFoundError):
-        raise ToolError(f"can't load {path!r}: importing {module_path!r} raised {type(e).__name__}: {e}") from e
-    if e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
-        return None
-    raise ToolError(f"can't load {path!r}: importing {module_path!r} needs {e.name!r}") from e
+_NO_MODEL: Final = (
+    "the agent {!r} has no model, so that Strands would ask Amazon Bedrock; build it in a tool or factory with "
+    "Agent(model=sub_agent_model(), ...), or name another model"
+)
+_checked: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
 
 
-def _nearest(name: str, owner: object) -> str:
-    """A hint: the closest public name, else the tools that the module does hold."""
-    public = [known for known in dir(owner) if not known.startswith("_")]
-    close = difflib.get_close_matches(name, public, n=1) if name else []
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    tools = [known for known in public if isinstance(getattr(owner, known, None), AgentTool)]
-    return f"; its tools are {', '.join(tools)}" if tools else "; it holds no Strands tools"
+def refuse_no_model(found: Iterable[object]) -> None:
+    """Refuse agents without a model among these, their tools, and what functions of tools refer to.
+
+    Raises:
+        NoModelError: There is one, which the message names.
+    """
+    for one in found:
+        if isinstance(one, AgentTool) and one in _checked:
+            continue
+        for agent in agents_in(one):
+            if isinstance(agent.model, _NoModel):
+                raise NoModelError(_NO_MODEL.format(agent.name))
+            if agent is one:
+                refuse_no_model(agent.tool_registry.registry.values())
+        if isinstance(one, AgentTool):
+            _checked.add(one)
+
+
+def agents_in(found: object) -> Iterator[Agent]:
+    """The agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
+    parts: Iterable[object] = ()
+    if isinstance(found, Agent):
+        yield found
+    elif isinstance(found, MultiAgentBase):
+        parts = [node.executor for node in getattr(found, "nodes", {}).values()]
+    elif isinstance(found, AgentTool):
+        parts = [getattr(found, "agent", None)]
+        function = getattr(found, "_tool_func", None)
+        if inspect.isfunction(function) or inspect.ismethod(function):
+            known = inspect.getclosurevars(function)
+            parts = [*parts, *known.nonlocals.values(), *known.globals.values()]
+        parts = [part for part in parts if isinstance(part, Agent | MultiAgentBase)]
+    for part in parts:
+        yield from agents_in(part)

@@ -13,15 +13,14 @@ import typer
 from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, rescore, validate
 from strands_rollout.cli.dumps import export, view
-from strands_rollout.cli.evaluate import demo, evaluate, train
-from strands_rollout.cli.options import config
+from strands_rollout.cli.evaluate import demo, evaluate, train, try_row
+from strands_rollout.cli.options import config, finish
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
     name="strands-rollout",
     help="Train Strands agents with slime: token-in/token-out rollouts on SGLang.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -72,15 +71,17 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable, given the order of requests.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Serve a small Qwen3 on this CPU behind SGLang's API, until Ctrl-C.
+    """Serve a small Qwen3 on this CPU behind SGLang's API.
 
-    Prints a line of JSON with its base_url on stdout when it accepts requests.
+    It ends by Ctrl-C. Prints a line of JSON with its base_url on stdout when it accepts requests.
     """
     from strands_rollout import engine
     from strands_rollout.engine import process as engine_process
 
     if stop_with_stdin:
         engine_process.stop_with_stdin()
+    elif model is None:
+        typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
     engine.serve(
         model,
         host,
@@ -94,6 +95,7 @@ def serve(
 
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
+app.command("try", epilog="Example: strands-rollout try rollout.yaml --script turns.yaml")(try_row)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
@@ -104,9 +106,10 @@ app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 app.command("check-template", epilog="Example: strands-rollout check-template models/Qwen3-8B")(check_template)
 app.command(epilog="Example: strands-rollout validate data/dapo-math-17k.jsonl")(validate)
-app.command(epilog="Example: strands-rollout drift rollouts.jsonl.gz --tokenizer models/Qwen3-8B")(drift)
+app.command(epilog="Example: strands-rollout drift demo_dump")(drift)
 app.command(epilog="Example: strands-rollout rescore rollouts.jsonl.gz --reward my_package.my_reward")(rescore)
-app.command(epilog="Example: strands-rollout replay rollouts.jsonl.gz --sample 3")(replay)
+app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(replay)
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
+finish(app.registered_commands)

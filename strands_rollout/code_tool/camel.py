@@ -14,7 +14,6 @@ import copy
 import functools
 import importlib
 import inspect
-import pkgutil
 import re
 import shutil
 import threading
@@ -29,7 +28,8 @@ from typing import Any, Final
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.code_tool.remote import LoopExecutor
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes are not known where camel is not installed
 
@@ -77,10 +77,9 @@ def _maker(interpreter: object, options: Mapping[str, object] | None) -> Callabl
 
 def _at_path(path: str) -> object:
     try:
-        return pkgutil.resolve_name(path if "." in path else f"{_HOME}.{path}")
-    except (ImportError, AttributeError, ValueError) as e:
-        known = [name for name in dir(import_camel()) if name.endswith("Interpreter")]
-        raise ConfigError(f"there is no interpreter {path!r}: {e}; those of {_HOME} are {', '.join(known)}") from e
+        return resolve(path if "." in path else f"{_HOME}.{path}")
+    except ToolError as e:
+        raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
 
 
 def _check_asks_nothing(interpreter: Interpreter) -> None:

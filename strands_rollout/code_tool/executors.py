@@ -14,7 +14,6 @@ import inspect
 import json
 import math
 import os
-import pkgutil
 import threading
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -22,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.user_code import resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +227,9 @@ def executor_factory(name: str) -> Callable[..., object]:
         hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(EXECUTORS)}, or a dotted path"
         raise ConfigError(f"got the unknown executor {name!r}; {hint}")
     try:
-        found = pkgutil.resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as e:
-        raise ConfigError(f"can't load the executor {name!r}: {e}") from e
+        found = resolve(path)
+    except ToolError as e:
+        raise ConfigError(str(e).replace("can't load", "can't load the executor", 1)) from e
     if not callable(found):
         raise ConfigError(f"the executor {name!r} is a {type(found).__name__}; expected a class or a function")
     return cast("Callable[..., object]", found)

@@ -17,7 +17,6 @@ import errno
 import inspect
 import json
 import os
-import pkgutil
 import secrets
 import textwrap
 from collections.abc import AsyncGenerator
@@ -29,8 +28,9 @@ from strands.sandbox.types import ExecutionResult as StrandsResult
 
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, check_positive, facts_of, infra_failure
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
-from strands_rollout.errors import ConfigError, SandboxError, foreign_code
+from strands_rollout.errors import ConfigError, SandboxError, ToolError, foreign_code
 from strands_rollout.files import Json
+from strands_rollout.user_code import resolve
 
 _GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit
 _PIPES_END_S: Final = 0.25
@@ -115,9 +115,9 @@ def _found(sandbox: Sandbox | str) -> Sandbox:
     found: object = sandbox
     if isinstance(sandbox, str):
         try:
-            found = pkgutil.resolve_name(sandbox)
-        except (ImportError, AttributeError, ValueError) as e:
-            raise ConfigError(f"can't load the sandbox {sandbox!r}: {e}; expected a dotted path") from e
+            found = resolve(sandbox)
+        except ToolError as e:
+            raise ConfigError(str(e).replace("can't load", "can't load the sandbox", 1)) from e
         if not isinstance(found, Sandbox) and callable(found):
             found = found()
     if not isinstance(found, Sandbox):

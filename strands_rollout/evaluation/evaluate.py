@@ -6,7 +6,6 @@ Token exactness is checked against what crossed the wire, not against the model'
 from __future__ import annotations
 
 import asyncio
-import copy
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
@@ -229,8 +228,7 @@ async def evaluate(
     async with playing(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
-            metadata = copy.deepcopy(dict(row.metadata))
-            sample = Sample(prompt=row.prompt, label=row.label, index=index, group_index=index, metadata=metadata)
+            sample = row.sample(index=index, group_index=index)
             seed = {} if plan.seed is None else {"sampling_seed": plan.seed + index}
             async with gate:
                 outcome = await player.play(sample, {**plan.sampling_params, **seed})

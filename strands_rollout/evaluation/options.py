@@ -6,10 +6,11 @@ Imports nothing heavy, so that --help answers at once.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 from typer import Option
 
+SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 BaseUrl: TypeAlias = Annotated[
     str | None, Option(help="An SGLang server or router; default: the embedded engine is started.")
 ]
@@ -27,6 +28,10 @@ Tokenizer: TypeAlias = Annotated[
         exists=True,
         file_okay=False,
     ),
+]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
 ]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
 
@@ -66,6 +71,48 @@ class DemoOptions:
         "demo_dump"
     )
     json_only: JsonOnly = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TryOptions:
+    """What the `try` command was asked for. At most one of script, you, base_url, model_dir and api_base is given."""
+
+    config: Path | None
+    data: Annotated[
+        Path | None,
+        Option(
+            help="JSONL with prompt and label; default: train.jsonl beside the configuration, else the shipped "
+            "problems.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    row: Annotated[int, Option(help="Which row of it, from 0.", min=0, metavar="N")] = 0
+    script: Annotated[
+        Path | None,
+        Option(help="The policy's turns, written down as a YAML list.", exists=True, dir_okay=False, metavar="FILE"),
+    ] = None
+    you: Annotated[bool, Option("--you", help="You type the policy's turns; tools really run.")] = False
+    api_base: Annotated[
+        str | None,
+        Option(help="An OpenAI-compatible API as the policy, such as https://host/v1; its key is OPENAI_API_KEY."),
+    ] = None
+    api_model: Annotated[str | None, Option(help="The API's model.")] = None
+    base_url: BaseUrl = None
+    model_dir: Model = None
+    tokenizer_dir: Annotated[
+        Path | None,
+        Option(
+            "--tokenizer",
+            help="Default: as the server names it; without a server the shipped model's.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None
+    temperature: Annotated[float, Option(help="Sampling temperature of a model.", min=0.0)] = 1.0
+    seed: Annotated[int | None, Option(help="Sampling seed of a model.")] = None
+    tokens: Annotated[bool, Option("--tokens", help="Also show the sample token for token.")] = False
+    changes: Changes = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +176,7 @@ class EvalOptions:
             help="slime's --custom-config-path YAML, with settings under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None
+    changes: Changes = None
     sampling: Sampling
     concurrency: Annotated[int, Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)]
     max_context_tokens: Annotated[

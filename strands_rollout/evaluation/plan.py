@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
-from strands_rollout.evaluation.options import EvalOptions, Sampling
+from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, yaml_text
@@ -249,9 +250,9 @@ def read_eval_config(
     config = content.get("eval", content) if isinstance(content, dict) else None
     if not isinstance(config, dict) or not config.get("datasets"):
         raise ConfigError(f"got no eval.datasets in {path}; expected a list of data sets with name and path")
-    checked = _checked(_EvalConfig, config, f"{path}: eval")
-    given = [{**(checked.defaults or {}), **entry} for entry in checked.datasets]
-    entries = [_checked(DataSetEntry, one, f"{path}: eval.datasets {one.get('name')!r}") for one in given]
+    whole = checked(_EvalConfig, config, f"{path}: eval")
+    given = [{**(whole.defaults or {}), **entry} for entry in whole.datasets]
+    entries = [checked(DataSetEntry, one, f"{path}: eval.datasets {one.get('name')!r}") for one in given]
     names = [entry.name for entry in entries]
     if len({*names}) < len(names):
         raise ConfigError(f"got the data sets {names!r} in {path}; expected a name of its own for each")
@@ -274,13 +275,17 @@ def _read(path: Path) -> object:
     try:
         return OmegaConf.to_container(OmegaConf.load(io.StringIO(yaml_text(path))), resolve=True)
     except (OSError, ValueError, RecursionError, YAMLError, OmegaConfBaseException, ConfigError) as e:
-        raise ConfigError(f"can't read {path}: {e}") from e
+        missing = re.search(r"Environment variable '(\w+)' not found", str(e))
+        near = get_close_matches(missing[1], os.environ, n=1) if missing else []
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"can't read {path}: {str(e).partition(chr(10))[0]}{hint}") from e
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _checked(model: type[_Model], given: object, where: str) -> _Model:
+def checked(model: type[_Model], given: object, where: str) -> _Model:
+    """The model of what was given; a ConfigError names the place, the key and the nearest known one."""
     try:
         return model.model_validate(given)
     except ValidationError as e:
@@ -320,10 +325,26 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
     return [EvalSet.load(file, options.sampling, limit=limit) for file in files]
 
 
-async def load_settings(options: EvalOptions) -> RolloutSettings:
-    """The settings of --config, with the shipped model's executor where they name none and it is served."""
-    settings = RolloutSettings() if options.config is None else await read_checked_config(options.config)
-    runs_own_code = options.base_url is None and options.model_dir is None
-    if runs_own_code and "executor" not in settings.model_fields_set:
+async def load_settings(
+    config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
+) -> RolloutSettings:
+    """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
+    settings = await read_checked_config(config, changes)
+    if base_url is None and model is None and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     return settings
+
+
+def shipped_model_note(
+    settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
+) -> str | None:
+    """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
+    plain, names = RolloutSettings(), ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
+    changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
+    if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
+        return None
+    return (
+        f"note: the shipped model knows only math with the code tool: your {' and '.join(changed)} mean nothing to it. "
+        f"Play them without a model (strands-rollout try {config} --script FILE, or --you), or with another "
+        "(--base-url URL)"
+    )

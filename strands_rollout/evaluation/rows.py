@@ -1,5 +1,6 @@
 """Rows of a prompt data set, one JSON object a line, in the format of dapo-math-17k."""
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import orjson
 
 from strands_rollout.errors import PromptError
 from strands_rollout.files import open_regular
+from strands_rollout.samples import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,12 @@ class Row:
     label: Any
     line: int = field(default=0, compare=False)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def sample(self, **more: Any) -> Sample:  # noqa: ANN401 - further fields of a sample
+        """A new sample of it, which shares nothing with others."""
+        return Sample(
+            prompt=copy.deepcopy(self.prompt), label=self.label, metadata=copy.deepcopy(dict(self.metadata)), **more
+        )
 
 
 def shipped_rows() -> Path:

@@ -6,13 +6,13 @@ Start at `run_evaluation`.
 from __future__ import annotations
 
 import asyncio
-import copy
 import functools
 import json
 import os
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +21,8 @@ from rich.console import Console
 from strands_rollout import __version__, dump
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
-from strands_rollout.dump.record import shown_values
-from strands_rollout.dump.terminal import make_console, print_transcript
+from strands_rollout.dump.record import TokenizerIdentity, shown_values
+from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation, print_outcomes, print_summary
 from strands_rollout.evaluation.evaluate import (
@@ -40,12 +40,12 @@ from strands_rollout.evaluation.evaluate import (
     tokenizer_folder,
 )
 from strands_rollout.evaluation.options import DemoOptions, EvalOptions, slime_sampling_params
-from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings, shipped_model_note
 from strands_rollout.evaluation.report import evaluation_report, report_notes, without_problems
 from strands_rollout.evaluation.results import ResultsFile, SampleResult, run_identity
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.files import write_json
-from strands_rollout.samples import Sample, finished_samples
+from strands_rollout.samples import finished_samples
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, evenly_spread, measure_some
@@ -86,11 +86,16 @@ def run_evaluation(options: EvalOptions) -> int:
     if not report["complete"]:
         note(how_to_resume)
     print(json.dumps(without_problems(report)), flush=True)
+    if report["complete"] and not options.json_only:
+        show_next("view", options.out)
     return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    settings, sets = await load_settings(options), load_sets(options, note)
+    settings = await load_settings(options.config, options.changes, options.base_url, options.model_dir)
+    sets = load_sets(options, note)
+    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        note(limits)
     for chosen in sets:
         chosen.check_settings(settings)
         samples = chosen.sampling.samples
@@ -196,6 +201,7 @@ class Session:
                     line = without_values(line, secrets)
                     if options.keeps_tokens:
                         line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
+                        line["tokenizer"] = asdict(TokenizerIdentity.of(player.tokenizer))
                     result = self._keep(line)
                     show(result.is_right if result.is_scored else None)
                     return result
@@ -207,11 +213,7 @@ class Session:
     async def _played_line(self, player: Player, key: SampleKey) -> tuple[Outcome, dict[str, Any]]:
         """Play a sample; its outcome, and its line for the results without drift."""
         chosen = self._sets[key.data_set]
-        row = chosen.rows[key.problem]
-        sample = Sample(
-            prompt=copy.deepcopy(row.prompt),
-            label=row.label,
-            metadata=copy.deepcopy(dict(row.metadata)),
+        sample = chosen.rows[key.problem].sample(
             index=key.problem * chosen.sampling.samples + key.number,
             apply_chat_template_kwargs=dict(chosen.template_kwargs),
         )
@@ -318,6 +320,8 @@ def run_demo(options: DemoOptions) -> Summary:
     """
     summary = asyncio.run(_demo(options))
     print(json.dumps(summary.to_dict()), flush=True)
+    if not options.json_only:
+        show_next("view", options.dump_dir)
     return summary
 
 

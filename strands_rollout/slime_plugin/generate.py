@@ -32,6 +32,7 @@ from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
+_search_beside: Final = functools.cache(search_beside)
 
 
 async def generate(
@@ -82,6 +83,7 @@ async def _sampled(
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = settings_from_args(args)
+            _search_beside(getattr(args, "custom_config_path", None))  # before a row's tools are looked for
             # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
             fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
@@ -318,8 +320,7 @@ class RolloutJob:
         return _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
 
     def prepare(self) -> None:
-        """Load the tokenizer and try out its template: all that later models share; find modules as commands do."""
-        search_beside(getattr(self.args, "custom_config_path", None))
+        """Load the tokenizer and try out its template: all that later models share."""
         self.build_model()
         if self.settings.freeze_gc:
             freeze_long_lived()

@@ -22,7 +22,7 @@ from jinja2 import TemplateError as JinjaError
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.probe import ProbedTemplate, probe
+from strands_rollout.template.probe import ProbedTemplate, probe, written_calls
 from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnRenderer, one_call_each
 from strands_rollout.template.tokens import TokenEncoder
 
@@ -43,6 +43,7 @@ _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
 _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
 ]
+_OPENING_TAGS: Final = re.compile(r"\A(?:\s|</?think>|\[/?THINK\])+")  # of a turn without reasoning
 _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # above this a template is rendered each time: trying it out would take longer than it saves
@@ -208,6 +209,23 @@ class ChatTemplate:
     def render_turn(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
         """The (escaped) text from an assistant turn's end to the next generation prompt; see `TurnRenderer.render`."""
         return self._turns.render(messages, tools, after=after)
+
+    def written_turn(self, text: str, calls: Sequence[tuple[str, Mapping[str, Any]]] = ()) -> tuple[str, int]:
+        """A policy's turn of a text and calls, each a name and arguments, as the template writes calls; and its end.
+
+        Reasoning that the generation prompt has opened is closed first, unless the text does so.
+
+        Raises:
+            TemplateError: The template writes no calls.
+        """
+        ends, end_id = self._found.probed.ends, self.end_of_calls_id if calls else self.end_of_turn_id
+        text = text.removesuffix(ends.answer)
+        closed = "</think>\n\n" if self.opens_reasoning and "</think>" not in text else ""
+        turns = [[call] for call in calls] if ends.one_by_one else [calls] if calls else []
+        written = [_OPENING_TAGS.sub("", written_calls(self._renderer, ends, turn), 1) for turn in turns]
+        if not all(written):
+            raise TemplateError("the chat template writes no calls; give the turn as a text, as the policy writes it")
+        return closed + "\n".join([text] * bool(text) + written), end_id
 
     def render(self, messages: Messages, tools: Tools = ()) -> str:
         """The (escaped) text of messages, with the generation prompt."""

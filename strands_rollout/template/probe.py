@@ -28,8 +28,6 @@ _REASONING_TAGS: Final = re.compile(r"(?:\s|</?think>|\[/?THINK\])*\Z")
 _SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
 _CALL: Final = "call00001"
-# as Kimi's templates write a call: its name is in its id alone
-_ID_WITH_NAME: Final = "functions.probe:0"
 _OTHER_CALL: Final = "call00002"
 
 
@@ -273,10 +271,24 @@ def opens_reasoning(template: TemplateRenderer) -> bool:
 
 def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
     """How a template writes a call."""
-    question, name, arguments = "probed-question", "probe", {"x": "probed-argument"}
-    for call_id in (_ID_WITH_NAME, _CALL):
-        call = {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+    name, arguments = "probe", {"x": "probed-argument"}
+    return WrittenCall(written_calls(template, ends, [(name, arguments)]), name, arguments)
+
+
+def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """A turn with these calls, names and arguments, and nothing else, without its end; "" where none are written."""
+    question = "probed-question"
+    # as Kimi's templates write a call, its name is in its id alone; others want 9 letters and digits
+    for form in ("functions.{name}:{index}", "call{index:05}"):
+        made = [
+            {
+                "type": "function",
+                "id": form.format(name=name, index=index),
+                "function": {"name": name, "arguments": arguments},
+            }
+            for index, (name, arguments) in enumerate(calls)
+        ]
+        answer = {"role": "assistant", "content": "", "tool_calls": made}
         try:
             prompt = template.render([user(question)], TOOLS)
             whole = template.render([user(question), answer], TOOLS, generation_prompt=False)
@@ -284,13 +296,13 @@ def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall
             continue
         break
     else:
-        return WrittenCall("", name, arguments)
+        return ""
     # what follows the question: the generation prompt, which both begin with, then the turn
     prompt, whole = (template.encoder.unescape(rendered).rpartition(question)[2] for rendered in (prompt, whole))
     shared = shared_length(prompt, whole)
     if shared < len(prompt):  # a prompt that opens reasoning: the turn may begin with another tag
         shared = max(prompt.rfind(end, 0, shared) for end in (">", "\n")) + 1
-    return WrittenCall(whole[shared:].partition(ends.calls)[0], name, arguments)
+    return whole[shared:].partition(ends.calls)[0]
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:

@@ -21,17 +21,19 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
     "held_out_accuracy": lambda value: f"held out {value:.0%}",
 }
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
+_TOLD_AFTER: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread
 _PROJECT: Final = "strands-rollout-train"
 
 
 class TrainingProgress:
     """Shows the progress of a run; a context manager.
 
-    `total` counts the steps of the whole run, `done` those before this process.
+    `total` counts the steps of the whole run, `done` those before this process, `groups` a step's.
     """
 
-    def __init__(self, console: Console, *, total: int, done: int = 0) -> None:
-        self._console, self._total, self._done = console, total, done
+    def __init__(self, console: Console, *, total: int, done: int = 0, groups: int | None = None) -> None:
+        self._console, self._total, self._done, self._groups = console, total, done, groups
+        self._steps_without_spread = 0
         self._words = self._phase = ""
         # two draws a second: the thread that draws shares its core with the training
         self._bar = progress_bar(console, refresh_per_second=2)
@@ -58,7 +60,22 @@ class TrainingProgress:
             seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
             line = f"step {self._done}/{self._total}  {self._words}  {seconds:.1f} s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self._watch_spread(record)
         self._show()
+
+    def _watch_spread(self, record: Mapping[str, float | int | str | None]) -> None:
+        """Say where no group's episodes have different rewards, so that nothing is learned."""
+        has_none = self._groups is not None and record.get("dropped_groups") == self._groups
+        self._steps_without_spread = self._steps_without_spread + 1 if has_none else 0
+        if self._steps_without_spread in _TOLD_AFTER:
+            steps = self._steps_without_spread
+            where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
+            words = (
+                f"nothing learned in {where}: all rewards of each group are alike. Take easier or harder rows, a "
+                "reward with more values than right and wrong, more --samples-per-prompt, or a model that can do the "
+                "task; `strands-rollout try` shows an episode"
+            )
+            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self) -> None:
         description = "  ".join(filter(None, (self._words, self._phase)))

@@ -5,7 +5,6 @@ prompts is all that a resumed run needs to know of that order.
 """
 
 import asyncio
-import copy
 import functools
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
@@ -155,7 +154,7 @@ class RolloutCollector:
         """One graded episode of each row, its main agent's sample, with seeds that depend on the row and the name."""
 
         async def play(at: int, row: Row) -> Sample:
-            sample = _sample(row, index=at, group=at)
+            sample = row.sample(index=at, group_index=at)
             async with self._gate:
                 outcome = await self._player.play(sample, self._params(name, at))
             return outcome.sample
@@ -180,7 +179,7 @@ class RolloutCollector:
             sample = group.episodes[at][0]
         else:
             index = group.position * self._options.samples_per_prompt + at
-            sample = _sample(self._order.row(group.position), index=index, group=group.position)
+            sample = self._order.row(group.position).sample(index=index, group_index=group.position)
         async with self._gate:
             if self._aborting.is_set:
                 return
@@ -189,8 +188,3 @@ class RolloutCollector:
 
     def _params(self, name: str, index: int | None) -> dict[str, Any]:
         return {**self._sampling_params, "sampling_seed": sampling_seed(self._options.seed, name, index)}
-
-
-def _sample(row: Row, *, index: int, group: int) -> Sample:
-    metadata = copy.deepcopy(dict(row.metadata))
-    return Sample(prompt=row.prompt, label=row.label, index=index, group_index=group, metadata=metadata)

@@ -15,9 +15,10 @@ from rich.console import Console
 
 from strands_rollout import __version__
 from strands_rollout.client.transport import parse_base_url, redacted
-from strands_rollout.dump.terminal import make_console
+from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
+from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.wandb import check_wandb
@@ -42,7 +43,7 @@ from strands_rollout.train.trainer import Trainer, WeightSync
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
-_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0")
+_FACTS: Final = ("accuracy_start", "accuracy_end", "logprob_gap_max_step0", "logprob_gap_mean_step0", "samples")
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
@@ -72,12 +73,14 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
+    if not options.json_only:
+        show_next("view", summary["samples"])
     return EXIT_OK
 
 
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = await _settings(options, method), TrainFolder(options.out)
+    settings, folder = await _settings(options, method, log), TrainFolder(options.out)
     rows, held_out = load_rows(options.data), load_rows(options.held_out)
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
@@ -99,7 +102,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         )
         collector.next_position, collector.waiting = state.next_position, list(state.waiting)
         steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
-        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step))
+        shown = stack.enter_context(TrainingProgress(log, total=options.steps, done=state.step, groups=options.prompts))
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def on_step(record: StepRecord) -> None:
@@ -108,7 +111,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
                 wandb.append(record)
 
         run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.phase, state.step, dict(state.facts))
+        trainer = Trainer(*run, shown.phase, state.step, {**state.facts, "samples": settings.dump_dir})
         await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
@@ -150,18 +153,20 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
-    if options.config is None:
-        settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
-    else:
-        settings = await read_checked_config(options.config)
+async def _settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
+    settings = await read_checked_config(options.config, options.changes)
+    if options.config is None and "executor" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "
             "samples, as in slime; leave out one of them"
         )
     method.check(options, settings)
-    return settings
+    if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+        log.print(limits, markup=False, soft_wrap=True)
+    samples = settings.dump_dir or str(TrainFolder(options.out).samples)
+    return settings.model_copy(update={"dump_dir": samples})
 
 
 def _summary(

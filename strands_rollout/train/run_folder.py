@@ -186,6 +186,7 @@ class TrainFolder:
         self.steps = path / FILE_NAME
         self.summary = path / SUMMARY_FILE
         self.curves = path / "curves.png"
+        self.samples = path / "samples"
         self._checkpoints = path / "checkpoints"
 
     @contextmanager

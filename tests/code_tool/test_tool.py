@@ -132,14 +132,14 @@ def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: l
     ("path", "message"),
     [
         ("shelf.sums.ad", "'shelf.sums' has no attribute 'ad'; did you mean 'add'?"),
-        ("shelf.sums.zzz", "its tools are add, subtract"),
+        ("shelf.sums.zzz", "sums.py holds Nest, add, plain, subtract"),
         ("shelf.sum.add", "'shelf' has no attribute 'sum'"),
         ("shelf.sums.plain", "is a function, expected a Strands tool; decorate it with @strands.tool"),
         ("shelf.broken.tool", "importing 'shelf.broken' raised ZeroDivisionError"),
         ("shelf.needy.tool", "importing 'shelf.needy' needs 'nothing_like_it'"),
         ("shelf.nowhere:tool", "there is no module 'shelf.nowhere'"),
         ("json", "is a module without Strands tools"),
-        ("./tools.py", "is not a dotted path"),
+        ("./tools", "is not a dotted path"),
     ],
 )
 def test_a_path_that_is_no_tool_is_an_error_that_helps(package: str, path: str, message: str) -> None:

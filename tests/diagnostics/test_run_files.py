@@ -218,3 +218,14 @@ def test_a_training_run_can_not_do_without_its_data(training: bool, status: str,
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
+
+
+@pytest.mark.parametrize(
+    ("key", "status", "words"),
+    [("temperature", "ok", "train, each with its data"), ("temprature", "error", "did you mean 'temperature'?")],
+)
+def test_the_data_sets_of_an_eval_config_are_checked(key: str, status: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "eval.yaml"
+    path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
+    finding = only(check_data(question(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
+    assert (finding.status, words in finding.found) == (status, True)

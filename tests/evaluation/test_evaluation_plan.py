@@ -10,7 +10,7 @@ from evaluation_stage import write_problems
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.options import Sampling
-from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config
+from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config, shipped_model_note
 from strands_rollout.evaluation.results import settings_identity
 from strands_rollout.evaluation.rows import load_rows
 from strands_rollout.settings import RolloutSettings
@@ -174,3 +174,14 @@ def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings):
 
     assert recorded("one") == recorded("one") != recorded("two")
     assert "authorization" not in recorded("one")
+
+
+@pytest.mark.parametrize("changed", [{"tools": ()}, {"system_prompt": "You keep a shop."}, {"environment": "a.World"}])
+def test_what_the_shipped_model_does_not_know_is_said(changed):
+    settings, config = RolloutSettings(**changed), Path("my.yaml")
+    note = shipped_model_note(settings, config, None, None)
+    assert f"your {next(iter(changed))} mean nothing to it" in note
+    assert "strands-rollout try my.yaml --script FILE" in note
+    assert shipped_model_note(RolloutSettings(executor="local"), config, None, None) is None
+    assert shipped_model_note(settings, config, "http://127.0.0.1:1", None) is None
+    assert shipped_model_note(settings, config, None, Path("another")) is None

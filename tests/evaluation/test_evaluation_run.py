@@ -32,11 +32,13 @@ async def test_the_report_counts_what_the_samples_answered(run, capsys):
         "4": pytest.approx(sum(map(bool, right)) / 3, abs=1e-6),
     }
     assert (ended.code, ended.report["complete"], sums["scored"]) == (0, True, 12)
-    out = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    out = shown.out.splitlines()
     printed = json.loads(out[-1])
     assert "by_problem" not in printed["data_sets"]["sums"]
     assert printed["data_sets"]["sums"]["avg_at_n"] == sums["avg_at_n"]
     assert any("avg@4" in line and "maj@4" in line for line in out)
+    assert "strands-rollout view " in shown.err or "strands_rollout.cli view " in shown.err
 
 
 async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, shipped_tokenizer, tmp_path):

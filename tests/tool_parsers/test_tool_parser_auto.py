@@ -15,7 +15,7 @@ from strands_rollout.agent.limits import EpisodeLimits
 from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.tool_parsers import format_of_call, register_parser
+from strands_rollout.tool_parsers import Text, ToolCall, format_of_call, get_parser, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 # families whose turns all end with one token, and begin without reasoning; see test_family_episodes for the others
@@ -34,6 +34,20 @@ def test_the_real_templates_are_read_as_hermes(tokenizer: Any) -> None:
 def test_each_familys_format_is_found_in_a_template_that_writes_it(known: str, shipped_tokenizer: Any) -> None:
     name, template = TEMPLATES[known]
     assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
+
+
+@pytest.mark.parametrize("known", TEMPLATES)
+def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, shipped_tokenizer: Any) -> None:
+    name, source = TEMPLATES[known]
+    template = ChatTemplate(tokenizer_with(source, shipped_tokenizer))
+    calls = [("add", {"item": "an apple"}), ("look_up", {"item": "a pear", "shop": "x"})]
+    said = "" if name in ("llama3_json", "gpt_oss") else "Let me see."  # whose turns are one call
+    for written in (calls[:1], calls[: 2 if said else 1]):
+        turn, end_id = template.written_turn(said, written)
+        assert end_id == template.end_of_calls_id
+        segments = get_parser(name).segments(turn, template.opens_reasoning)
+        assert [(one.name, one.arguments) for one in segments if isinstance(one, ToolCall)] == written
+        assert "".join(one.text for one in segments if isinstance(one, Text)).strip() == said
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,16 @@ def test_without_a_terminal_each_step_is_a_line() -> None:
     ]
 
 
+def test_steps_whose_groups_have_no_spread_are_named_with_what_to_do() -> None:
+    out = io.StringIO()
+    with TrainingProgress(Console(file=out, width=40), total=60, groups=4) as progress:
+        for dropped in (3, 4, 4, 4, 4, 0, 4):
+            progress.step_done({"reward": -1.0, "dropped_groups": dropped})
+    told = [line.partition(": ")[0] for line in out.getvalue().splitlines() if line.startswith("nothing")]
+    assert told == [f"nothing learned in {words}" for words in ("step 2", "3 steps in a row up to step 4", "step 7")]
+    assert "--samples-per-prompt" in out.getvalue()
+
+
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 STEPS = """
 from pathlib import Path

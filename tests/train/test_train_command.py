@@ -78,7 +78,10 @@ def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, fe
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    summary = summary_of(train(tmp_path, "--steps", "3", "--seed", "4", "--updates", "2", held_out=few_rows))
+    done = train(tmp_path, "--steps", "3", "--seed", "4", "--updates", "2", held_out=few_rows)
+    summary = summary_of(done)
+    assert f"strands-rollout view {tmp_path / 'samples'}" in done.stderr
+    assert len(list((tmp_path / "samples").iterdir())) == 3
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert {"accuracy_start", "accuracy_end"} <= summary.keys()
     assert (summary["steps"], summary["episodes"], summary["seed"], summary["rollout"]) == (3, 48, 4, "tito")

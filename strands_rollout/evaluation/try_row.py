@@ -1,0 +1,310 @@
+"""The command `try`: one row played through `generate` and `reward_func`, and its transcript as it goes.
+
+Start at `run_try`. Turns that no engine samples are written in the tokenizer's own format and answered at `/generate`,
+so that all else is the real thing: template, tokens, parser, tools, reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import textwrap
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import orjson
+from aiohttp import web
+from rich.console import Console
+from rich.text import Text
+from strands import Agent
+from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry, MessageAddedEvent
+
+from strands_rollout.agent.environment import place_in_users_code
+from strands_rollout.dump.terminal import make_console, print_transcript
+from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
+from strands_rollout.evaluation.evaluate import Outcome, playing, served_engine, served_tokenizer, start_executor
+from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, slime_sampling_params
+from strands_rollout.evaluation.plan import load_settings, shipped_model_note
+from strands_rollout.evaluation.policies import Asked, ChatApi, Person, Script, Turn
+from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
+from strands_rollout.samples import Sample
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.messages import system_text, to_chat_messages, to_chat_tools, tool_result_text
+from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_INTERRUPTED: Final = 130
+_GUTTER: Final = 7
+_STYLES: Final = {"policy": "bold green", "call": "green", "result": "cyan", "error": "red", "thinks": "dim green"}
+_MAX_BODY_BYTES: Final = 1 << 28
+_TOKENS, _EMBEDDED_TOKENS = 16384, 1024
+_NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
+WrittenPolicy: TypeAlias = Script | Person | ChatApi
+
+
+class Transcript(HookProvider):
+    """Prints what the main agent reads and says, as it goes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._is_begun = console, False
+        self._asked: Asked | None = None
+        self._places: dict[str, str] = {}  # where tools raised, by the id of the call
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
+        """Called by Strands."""
+        registry.add_callback(MessageAddedEvent, self._message_added)
+        registry.add_callback(BeforeModelCallEvent, self._before_model_call)
+        registry.add_callback(AfterToolCallEvent, self._after_tool_call)
+
+    def take_asked(self) -> Asked | None:
+        """What the main agent asks now; None where another agent does."""
+        asked, self._asked = self._asked, None
+        return asked
+
+    def show(self, label: str, text: str, style: str = "") -> None:
+        """Print a text with its label before it."""
+        width = self._console.width - _GUTTER - 3 if self._console.is_terminal else sys.maxsize
+        whole = text.strip("\n").split("\n")
+        lines = [part for line in whole for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
+        for number, line in enumerate(lines):
+            head = (f"{label if number == 0 else '':>{_GUTTER}} | ", "dim")
+            self._console.print(Text.assemble(head, (line, style or _STYLES.get(label, ""))), soft_wrap=True)
+
+    def _before_model_call(self, event: BeforeModelCallEvent) -> None:
+        agent = event.agent
+        system = system_text(agent.system_prompt, agent.system_prompt_content)
+        head: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        tools = to_chat_tools(agent.tool_registry.get_all_tool_specs())
+        self._asked = [*head, *to_chat_messages(agent.messages)], tools
+
+    def _after_tool_call(self, event: AfterToolCallEvent) -> None:
+        if event.exception is not None:
+            self._places[event.tool_use["toolUseId"]] = place_in_users_code(event.exception)
+
+    def _message_added(self, event: MessageAddedEvent) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            self._show_agent(event.agent)
+        self._show_message(event.message)
+
+    def _show_agent(self, agent: Agent) -> None:
+        if agent.system_prompt:
+            self.show("system", agent.system_prompt)
+        specs = agent.tool_registry.get_all_tool_specs()
+        named = [
+            f"{one['name']}({', '.join(one['inputSchema'].get('json', {}).get('properties', ()))})" for one in specs
+        ]
+        self.show("tools", ", ".join(named) or "none: the policy can only answer")
+        for message in agent.messages[:-1]:
+            self._show_message(message)
+
+    def _show_message(self, message: Mapping[str, Any]) -> None:
+        for block in message["content"]:
+            if use := block.get("toolUse"):
+                self.show("call", f"{use['name']} {json.dumps(use['input'], ensure_ascii=False, default=str)}")
+            elif result := block.get("toolResult"):
+                text = tool_result_text(result["content"]) + self._places.pop(result["toolUseId"], "")
+                self.show("error" if result["status"] == "error" else "result", text)
+            elif reasoning := block.get("reasoningContent"):
+                self.show("thinks", reasoning.get("reasoningText", {}).get("text", ""))
+            else:
+                shown = block.get("text", f"({', '.join(block)})")
+                self.show("policy" if message["role"] == "assistant" else "user", shown)
+
+    def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
+        """Print how the episode ended, and what of it would be trained."""
+        sample, facts = outcome.sample, outcome.facts
+        reward = sample.reward if isinstance(sample.reward, Mapping) else {"score": sample.reward}
+        parts = {**reward, "label": sample.label}.items()
+        self._console.print()
+        self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in parts if value not in ("", None)))
+        counts = [f"{name.replace('_', ' ')}: {facts.get(name, 0)}" for name in ("turns", "tool_calls", "tool_errors")]
+        is_failed = sample.status is Sample.Status.FAILED
+        status = f"{sample.status.value} ({facts.get('stop_reason')}); {', '.join(counts)}"
+        self.show("status", status, "red" if is_failed else "")
+        trained, prompt = sum(sample.loss_mask or ()), len(sample.tokens) - sample.response_length
+        read = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
+        others = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
+        self.show("tokens", f"{trained} trained, {read} read{others}" if has_tokens else _NO_TOKENS)
+        error = [str(facts["error"])] if facts.get("error") else []
+        for words in (*error, *outcome.contract_violations, *outcome.tito_violations):
+            self.show("error", words)
+
+
+def _short(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else textwrap.shorten(str(value), 60, placeholder="...")
+
+
+_CURRENT: Final[ContextVar[Transcript]] = ContextVar("transcript")
+
+
+def current_transcript() -> Transcript:
+    """The transcript of the episode that is played; the hook that `try` adds to its settings."""
+    return _CURRENT.get()
+
+
+class PolicyServer:
+    """Answers `/generate` with a policy's turns, in SGLang's form; the logprob of what was written is 0.
+
+    `error` is what ended the policy: the request was then answered as aborted.
+    """
+
+    def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
+        thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
+        self._template = ChatTemplate(load_tokenizer(str(folder)), **thinking)
+        call, name = self._template.written_call, settings.tool_parser
+        self._parser = get_parser(format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name)
+        self._policy, self._transcript = policy, transcript
+        self.error: RolloutError | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        """Listen on a free port of 127.0.0.1 until the block ends; yields the URL."""
+        app = web.Application(client_max_size=_MAX_BODY_BYTES)
+        app.add_routes([web.post("/generate", self._generate)])
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = orjson.loads(await request.read())
+        read, encoder = body["input_ids"], self._template.encoder
+        asked = self._transcript.take_asked()
+        if asked is None:
+            self._transcript.show("reads", f"(another agent) {encoder.decode(read)}")
+        ids, most = [], body["sampling_params"]["max_new_tokens"]
+        finish: dict[str, Any] = {"type": "abort", "message": "no turn"}
+        try:
+            text, end_id = self._written(await self._policy.turn(asked))
+        except RolloutError as e:
+            self.error = e
+        else:
+            if asked is None:
+                self._transcript.show("says", f"(another agent) {text}")
+            whole = [*encoder.encode_trusted(text), end_id]
+            is_cut, ids = len(whole) > most, whole[:most]
+            finish = {"type": "length", "length": most} if is_cut else {"type": "stop", "matched": end_id}
+        meta = {
+            "id": body["rid"],
+            "finish_reason": finish,
+            "prompt_tokens": len(read),
+            "completion_tokens": len(ids),
+            "output_token_logprobs": [[0.0, token, None] for token in ids],
+        }
+        return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
+
+    def _written(self, turn: Turn) -> tuple[str, int]:
+        """The turn as the template writes it, and the token that ends it; PolicyEndedError where it can't be read."""
+        text, end_id = self._template.written_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
+        segments = self._parser.segments(text, self._template.opens_reasoning)
+        if len([one for one in segments if isinstance(one, ToolCall)]) < len(turn.calls):
+            raise PolicyEndedError(
+                f"the tool parser does not read the calls of {text!r}, as the chat template writes them: set "
+                "tool_parser: auto, or leave out the turn's text or all but one call, which some formats do not know"
+            )
+        return text, end_id
+
+
+def run_try(options: TryOptions) -> int:
+    """Play a row and show it; the exit code: 0, 1 if the episode failed, 130 after Ctrl-C or Ctrl-D.
+
+    Raises:
+        RolloutError: The configuration, the row, the engine or the tokenizer can't be used, or the policy's turns end
+            before the episode does, or after it.
+    """
+    try:
+        return asyncio.run(_try(options))
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+    except PolicyEndedError as e:
+        if not options.you:
+            raise
+        print(f"\n{e}", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+async def _try(options: TryOptions) -> int:
+    log, transcript = make_console(stderr=True), Transcript(make_console())
+
+    def note(words: str) -> None:
+        log.print(words, markup=False, soft_wrap=True)
+
+    settings = await load_settings(options.config, options.changes, options.base_url, options.model_dir)
+    row = _row(options, note)
+    policy = _policy(options, note)
+    if CODE_TOOL_PATH in settings.tools:
+        note(f"code runs with isolation {await start_executor(settings.executor)!r}")
+    async with AsyncExitStack() as stack:
+        if policy is None:
+            server = None
+            if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
+                note(limits)
+            base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir))
+            folder = options.tokenizer_dir or await served_tokenizer(base_url)
+        else:
+            folder = options.tokenizer_dir or SHIPPED_MODEL
+            server = PolicyServer(policy, folder, settings, transcript)
+            base_url = await stack.enter_async_context(server.running())
+        # agents beside the main one ask under the same key, which the audit can't tell apart
+        playing_it = playing(base_url, folder, _settings(settings, options), audited=settings.agent_factory is None)
+        player = await stack.enter_async_context(playing_it)
+        _CURRENT.set(transcript)
+        most = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS
+        sampling = slime_sampling_params(options.temperature, most)
+        seed = {} if options.seed is None else {"sampling_seed": options.seed}
+        outcome = await player.play(row.sample(index=options.row, group_index=0), sampling | seed)
+        if server and server.error:
+            raise server.error
+        transcript.end(outcome, has_tokens=options.api_base is None)
+        if options.tokens:
+            print_transcript(make_console(), outcome.sample, player.decode)
+    return _exit_code(outcome, policy)
+
+
+def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
+    if outcome.sample.status is Sample.Status.FAILED or outcome.contract_violations or outcome.tito_violations:
+        return EXIT_FAILED
+    if isinstance(policy, Script):
+        policy.check_end(outcome.facts.get("stop_reason"))
+    return EXIT_OK
+
+
+def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
+    """The settings to play with: the transcript listens, and where no turn is given the episode ends."""
+    hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
+    added = {"hooks": [*settings.hooks, hook], "max_failed_groups": None, "on_engine_abort": "return"}
+    patient = {"episode_timeout_s": None} if options.you else {}  # a person takes their time
+    return settings.model_dump(exclude_unset=True) | added | patient
+
+
+def _row(options: TryOptions, note: Callable[[str], None]) -> Row:
+    beside = options.config and options.config.parent / "train.jsonl"
+    data = options.data or (beside if beside and beside.is_file() else shipped_rows())
+    rows = load_rows(data)
+    if options.row >= len(rows):
+        raise ConfigError(f"got --row {options.row}; {data} has {len(rows)} rows, 0 to {len(rows) - 1}")
+    shipped = " (the shipped problems: name your own with --data FILE)" if data == shipped_rows() else ""
+    note(f"row {options.row} of {data}{shipped}")
+    return rows[options.row]
+
+
+def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy | None:
+    if options.script is not None:
+        return Script(options.script)
+    if options.you:
+        return Person(note)
+    if options.api_base is not None and options.api_model is not None:
+        note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
+        return ChatApi(options.api_base, options.api_model)
+    return None

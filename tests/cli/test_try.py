@@ -1,0 +1,160 @@
+"""`strands-rollout try`: one row with each source of turns, and what is said where turns, rows or tools are wrong."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import Result
+from engine_thread import on_a_thread
+from fake_sglang import FakeSGLang, Reply
+from harness import TOOL_CALL, ids_of
+from typer.testing import CliRunner
+
+from strands_rollout.cli.commands import app
+
+TOOLS = '''
+from strands import tool
+
+@tool
+def lookup(item: str) -> str:
+    """Price of an item.
+
+    Args:
+        item: Its name.
+    """
+    return {"apple": "3 coins"}[item]
+'''
+CALL = {"name": "lookup", "arguments": {"item": "apple"}}
+RAW = TOOL_CALL.format(name="lookup", arguments='{"item": "pear"}')
+TURNS = [{"text": "I look.", "calls": [CALL, {"name": "nosuch"}]}, RAW, "An apple is \\boxed{3} coins.\n"]
+ASKED = """ system | You keep a shop.
+  tools | lookup(item)
+   user | What does an apple cost?
+"""
+PLAYED = (
+    ASKED
+    + """ policy | I look.
+   call | lookup {"item": "apple"}
+   call | nosuch {}
+ result | 3 coins
+  error | Unknown tool: nosuch
+   call | lookup {"item": "pear"}
+  error | Error: KeyError - 'pear' (FOLDER/shop_of_try.py, line 11, in lookup)
+ policy | An apple is \\boxed{3} coins.
+
+ reward | score 1, acc 1, pred 3, label 3, method exact
+ status | completed (completed); turns: 3, tool calls: 3, tool errors: 2
+"""
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's project: tools, a configuration and rows."""
+    (tmp_path / "shop_of_try.py").write_text(TOOLS)
+    settings = "system_prompt: You keep a shop.\n  tools: [shop_of_try.lookup]"
+    (tmp_path / "rollout.yaml").write_text(f"strands_rollout:\n  {settings}\n")
+    (tmp_path / "train.jsonl").write_text('{"prompt": "What does an apple cost?", "label": "3"}\n')
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(__import__("sys").modules, "shop_of_try", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def play(*arguments: str, typed: str = "") -> Result:
+    return CliRunner().invoke(app, ["try", "rollout.yaml", *arguments], input=typed)
+
+
+def script(folder: Path, turns: object) -> str:
+    (folder / "turns.yaml").write_text(json.dumps(turns))
+    return "turns.yaml"
+
+
+def test_a_script_is_played_with_real_tools_tokens_and_reward(folder: Path) -> None:
+    done = play("--script", script(folder, TURNS), "--tokens")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.startswith(PLAYED.replace("FOLDER", str(folder))), done.stdout
+    assert '  trained | I look.\n          | <tool_call>\n          | {"name": "lookup"' in done.stdout
+    assert done.stderr.startswith("row 0 of train.jsonl\n")
+
+
+@pytest.mark.parametrize(
+    ("turns", "arguments", "words"),
+    [
+        (TURNS[:1], [], "turns.yaml ends too early: the episode goes on, and turn 2 of the policy is missing"),
+        (["hi", "more"], [], "it has 2 turns, and the episode ended after turn 1 (completed)"),
+        ("hi", [], "turns.yaml holds str; expected a list of turns, each a text or {text:"),
+        (["hi", {"txt": "hi"}], [], "turn 2: got the unknown key 'txt'; did you mean 'text'?"),
+        (["hi"], ["--row", "1"], "got --row 1; train.jsonl has 1 rows, 0 to 0"),
+        (["hi"], ["--you"], "got --script, --you; expected one source of turns"),
+        (["hi"], ["--api-model", "x"], "got one of --api-base and --api-model; expected both, or none"),
+    ],
+)
+def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: list[str], words: str) -> None:
+    done = play("--script", script(folder, turns), *arguments)
+    assert done.exit_code != 0
+    assert words in f"{done.output} {done.exception}"
+
+
+def test_a_person_types_the_turns(folder: Path) -> None:
+    call = '/call lookup {"item": "apple"}'
+    done = play("--you", typed=f"/call lookup 3\nI look.\\\n{call}\n{call}\nAn apple is \\boxed{{3}} coins.\n")
+    assert done.exit_code == 0, done.output
+    assert """got '/call lookup 3'; expected /call NAME {"key": "value"}""" in done.stderr
+    assert ' policy | I look.\n   call | lookup {"item": "apple"}\n result | 3 coins\n' in done.stdout
+    assert "turns: 3, tool calls: 2, tool errors: 0" in done.stdout
+    left = play("--you", typed=call + "\n")
+    assert (left.exit_code, "Traceback" in left.output) == (130, False)
+    assert "ended at the terminal" in left.stderr
+
+
+@asynccontextmanager
+async def chat_api(seen: list[Any]) -> AsyncIterator[str]:
+    """An OpenAI-compatible API: it calls a tool, then answers; refuses without a key."""
+
+    async def complete(request: web.Request) -> web.Response:
+        seen.append(await request.json())
+        if request.headers.get("Authorization") != "Bearer k":
+            return web.json_response({"error": "no key"}, status=401)
+        call = {"id": "a", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "apple"}'}}
+        answers = [{"content": None, "tool_calls": [call]}, {"content": "\\boxed{3}"}]
+        return web.json_response({"choices": [{"message": answers[len(seen[-1]["messages"]) > 2]}]})
+
+    api = web.Application()
+    api.router.add_post("/v1/chat/completions", complete)
+    runner = web.AppRunner(api)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await runner.cleanup()
+
+
+def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    with on_a_thread(chat_api(seen)) as url:
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        done = play("--api-base", url, "--api-model", "m")
+        monkeypatch.delenv("OPENAI_API_KEY")
+        refused = play("--api-base", url, "--api-model", "m")
+    assert done.exit_code == 0, done.output
+    assert " reward | score 1" in done.stdout
+    assert " tokens | none: an API gives text only" in done.stdout
+    roles = [[message["role"] for message in body["messages"]] for body in seen[:2]]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "tool"]]
+    assert seen[1]["messages"][2]["tool_calls"][0]["function"]["arguments"] == '{"item": "apple"}'
+    assert seen[0]["tools"][0]["function"]["name"] == "lookup"
+    assert "answered 401" in str(refused.exception)
+    assert "OPENAI_API_KEY is not set" in str(refused.exception)
+
+
+def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:
+    replies = [Reply.tokens(ids_of(shipped_tokenizer, turn)) for turn in (RAW, "It is \\boxed{3}.<|im_end|>")]
+    with on_a_thread(FakeSGLang(replies)) as fake:
+        done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
+    assert done.exit_code == 0, done.output
+    assert ASKED + '   call | lookup {"item": "pear"}\n' in done.stdout
+    assert fake.violations == []

@@ -116,7 +116,7 @@ async def test_an_interpreter_is_found_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("interpreter", "options", "words"),
     [
-        ("NoInterpreter", None, "those of camel.interpreters are"),
+        ("NoInterpreter", None, "there is no interpreter 'NoInterpreter'"),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
         (3, None, "expected a name, class, function or instance"),

@@ -11,10 +11,10 @@ from typing import Annotated, Final
 
 import typer
 
-from strands_rollout.diagnostics.flag_table import RECORD, SYSTEMS, Flag, ask
+from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, ask
 from strands_rollout.files import Json
 
-NOT_SLIMES: Final = ", PyPI's build (slime's image has its own, so values are not judged)"
+NOT_SLIMES: Final = ", PyPI's build (slime's image has its own)"
 
 
 def commit_of(checkout: Path) -> str:
@@ -45,10 +45,9 @@ def sources_of(answer: Json, slime: Path, megatron: Path, patches: str | None) -
 
 
 def flags_of(answer: Json) -> list[Json]:
-    """The flags in the order of the record. slime's build of the router takes further values; only it knows them."""
-    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (SYSTEMS.index(flag.system), flag.names))
-    if "slime" not in answer["versions"]["router"]:
-        flags = [flag.model_copy(update={"choices": ()}) if flag.system == "router" else flag for flag in flags]
+    """The flags in the order of the record."""
+    systems = list(TITLES)
+    flags = sorted(map(Flag.model_validate, answer["flags"]), key=lambda flag: (systems.index(flag.system), flag.names))
     return [flag.model_dump(mode="json", exclude_defaults=True) for flag in flags]
 
 

@@ -62,7 +62,6 @@ class SGLangClient:
             with a `base_url` (see `create_client`), which stays the caller's to close; where that has httpx's default
             time limits of 5 s, generations are given no read limit.
         vocab_size: Rows of the model's embedding: ids must be below it, both ways. None: not checked.
-        owns_http: Close the caller's connection with this client.
         patience_s: How long an engine that is away, busy or failing is asked again; see `RetryPolicy`.
         max_attempts: Requests in all for one generation; None for as many as there is time for.
         backoff_base_s: First wait between attempts.
@@ -77,7 +76,6 @@ class SGLangClient:
         http: httpx.AsyncClient | str,
         *,
         vocab_size: int | None = None,
-        owns_http: bool = False,
         patience_s: float = PATIENCE_S,
         max_attempts: int | None = None,
         backoff_base_s: float = retry.BACKOFF_BASE_S,
@@ -86,7 +84,7 @@ class SGLangClient:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._owns_http = owns_http or isinstance(http, str)
+        self._owns_http = isinstance(http, str)
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
             raise errors.ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
@@ -384,35 +382,19 @@ class _Aborts:
 _SHARED: Final[LoopCache[SGLangClient]] = LoopCache()
 
 
-def shared_client(
-    base_url: str,
-    *,
-    vocab_size: int | None = None,
-    patience_s: float = PATIENCE_S,
-    max_connections: int = 1024,
-    timeout: float | None = None,
-    connect_timeout: float = 10.0,
-    headers: Mapping[str, str] | None = None,
-) -> SGLangClient:
-    """Return the running event loop's client for these arguments; nobody needs to close it.
+def shared_client(base_url: str, *, vocab_size: int | None = None, patience_s: float = PATIENCE_S) -> SGLangClient:
+    """Return the running event loop's client for these arguments of `SGLangClient`; nobody needs to close it.
 
-    It is closed when its loop shuts down; see `LoopCache`. The arguments are those of `SGLangClient` and
-    `create_client`.
+    It is closed when its loop shuts down; see `LoopCache`.
 
     Raises:
         RuntimeError: No event loop is running.
         ConfigError: As `create_client`.
     """
-    sent = tuple(sorted((headers or {}).items()))
-    key = (base_url, vocab_size, patience_s, max_connections, timeout, connect_timeout, sent)
-
-    def make() -> SGLangClient:
-        http = create_client(
-            base_url, max_connections=max_connections, timeout=timeout, connect_timeout=connect_timeout, headers=headers
-        )
-        return SGLangClient(http, vocab_size=vocab_size, owns_http=True, patience_s=patience_s)
-
-    return _SHARED.get(key, make)
+    return _SHARED.get(
+        (base_url, vocab_size, patience_s),
+        lambda: SGLangClient(base_url, vocab_size=vocab_size, patience_s=patience_s),
+    )
 
 
 _INFO_TIMEOUT_S: Final = 10.0

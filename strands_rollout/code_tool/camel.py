@@ -11,6 +11,7 @@ UnboundLocalError on code without statements, and leaves a temporary directory b
 import asyncio
 import contextlib
 import copy
+import functools
 import importlib
 import inspect
 import re
@@ -18,7 +19,8 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -26,7 +28,7 @@ from typing import Any, Final
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.code_tool.remote import LoopExecutor
-from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes are not known where camel is not installed
@@ -50,19 +52,26 @@ def import_camel() -> ModuleType:
         ) from e
 
 
-def _maker(interpreter: object, options: Mapping[str, object] | None) -> tuple[Callable[[], Interpreter], type | None]:
-    """What makes the interpreter of a call, and its class where that is known."""
+def _maker(interpreter: object, options: Mapping[str, object] | None) -> Callable[[], Interpreter]:
+    """What makes the interpreter of a call."""
     base = import_camel().BaseInterpreter
     found = _at_path(interpreter) if isinstance(interpreter, str) else interpreter
     if isinstance(found, type) and issubclass(found, base):
-        return _maker_of_class(found, dict(options or {})), found
+        accepted = inspect.signature(found).parameters
+        chosen = {name: value for name, value in _DEFAULTS.items() if name in accepted} | dict(options or {})
+        if unknown := sorted(chosen.keys() - accepted.keys()):
+            takes = ", ".join(accepted) or "none"
+            raise ConfigError(f"{found.__name__} takes no option {unknown[0]!r}; it takes {takes}")
+        if chosen.get("require_confirm"):
+            raise ConfigError(f"{found.__name__} with require_confirm=True would wait on stdin; expected False")
+        return functools.partial(found, **chosen)
     if options:
         raise ConfigError(f"options {dict(options)!r:.200} were given with {found!r:.80}; expected a name or a class")
     if isinstance(found, base):
         _check_asks_nothing(found)
-        return (lambda: found), type(found)
+        return lambda: found
     if callable(found):
-        return found, None
+        return found
     raise ConfigError(f"interpreter is {found!r:.80}; expected a name, class, function or instance of {_HOME}")
 
 
@@ -71,17 +80,6 @@ def _at_path(path: str) -> object:
         return resolve(path if "." in path else f"{_HOME}.{path}")
     except ToolError as e:
         raise ConfigError(f"there is no interpreter {path!r}: {e}") from e
-
-
-def _maker_of_class(kind: type, options: dict[str, object]) -> Callable[[], Interpreter]:
-    accepted = inspect.signature(kind).parameters
-    chosen = {name: value for name, value in _DEFAULTS.items() if name in accepted} | options
-    unknown = sorted(set(options) - set(accepted))
-    if unknown:
-        raise ConfigError(f"{kind.__name__} takes no option {unknown[0]!r}; it takes {', '.join(accepted) or 'none'}")
-    if chosen.get("require_confirm"):
-        raise ConfigError(f"{kind.__name__} with require_confirm=True would wait on stdin; expected False")
-    return lambda: kind(**chosen)
 
 
 def _check_asks_nothing(interpreter: Interpreter) -> None:
@@ -148,11 +146,9 @@ def _result_of_answer(interpreter: Interpreter, answer: object, timeout_s: float
     )
 
 
-def _result_of_error(interpreter: Interpreter | None, error: BaseException) -> ExecutionResult:
+def _result_of_error(interpreter: Interpreter, error: BaseException) -> ExecutionResult:
     """Say whose fault an exception is: the code's, in its stderr, or the interpreter's."""
     words = f"{type(error).__name__}: {error}"
-    if interpreter is None:
-        return infra_failure(words)
     if _keeps_nothing(interpreter):  # it rewrites the code by itself, and breaks in many ways on what it can't
         if isinstance(error, UnboundLocalError):
             return ExecutionResult("", "", 0)  # how it takes code without a statement
@@ -163,6 +159,30 @@ def _result_of_error(interpreter: Interpreter | None, error: BaseException) -> E
     else:  # a UnicodeError is about the code's text, or what it printed
         is_about_code = _is_one_of(interpreter, "InternalPythonInterpreter") or isinstance(error, UnicodeError)
     return ExecutionResult("", f"{words}\n", 1) if is_about_code else infra_failure(words)
+
+
+def _run(interpreter: Interpreter, code: str, timeout_s: float) -> ExecutionResult:
+    began_at = time.monotonic()
+    try:
+        with _limited(interpreter, timeout_s) as one:
+            result = _result_of_answer(one, one.run(code, "python"), timeout_s)
+    except BaseException as e:  # code that runs in this process may raise anything, SystemExit included
+        result = _result_of_error(interpreter, e)
+    return replace(result, duration_s=time.monotonic() - began_at)
+
+
+def _in_daemon(work: Callable[..., Any], *given: object) -> Future[Any]:
+    """What a function gives, from a thread of its own, which does not keep the process from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        with foreign_code("what makes an interpreter may raise anything") as outcome:
+            future.set_result(work(*given))
+        if outcome.error is not None:
+            future.set_exception(outcome.error)
+
+    threading.Thread(target=run, name="camel-interpreter", daemon=True).start()
+    return future
 
 
 _OWN_LIMIT_MARGIN_S: Final = 5.0  # for an interpreter that ends the code by itself
@@ -209,19 +229,19 @@ class CamelExecutor(LoopExecutor):
         max_concurrency: int = 8,
         reuse: bool = False,
     ) -> None:
-        maker, kind = _maker(interpreter, options)
+        self._make = _maker(interpreter, options)
         check_positive(max_concurrency=max_concurrency)
         if isinstance(interpreter, import_camel().BaseInterpreter) and not _keeps_nothing(interpreter):
             max_concurrency = 1
         super().__init__(timeout_s, max_output_chars, max_concurrency)
-        self._make = maker
-        self._check_alone(kind)
+        if isinstance(self._make, functools.partial) and isinstance(self._make.func, type):
+            self._check_alone(self._make.func)
         self._reuse = reuse
         self._idle: list[Interpreter] = []
-        self._left_behind: list[tuple[threading.Thread, float]] = []  # and when each should have ended
+        self._left_behind: list[tuple[Future[Any], float]] = []  # and when each should have ended
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """One call in a thread of its own."""
+        """One call, in threads of its own."""
         while len(self._still_left_behind()) >= self._max_concurrency:
             if all(due_at <= time.monotonic() for _, due_at in self._left_behind):
                 return infra_failure(
@@ -229,22 +249,37 @@ class CamelExecutor(LoopExecutor):
                     "ends it"
                 )
             await asyncio.sleep(_POLL_S)
-        call = _Call(code, timeout_s, self._taken)
-        thread = threading.Thread(target=call.work, name="camel-interpreter", daemon=True)
-        thread.start()
+        with foreign_code("what makes an interpreter may raise anything") as outcome:
+            interpreter = await self._awaited(_in_daemon(self._taken), _START_LIMIT_S)
+        if isinstance(outcome.error, ConfigError):
+            raise outcome.error
+        if isinstance(outcome.error, TimeoutError):
+            return infra_failure(f"no interpreter was made in {_START_LIMIT_S:g} s")
+        if outcome.error is not None:
+            return infra_failure(f"{type(outcome.error).__name__}: {outcome.error}")
+        limit_s = timeout_s + (_OWN_LIMIT_MARGIN_S if _keeps_nothing(interpreter) else 0.0)
         try:
-            result = await call.result()
-        finally:
-            if not call.done.done():
-                self._left_behind.append((thread, call.due_at()))
-        if self._reuse and call.interpreter is not None and not result.timed_out:
-            self._idle.append(call.interpreter)
+            result: ExecutionResult = await self._awaited(_in_daemon(_run, interpreter, code, timeout_s), limit_s)
+        except TimeoutError:
+            killed_by = f"time limit of {timeout_s:g} s"
+            return ExecutionResult("", "", 1, timed_out=True, killed_by=killed_by, duration_s=limit_s)
+        if self._reuse and not result.timed_out:
+            self._idle.append(interpreter)
         stdout, stderr = (shorten(text, self._max_output_chars) for text in (result.stdout, result.stderr))
         truncated = (stdout, stderr) != (result.stdout, result.stderr)
         return replace(result, stdout=stdout, stderr=stderr, truncated=truncated)
 
-    def _still_left_behind(self) -> list[tuple[threading.Thread, float]]:
-        self._left_behind = [(thread, due_at) for thread, due_at in self._left_behind if thread.is_alive()]
+    async def _awaited(self, future: Future[Any], limit_s: float) -> Any:  # noqa: ANN401 - an interpreter or a result
+        """Wait for a thread for a limited time; one that has not ended is left behind."""
+        due_at = time.monotonic() + limit_s
+        try:
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), limit_s)
+        finally:
+            if not future.done():
+                self._left_behind.append((future, due_at))
+
+    def _still_left_behind(self) -> list[tuple[Future[Any], float]]:
+        self._left_behind = [(future, due_at) for future, due_at in self._left_behind if not future.done()]
         return self._left_behind
 
     def _taken(self) -> Interpreter:
@@ -256,13 +291,9 @@ class CamelExecutor(LoopExecutor):
         self._check_alone(type(made))
         return made
 
-    def _check_alone(self, kind: type | None) -> None:
+    def _check_alone(self, kind: type) -> None:
         """Refuse to run several pieces of code in this process at once: they would read each other's output."""
-        if (
-            kind is not None
-            and issubclass(kind, import_camel().InternalPythonInterpreter)
-            and self._max_concurrency != 1
-        ):
+        if issubclass(kind, import_camel().InternalPythonInterpreter) and self._max_concurrency != 1:
             raise ConfigError(
                 f"{kind.__name__} runs code in this process, where calls would read each other's output; "
                 f"got max_concurrency={self._max_concurrency}, expected 1"
@@ -273,63 +304,3 @@ class CamelExecutor(LoopExecutor):
             cleanup = getattr(self._idle.pop(), "cleanup", None)
             if callable(cleanup):
                 await asyncio.to_thread(cleanup)
-
-
-@dataclass(slots=True)
-class _Call:
-    """One piece of code: made and awaited on the private loop, worked off in a thread."""
-
-    code: str
-    timeout_s: float
-    taken: Callable[[], Interpreter]
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-    started: asyncio.Future[bool] = field(init=False)
-    done: asyncio.Future[ExecutionResult] = field(init=False)
-    interpreter: Interpreter = None
-    began_at: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
-        self.started = self.loop.create_future()
-        self.done = self.loop.create_future()
-
-    async def result(self) -> ExecutionResult:
-        """Wait for the end or the time limit, which starts when there is an interpreter."""
-        await asyncio.wait([self.started], timeout=_START_LIMIT_S)
-        if not self.started.done():
-            return infra_failure(f"no interpreter was made in {_START_LIMIT_S:g} s")
-        await asyncio.wait([self.done], timeout=self.due_at() - time.monotonic())
-        if self.done.done():
-            return self.done.result()
-        killed_by, duration_s = f"time limit of {self.timeout_s:g} s", time.monotonic() - self.began_at
-        return ExecutionResult("", "", 1, timed_out=True, killed_by=killed_by, duration_s=duration_s)
-
-    def due_at(self) -> float:
-        """When the interpreter should be done, on the monotonic clock."""
-        margin_s = _OWN_LIMIT_MARGIN_S if self.interpreter is not None and _keeps_nothing(self.interpreter) else 0.0
-        return self.began_at + self.timeout_s + margin_s
-
-    def work(self) -> None:
-        """The thread."""
-        found: ExecutionResult | BaseException
-        try:
-            self.interpreter = self.taken()
-            self.began_at = time.monotonic()
-            self._tell(self.started, True)  # noqa: FBT003 - a future's value
-            with _limited(self.interpreter, self.timeout_s) as one:
-                found = _result_of_answer(one, one.run(self.code, "python"), self.timeout_s)
-        except ConfigError as e:
-            found = e
-        except BaseException as e:  # code that runs in this process may raise anything, SystemExit included
-            found = _result_of_error(self.interpreter, e)
-        if isinstance(found, ExecutionResult):
-            found = replace(found, duration_s=time.monotonic() - self.began_at)
-        self._tell(self.done, found)
-        self._tell(self.started, False)  # noqa: FBT003 - a future's value
-
-    def _tell(self, future: asyncio.Future[Any], value: object) -> None:
-        def settle() -> None:
-            if not future.done():
-                future.set_exception(value) if isinstance(value, BaseException) else future.set_result(value)
-
-        with contextlib.suppress(RuntimeError):  # the loop was closed, and the call with it
-            self.loop.call_soon_threadsafe(settle)

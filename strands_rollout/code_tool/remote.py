@@ -22,13 +22,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.code_tool.executors import (
-    ExecutionResult,
-    ExecutorFacts,
-    StatelessExecutor,
-    infra_failure,
-    retried_once,
-)
+from strands_rollout.code_tool import executors
+from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.errors import SandboxError
 
@@ -45,7 +40,7 @@ class _Running:
     calls: set[asyncio.Task[ExecutionResult] | None] = field(default_factory=set)
 
 
-class LoopExecutor(StatelessExecutor):
+class LoopExecutor(executors.StatelessExecutor):
     """Runs calls on a loop in a daemon thread, at most `max_concurrency` at once; started by the first call.
 
     One loop means one pool of connections, one count of places and no lock in the backend, however many loops call;
@@ -54,7 +49,11 @@ class LoopExecutor(StatelessExecutor):
     """
 
     def __init__(
-        self, timeout_s: float, max_output_chars: int, max_concurrency: int, facts: ExecutorFacts | None = None
+        self,
+        timeout_s: float,
+        max_output_chars: int,
+        max_concurrency: int,
+        facts: ExecutorFacts | None = None,
     ) -> None:
         super().__init__(timeout_s, max_output_chars, facts or ExecutorFacts(), max_concurrency=max_concurrency)
         self._max_concurrency = max_concurrency
@@ -81,7 +80,7 @@ class LoopExecutor(StatelessExecutor):
         """Awaited on the loop before it is closed: for connections."""
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
-        return await retried_once(lambda: self._run_in_place(code, timeout_s))
+        return await executors.retried_once(lambda: self._run_in_place(code, timeout_s))
 
     async def _run_in_place(self, code: str, timeout_s: float) -> ExecutionResult:
         """An attempt when a place is free, that wait added to its `queued_s`; cancelling this cancels the attempt."""
@@ -161,11 +160,13 @@ class RemoteProgram:
     max_output_chars: int
     max_report_bytes: int  # that the sandbox can carry on stdout; the output is cut further to fit
     memory_mb: int | None = None
+    file_mb: int | None = None  # the largest file that it may write
+    max_output_mb: int = MAX_OUTPUT_MB  # after which it is ended
     token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the program's own lines
 
     def text(self) -> str:
         """The script, in ASCII; it reads no argument, no file and no stdin."""
-        job = asdict(self) | {"max_output_mb": MAX_OUTPUT_MB}
+        job = asdict(self)
         return (
             "import base64, json, sys, types, zlib\n"
             f"sources, job = (json.loads(zlib.decompress(base64.b64decode(part))) for part in "
@@ -183,7 +184,7 @@ class RemoteProgram:
         if f"{self.token} start" not in stdout and not stdout.startswith(_UNREADABLE):
             end = "it did not end in time" if gave_up else f"exit code {exit_code}"
             said = (stderr.strip() or stdout.strip())[-_SHOWN_CHARS:]
-            return infra_failure(f"the program did not start in the sandbox ({end}): {said!r}")
+            return executors.infra_failure(f"the program did not start in the sandbox ({end}): {said!r}")
         # The code started, and nothing reported its end: it ended or stopped its supervisor, or wrote in its name.
         killed_by = f"time limit of {self.timeout_s:g} s" if gave_up else "the end of its supervisor"
         return ExecutionResult("", "", exit_code or -9, timed_out=gave_up, killed_by=killed_by)

@@ -1,6 +1,6 @@
 """The program that a remote sandbox is sent: it forks the code off, reads, caps, times and kills it, and reports once.
 
-Runs where neither this package nor Python 3.11 is: Python 3.8 and its standard library, on POSIX. `remote_program.py`
+Runs where neither this package nor Python 3.11 is: Python 3.8 and its standard library, on POSIX. `remote.py`
 sends it with the sources of `code_runner.py` and `output.py`, and reads what it prints: a line when the code
 starts, and a line with the report. Until the first line, whatever goes wrong is the sandbox's fault; after it, the
 code's.
@@ -14,6 +14,7 @@ the first dies, since the kernel continues (and hangs up on) a group whose last 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import resource
@@ -26,7 +27,10 @@ import zlib
 from types import ModuleType
 from typing import Any
 
-KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ")
+KEPT_VARIABLES = (
+    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ"),
+    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+)
 POLL_S = 0.05  # how soon an end that closed no pipe is seen
 DRAIN_S = 0.5  # a process that left the group may hold the pipes open for ever
 CHUNK_BYTES = 65536
@@ -113,9 +117,11 @@ def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str,
     sys.path[:] = [entry for entry in sys.path if entry and entry != os.path.dirname(sys.argv[0])]  # noqa: PTH120
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    if job["memory_mb"] is not None:
-        limit_bytes = job["memory_mb"] * 1024 * 1024
-        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
+    for kind, limit_mb in ((resource.RLIMIT_AS, job["memory_mb"]), (resource.RLIMIT_FSIZE, job["file_mb"])):
+        if limit_mb is not None:
+            limit_bytes = limit_mb * 1024 * 1024
+            with contextlib.suppress(ValueError, OSError):  # one that the platform does not know is left out
+                resource.setrlimit(kind, (limit_bytes, limit_bytes))
 
 
 class Watch:

@@ -18,7 +18,8 @@ import inspect
 import json
 import os
 import secrets
-from collections.abc import AsyncGenerator, Iterator
+import textwrap
+from collections.abc import AsyncGenerator
 from typing import Final
 
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
@@ -28,6 +29,7 @@ from strands.sandbox.types import ExecutionResult as StrandsResult
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, check_positive, facts_of, infra_failure
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
 from strands_rollout.errors import ConfigError, SandboxError, ToolError, foreign_code
+from strands_rollout.files import Json
 from strands_rollout.user_code import resolve
 
 _GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit
@@ -146,111 +148,36 @@ class _Printed:
         self.stderr = max(self.stderr, stderr, key=len)
 
 
-_MAX_READ_BYTES: Final = 12_000  # as base64 below 20 000 characters, which executors keep by default
-_MIN_READ_BYTES: Final = 256
+_READ_BYTES: Final = 12_000  # as base64 below 20 000 characters, which executors keep by default
 _WRITE_BYTES: Final = 48_000
-_MAX_FILE_BYTES: Final = 1 << 30  # code that answers for the file would have no end
-_INVALID: Final = errno.EINVAL  # a path with a null character is a ValueError in Python
-
 _READ: Final = """
 with open(path, "rb") as file:
     file.seek(offset)
-    data = file.read(size)
+    found = base64.b64encode(file.read(size)).decode()
 """
 _WRITE: Final = """
 if folder:
     os.makedirs(folder, exist_ok=True)
 with open(path, mode) as file:
     file.write(base64.b64decode(content))
-data = b""
+found = None
 """
 _REMOVE: Final = """
-os.remove(path)
-data = b""
+found = os.remove(path)
 """
 _LIST: Final = """
-def entry(found):
-    try:
-        return [found.name, found.is_dir(), found.stat().st_size]
-    except OSError:
-        return [found.name, None, None]
 with os.scandir(path or ".") as entries:
-    data = json.dumps(sorted(map(entry, entries))).encode()[offset:offset + size]
+    found = sorted((entry.name, entry.is_dir(), entry.stat(follow_symlinks=False).st_size) for entry in entries)
 """
 _FRAME: Final = """
 import base64, json, os
 try:
 {body}
-    answer = {{"data": base64.b64encode(data).decode()}}
-except OSError as e:
-    answer = {{"errno": e.errno, "words": e.strerror}}
-except ValueError as e:
-    answer = {{"errno": {invalid}, "words": str(e)}}
+    answer = {{"found": found}}
+except (OSError, ValueError) as e:
+    answer = {{"errno": getattr(e, "errno", None) or {invalid}, "words": getattr(e, "strerror", None) or str(e)}}
 print("\\n" + mark + json.dumps(answer))
 """
-
-
-class _SessionPrograms:
-    """Programs that work on the files that a session's code sees, by the paths that it would use."""
-
-    def __init__(self, executor: CodeExecutor, session: str | None) -> None:
-        self._executor = executor
-        self._session = session
-
-    async def all_of(self, body: str, path: str) -> bytes:
-        """Everything that a program gives piece by piece; pieces get smaller until they fit into the output."""
-        found, size = b"", _MAX_READ_BYTES
-        while True:
-            piece = await self._answer(body, path, offset=len(found), size=size)
-            if piece is None:
-                size //= 2
-                if size < _MIN_READ_BYTES:
-                    raise OSError(f"the executor keeps too little output to read {path!r} through it")
-                continue
-            found += piece
-            if len(piece) < size:
-                return found
-            if len(found) > _MAX_FILE_BYTES:
-                raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES >> 20} MiB can't be read", path)
-
-    async def done(self, body: str, path: str, **more: object) -> None:
-        """Run a program whose answer is always short."""
-        if await self._answer(body, path, **more) is None:
-            raise OSError(_INVALID, "the session's code broke the access to files (too much output)", path)
-
-    async def _answer(self, body: str, path: str, **more: object) -> bytes | None:
-        """Run one program; None where its output was cut."""
-        if self._session is None:
-            words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
-            raise OSError(errno.ENOTSUP, words, path)
-        mark = secrets.token_hex(8)
-        indented = "".join(f"    {line}\n" for line in body.strip().splitlines())
-        source = _FRAME.format(body=indented.rstrip(), invalid=_INVALID)
-        result = await self._executor.run(
-            f"exec({source!r}, { ({'path': path, 'mark': mark} | more)!r})", session=self._session
-        )
-        if result.infra_error is not None:
-            raise SandboxError(f"the code executor failed: {result.infra_error}")
-        line = next((line for line in result.stdout.splitlines() if line.startswith(mark)), None)
-        if line is None or not line.endswith("}"):
-            if result.truncated:
-                return None
-            raise OSError(f"no access to {path!r} in the sandbox: {result.stderr or result.killed_by or 'no answer'}")
-        with _forgeries(path):
-            answer = json.loads(line.removeprefix(mark))
-            if "data" in answer:
-                return base64.b64decode(answer["data"], validate=True)
-            number, words = int(answer["errno"] or _INVALID), str(answer["words"] or "can't be used")
-        raise OSError(number, words, path)
-
-
-@contextlib.contextmanager
-def _forgeries(path: str) -> Iterator[None]:
-    """Whatever is wrong with an answer is the code's doing: it runs in the same interpreter as the programs here."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as e:
-        raise OSError(_INVALID, f"the session's code broke the access to files ({type(e).__name__})", path) from e
 
 
 _LANGUAGES: Final = ("python", "python3")
@@ -287,7 +214,6 @@ class CodeExecutorSandbox(Sandbox):
         self._max_timeout_s = max_timeout_s
         keeps = facts_of(executor).keeps_sessions
         self._session = (session or f"sandbox-{secrets.token_hex(8)}") if keeps else None
-        self._programs = _SessionPrograms(executor, self._session)
 
     async def execute_streaming(
         self,
@@ -340,7 +266,12 @@ class CodeExecutorSandbox(Sandbox):
     async def read_file(self, path: str, **kwargs: object) -> bytes:
         """Read a file that the session's code sees."""
         del kwargs
-        return await self._programs.all_of(_READ, path)
+        content = b""
+        while True:
+            piece = base64.b64decode(await self._found(_READ, path, offset=len(content), size=_READ_BYTES))
+            content += piece
+            if len(piece) < _READ_BYTES:
+                return content
 
     async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
         """Write a file for the session's code, with its folders."""
@@ -348,12 +279,12 @@ class CodeExecutorSandbox(Sandbox):
         for start in range(0, max(1, len(content)), _WRITE_BYTES):
             piece = base64.b64encode(content[start : start + _WRITE_BYTES]).decode()
             mode, folder = "ab" if start else "wb", os.path.dirname(path)  # noqa: PTH120
-            await self._programs.done(_WRITE, path, folder=folder, mode=mode, content=piece)
+            await self._found(_WRITE, path, folder=folder, mode=mode, content=piece)
 
     async def remove_file(self, path: str, **kwargs: object) -> None:
         """Remove a file that the session's code sees."""
         del kwargs
-        await self._programs.done(_REMOVE, path)
+        await self._found(_REMOVE, path)
 
     async def list_files(self, path: str, **kwargs: object) -> list[FileInfo]:
         """List a folder that the session's code sees, sorted by name.
@@ -365,12 +296,33 @@ class CodeExecutorSandbox(Sandbox):
         """
         del kwargs
         try:
-            found = await self._programs.all_of(_LIST, path)
+            return [FileInfo(name, is_dir, size) for name, is_dir, size in await self._found(_LIST, path)]
         except (FileNotFoundError, NotADirectoryError) as e:
             raise SandboxPathNotFoundError(path) from e
-        with _forgeries(path):
-            listed = [(str(name), is_dir, size) for name, is_dir, size in json.loads(found)]
-            return [FileInfo(name, is_dir and bool(is_dir), size and int(size)) for name, is_dir, size in listed]
+
+    async def _found(self, body: str, path: str, **more: object) -> Json:
+        """What a program finds that runs where the session's code does, on the paths that it would use.
+
+        Code that changed the modules which the program needs gets a wrong answer or an error; it fools itself alone.
+        """
+        if self._session is None:
+            words = "this sandbox keeps no files between calls, since its code executor keeps no sessions"
+            raise OSError(errno.ENOTSUP, words, path)
+        mark = secrets.token_hex(8)
+        source = _FRAME.format(body=textwrap.indent(body.strip(), "    "), invalid=errno.EINVAL)
+        code = f"exec({source!r}, { ({'path': path, 'mark': mark} | more)!r})"
+        result = await self._executor.run(code, session=self._session)
+        if result.infra_error is not None:
+            raise SandboxError(f"the code executor failed: {result.infra_error}")
+        line = next((line for line in result.stdout.splitlines() if line.startswith(mark)), "")
+        try:
+            answer = json.loads(line.removeprefix(mark))
+        except ValueError as e:
+            why = result.stderr or result.killed_by or "no answer; does the executor keep too little output?"
+            raise OSError(errno.EINVAL, f"no access to files in the sandbox: {why}", path) from e
+        if "found" not in answer:
+            raise OSError(answer["errno"], answer["words"], path)
+        return answer["found"]
 
     async def aclose(self) -> None:
         """End the session, with its variables and files; the executor stays open. Safe to call twice."""

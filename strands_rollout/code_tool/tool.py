@@ -18,14 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 
-from strands_rollout.code_tool.executors import (
-    CALL_OWNER,
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    facts_of,
-    shared_executor,
-)
+from strands_rollout.code_tool import executors
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.local.sandbox.output import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -181,7 +175,7 @@ def _shown(result: ExecutionResult, max_output_chars: int) -> str:
 
 
 def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: int, *, keeps_state: bool) -> ToolSpec:
-    facts = facts_of(executor)
+    facts = executors.facts_of(executor)
     if keeps_state and not facts.keeps_sessions:
         raise ConfigError(
             f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
@@ -215,7 +209,7 @@ class _DefaultExecutor(CodeExecutor):
     facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
-        return await shared_executor("local").run(code, timeout_s=timeout_s, session=session)
+        return await executors.shared_executor("local").run(code, timeout_s=timeout_s, session=session)
 
     async def aclose(self) -> None:
         """Nothing: it is shared."""
@@ -241,19 +235,19 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
         yield None
         return
     owner = uuid.uuid4().hex
-    executor = shared_executor(settings.executor)
+    executor = executors.shared_executor(settings.executor)
     start = getattr(executor, "start", None)
     if start is not None:
         await start()  # what it offers is known then, and what would fail every call fails here
     session = owner if settings.code_session else None
     timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
-    owner_before = CALL_OWNER.set(owner)
+    owner_before = executors.CALL_OWNER.set(owner)
     try:
         # calls that were counted before are those of an aborted episode, whose session ended with it
         is_restarted = session is not None and calls.calls > 0
         yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls, is_restarted=is_restarted)
     finally:
-        CALL_OWNER.reset(owner_before)
+        executors.CALL_OWNER.reset(owner_before)
         if session is not None:
             with foreign_code("an episode that is over is not spoilt by a failure to end its session") as outcome:
                 async with asyncio.timeout(_CLOSE_LIMIT_S):

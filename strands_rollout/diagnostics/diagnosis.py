@@ -295,19 +295,15 @@ def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer
     )
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
+        return Answer(process.returncode, stdout.strip(), stderr.strip())
     except subprocess.TimeoutExpired:
         return Answer(None)
     finally:
-        if process.poll() is None:
-            _kill(process)
-    return Answer(process.returncode, stdout.strip(), stderr.strip())
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    # one that waits inside a driver can't be killed, and is left behind
-    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=_END_S)
+        # one that waits inside a driver can't be killed, and is left behind
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate(timeout=_END_S)
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:

@@ -1,6 +1,7 @@
 """The doctor: all checks of one machine, in their order, and those of the servers that it is asked about."""
 
 import asyncio
+import re
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from strands_rollout.files import Json
 _SERVER_S: Final = 15.0
 _CONNECT_S: Final = 3.0
 _READ_S: Final = 5.0
-_OLDEST: Final = (0, 5)
+_OLD: Final = re.compile(r"0\.[0-4](?:\.|$)")
 _START: Final = "start it, and check host and port: python -m sglang.launch_server --model-path MODEL --port 30000"
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies cut in different ways
@@ -77,7 +78,7 @@ async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool
                 return [error("server", found, "wait until it has loaded, look at its log, or start it again")]
             workers = None if is_worker else _object(await http.get("/workers")).get("workers")
             if isinstance(workers, list):
-                return await _ask_router([one for one in workers if isinstance(one, dict)], shown, question)
+                return await _ask_router(workers, shown, question)
             info = await fetch_server_info(http, url=shown)
             if info.model_path is None:
                 name = health.headers.get("server", "a server that does not name itself")
@@ -90,7 +91,7 @@ async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool
 
 
 async def _ask_router(workers: list[dict[str, Json]], shown: str, question: Question) -> list[Finding]:
-    urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True) and worker.get("url")]
+    urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True)]
     if not urls:
         found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
@@ -109,13 +110,13 @@ def _object(response: httpx.Response) -> dict[str, Json]:
 
 
 def _engine(info: ServerInfo, shown: str) -> Finding:
-    version = info.raw.get("version")
-    name = f"SGLang {version}" if version else "a server with SGLang's API, of unknown version,"
-    found = f"{name} at {shown}: {info.model_path}, weights {info.weight_version}"
-    numbers = tuple(int(part) for part in str(version or "").split(".")[:2] if part.isdecimal())
-    if numbers and numbers < _OLDEST:
-        return warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
-    return good("server", found)
+    version = str(info.raw.get("version") or "of unknown version")
+    found = f"SGLang {version} at {shown}: {info.model_path}, weights {info.weight_version}"
+    return (
+        warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
+        if _OLD.match(version)
+        else good("server", found)
+    )
 
 
 def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
@@ -123,13 +124,11 @@ def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
     known = f"{shown} takes {length} tokens" if length else f"{shown} does not state its context length"
     if wanted is None:
         return skipped(name, f"{known}; no --max-context-length to compare with")
-    if length is None:
-        return warning(name, f"{known}; {wanted} tokens are wanted", f"start it with --context-length {wanted}")
-    if length < wanted:
-        found = f"{known}, {wanted} are wanted: longer episodes are cut or refused"
-        remedy = f"start it with --context-length {wanted}, or lower slime's --rollout-max-context-len to {length}"
-        return warning(name, found, remedy)
-    return good(name, f"{known}, {wanted} are wanted")
+    if length is not None and length >= wanted:
+        return good(name, f"{known}, {wanted} are wanted")
+    found = f"{known}, {wanted} are wanted: longer episodes are cut or refused"
+    lower = f", or lower slime's --rollout-max-context-len to {length}" if length else ""
+    return warning(name, found, f"start it with --context-length {wanted}{lower}")
 
 
 async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question) -> Finding:

@@ -9,7 +9,6 @@ import __future__
 
 import argparse
 import ast
-import enum
 import importlib
 import json
 import os
@@ -118,10 +117,6 @@ def described(parser: argparse.ArgumentParser, name: str, systems: dict[str, str
             "system": systems.get(action.option_strings[0], "slime"),
             "parser": name,
             "nargs": action.nargs,
-            "type": getattr(action.type, "__name__", None) if action.type else None,
-            "choices": [one.name if isinstance(one, enum.Enum) else str(one) for one in action.choices or ()],
-            "required": action.required,
-            "repeats": isinstance(action, argparse._AppendAction),
         }
         for action in parser._actions
         if action.option_strings

@@ -8,7 +8,7 @@ script that sources this repository's launch library is asked for its own dry ru
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, takewhile
 from pathlib import Path
 from typing import Final
@@ -46,10 +46,9 @@ _HERE_DOCUMENT: Final = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?P<
 _SEVERAL_WORDS: Final = re.compile(r"\[[@*]\]|\$[@*]|\$\{[@*]")  # what splits in double quotes, too
 
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
-_ARRAY: Final = re.compile(r"(\w+)(\+?)=")
+_ARRAY: Final = re.compile(r"(\w+)\+?=")
 _STRING: Final = re.compile(r"(\w+)\+?=(.*(?:^|[\s=])--\w.*)", re.DOTALL)
-_REFERENCE: Final = re.compile(r"\$\{?(\w+)(?:\[[@*]\])?(?:[}+:-].*)?", re.DOTALL)
-_MAY_BE_FLAGS: Final = re.compile(r"\$(?:[\w@*]+|\{[^/]*\})")
+_REFERENCE: Final = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:[+:-][^/]*)?\}?")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
 
 
@@ -78,29 +77,21 @@ class Word:
         return _PLACEHOLDER.fullmatch(self.text) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command that starts training."""
-
-    program: str | None  # "train.py", "train_async.py", or None where none was found
-    words: tuple[Word, ...]  # what follows the program, in order
-    possible: tuple[tuple[Word, ...], ...] = ()  # may be added: the words of arrays that are set more than once
-    is_whole: bool = True  # whether `words` is the whole command, with nothing left to the shell
+UNREAD: Final = Word("", splits=True)
+"""What only the shell knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a script holds: how it was read, the commands that start training, and what could not be read."""
+    """What a script holds: how it was read, the words after the programs that start training, and what is not known.
+
+    Words that may be added to a command, as those of arrays that are set more than once, are commands of their own
+    between two that are unread.
+    """
 
     how: str
-    commands: tuple[Command, ...]
+    commands: tuple[tuple[Word, ...], ...]
     notes: tuple[str, ...] = ()
-
-
-def by_flag(words: Sequence[Word]) -> list[tuple[Word, ...]]:
-    """The words that stand before any flag, then each flag with the words that follow it."""
-    starts = [at for at, word in enumerate(words) if word.is_flag]
-    return [tuple(words[begin:end]) for begin, end in pairwise([0, *starts, len(words)])]
 
 
 def read_script(path: Path, slime_dir: Path | None) -> Reading:
@@ -122,10 +113,7 @@ def read_script(path: Path, slime_dir: Path | None) -> Reading:
     printed = read_text(_dry_run(path, slime_dir), path, slime_dir)
     # each flag's place in the script instead of in the printed text
     places = {word.text: word.place for word in reversed(script.words) if word.is_flag}
-    commands = [
-        replace(command, words=tuple(replace(word, place=places.get(word.text)) for word in command.words))
-        for command in printed.commands
-    ]
+    commands = [tuple(replace(word, place=places.get(word.text)) for word in words) for words in printed.commands]
     return Reading(f"bash {path} --dry-run", tuple(commands), printed.notes)
 
 
@@ -143,21 +131,8 @@ def _dry_run(path: Path, slime_dir: Path | None) -> str:
 def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
     """Read a script's text, or a command's where `path` is None; nothing of it is run."""
     script = _Script(text, path, slime_dir)
-    commands = script.commands()
-    notes = list(dict.fromkeys(script.notes))
-    if path is not None and all(command.program is None for command in commands):
-        notes.append(
-            f"no command with {' or '.join(PROGRAMS)} and flags was found; the flags of all arrays were judged"
-        )
-    return Reading("its text was read, nothing was run", tuple(commands), tuple(notes))
-
-
-@dataclass(slots=True)
-class _Array:
-    """What is assigned to an array, or to a string that holds flags: one item for each assignment."""
-
-    values: list[tuple[Word, ...]] = field(default_factory=list)
-    is_certain: bool = True  # whether it is assigned once, and nothing appended to it
+    commands = tuple(script.commands())
+    return Reading("its text was read, nothing was run", commands, tuple(dict.fromkeys(script.notes)))
 
 
 class _Script:
@@ -166,6 +141,7 @@ class _Script:
     def __init__(self, text: str, path: Path | None, slime_dir: Path | None) -> None:
         self.notes: list[str] = []
         self.sourced: list[Path] = []
+        self._possible: dict[tuple[Word, ...], None] = {}
         self._slime_dir = slime_dir
         self._is_file = path is not None
         self.words = self._with_sourced(shell_words(text, str(path) if path else "-"), path)
@@ -194,39 +170,32 @@ class _Script:
             files += [self._slime_dir / rest, self._slime_dir / "scripts" / rest.rpartition("scripts/")[2]]
         return next((file.resolve() for file in files if file.is_file()), None)
 
-    def commands(self) -> list[Command]:
-        """The commands that start training; else one of all arrays, or of the text where it is no file's."""
-        found = [self._command(program, words) for program, words in _invocations(self.words)]
-        given = [words for command in found for words in (command.words, *command.possible)]
-        if any(map(_has_flag, given)) or (found and not self._is_file):
+    def commands(self) -> list[tuple[Word, ...]]:
+        """The commands that start training; else all arrays, or the whole text where it is no file's."""
+        found = [tuple(self._expanded(words, frozenset())) for words in _invocations(self.words)]
+        found += self._possible
+        if found and (not self._is_file or any(map(_has_flag, found))):
             return found
         if not self._is_file:
-            return [self._command(None, [word for word in self.words if not word.operator])]
-        literals = tuple(words for array in self._arrays.values() for words in array.values if _has_flag(words))
-        return [Command(None, (), literals, is_whole=False)] if literals else found
+            return [tuple(word for word in self.words if not word.operator)]
+        programs = " or ".join(PROGRAMS)
+        self.notes.append(f"no command with {programs} and flags was found; the flags of all arrays were judged")
+        return [(UNREAD, *words, UNREAD) for values in self._arrays.values() for words in values if _has_flag(words)]
 
-    def _command(self, program: str | None, words: Sequence[Word]) -> Command:
-        possible: list[tuple[Word, ...]] = []
-        notes = len(self.notes)
-        certain = tuple(self._expanded(words, possible, frozenset()))
-        return Command(program, certain, tuple(possible), is_whole=not possible and notes == len(self.notes))
-
-    def _expanded(
-        self, words: Sequence[Word], possible: list[tuple[Word, ...]], within: frozenset[str]
-    ) -> Iterator[Word]:
+    def _expanded(self, words: Sequence[Word], within: frozenset[str]) -> Iterator[Word]:
         """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
-        flags = 0
         for before, word in zip([Word(""), *words], words, strict=False):
-            flags += word.is_flag
             named = _REFERENCE.fullmatch(word.text) if word.splits else None
             name = named[1] if named else ""
-            array = self._arrays.get(name) if name not in within else None
-            if array is not None and array.is_certain:
-                yield from self._expanded(array.values[0], possible, within | {name})
+            values = self._arrays.get(name, []) if name not in within else []
+            if len(values) == 1:
+                yield from self._expanded(values[0], within | {name})
                 continue
-            if array is not None:
-                possible += [tuple(self._expanded(value, possible, within | {name})) for value in array.values]
-            elif name not in within and (word.is_placeholder or _may_be_flags(word, before, is_first=not flags)):
+            for value in values:  # a script may add values to an array's last flag elsewhere
+                self._possible[(UNREAD, *self._expanded(value, within | {name}), UNREAD)] = None
+            # right after a flag an expansion is taken for the flag's value, if it is no array
+            may_be_flags = named and ("[" in word.text or not before.text.startswith("--"))
+            if not values and name not in within and (word.is_placeholder or may_be_flags):
                 said = f"{word.text} stands for words that could not be read, so they are not judged"
                 self.notes.append(f"{word.place}: {said}")
             yield word
@@ -236,19 +205,9 @@ def _has_flag(words: Sequence[Word]) -> bool:
     return any(word.text.startswith("--") for word in words)
 
 
-def _may_be_flags(word: Word, before: Word, *, is_first: bool) -> bool:
-    """Whether an expansion may stand for flags; `is_first` says that no flag is before it.
-
-    Right after a flag it is taken for the flag's value, if it is no array; a command's output is after any flag.
-    """
-    if not word.splits or (before.text.startswith("--") and "[" not in word.text):
-        return False
-    return bool(_MAY_BE_FLAGS.fullmatch(word.text)) or (word.text.startswith("$(") and is_first)
-
-
-def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:
-    """What each array, and each string with flags in it, is assigned."""
-    arrays: dict[str, _Array] = {}
+def _arrays_of(words: Sequence[Word]) -> dict[str, list[tuple[Word, ...]]]:
+    """What each array, and each string with flags in it, is assigned: one item for each assignment."""
+    arrays: dict[str, list[tuple[Word, ...]]] = {}
     for at, (word, following) in enumerate(pairwise(words)):
         if (head := _ARRAY.fullmatch(word.text)) and following.operator and following.text == "(":
             inside = takewhile(lambda word: not (word.operator and word.text == ")"), words[at + 2 :])
@@ -258,19 +217,17 @@ def _arrays_of(words: Sequence[Word]) -> dict[str, _Array]:
             value = tuple(part for part in shell_words(head[2], file, int(line)) if not part.operator)
         else:
             continue
-        array = arrays.setdefault(head[1], _Array())
-        array.is_certain = not array.values and head[2] != "+"
-        array.values.append(value)
+        arrays.setdefault(head[1], []).append(value)
     return arrays
 
 
-def _invocations(words: Sequence[Word]) -> Iterator[tuple[str, list[Word]]]:
-    """Each program that gets a flag or an expansion, and the words after it, up to the end of its command."""
+def _invocations(words: Sequence[Word]) -> Iterator[list[Word]]:
+    """The words after each program that gets a flag or an expansion, up to the end of its command."""
     for is_operator, group in groupby(words, key=lambda word: word.operator):
         command = list(group)
         at = next((at for at, word in enumerate(command) if Path(word.text).name in PROGRAMS), None)
         if not is_operator and at is not None and any(word.is_flag or "$" in word.text for word in command[at + 1 :]):
-            yield Path(command[at].text).name, command[at + 1 :]
+            yield command[at + 1 :]
 
 
 def shell_words(text: str, name: str, line: int = 1) -> list[Word]:

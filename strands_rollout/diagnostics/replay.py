@@ -231,27 +231,22 @@ async def recorded_gaps(
     return None if now is None else [now[at] - logprobs[at] for at in sampled]
 
 
-def _input_logprobs(answer: object, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
+def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None) -> dict[int, float] | None:
     """By position, the logprobs of the input's last tokens; None where there are none.
 
     SGLang 0.5.23 shows the vocabulary's last id as 0 there, beside that id's own logprob
     (sglang/srt/managers/scheduler_components/logprob_result_processor.py).
     """
-    meta = answer.get("meta_info") if isinstance(answer, Mapping) else None
-    entries = (meta or {}).get("input_token_logprobs") or []
-    first = len(tokens) - len(entries)
-    if not entries:
-        return None
     try:
-        ids = [entry[1] for entry in entries]
-        found = {first + at: float(entry[0]) for at, entry in enumerate(entries) if entry[0] is not None}
-    except (TypeError, IndexError, ValueError) as e:
+        entries = [(entry[0], entry[1]) for entry in answer["meta_info"].get("input_token_logprobs") or ()]
+    except (TypeError, IndexError, KeyError, AttributeError) as e:
         raise EngineResponseError("input_token_logprobs: expected a list of [logprob, token id, text]") from e
+    first = len(tokens) - len(entries)
     last_id = None if vocab_size is None else vocab_size - 1
-    named = zip(ids, tokens[max(first, 0) :], strict=False)
-    if first < 0 or any(name not in (token, 0 if token == last_id else token) for name, token in named):
+    named = zip(entries, tokens[max(first, 0) :], strict=False)
+    if first < 0 or any(name not in (token, 0 if token == last_id else token) for (_, name), token in named):
         raise EngineResponseError("the engine's input logprobs are of other tokens than those that it was sent")
-    return found
+    return {first + at: logprob for at, (logprob, _) in enumerate(entries) if logprob is not None} or None
 
 
 def _recorded_logprobs(episode: SavedEpisode) -> list[float]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -21,7 +20,7 @@ from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.evaluation.rows import Row, each_row
-from strands_rollout.files import MAX_JSON_BYTES, open_regular, read_regular
+from strands_rollout.files import MAX_JSON_BYTES, read_regular
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file, yaml_text
 
 if TYPE_CHECKING:
@@ -50,14 +49,12 @@ def check_model(question: Question) -> Iterator[Finding]:
     if not folder.is_dir():
         yield missing("model", f"{folder} is not there: a run starts from it", prepare, needed=question.training)
         return
-    index = folder / _INDEX
     try:
         config = orjson.loads(read_regular(folder / "config.json", MAX_JSON_BYTES))
-        if index.is_file():
+        weights = sorted(folder.glob("*.safetensors"))
+        if (index := folder / _INDEX).is_file():
             names = set(orjson.loads(read_regular(index, MAX_JSON_BYTES))["weight_map"].values())
             weights = [folder / name for name in sorted(names)]
-        else:
-            weights = sorted(folder.glob("*.safetensors"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         yield error("model", f"{folder} is not a whole model: {type(e).__name__}: {e}", prepare)
         return
@@ -76,16 +73,13 @@ def check_converted_model(question: Question) -> Iterator[Finding]:
     if not folder.is_dir():
         yield missing(name, f"{folder} is not there: Megatron loads it", prepare, needed=question.training)
         return
-    try:
-        iteration = (folder / _TRACKER).read_text().strip()
-    except (OSError, ValueError):
-        yield error(name, f"{folder} has no {_TRACKER}: the conversion did not end", prepare)
-        return
+    tracker = folder / _TRACKER
+    iteration = tracker.read_text().strip() if tracker.is_file() else ""
     saved = f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration
     if saved and (folder / saved).is_dir():
         yield good(name, f"{folder}: {saved}")
     else:
-        found = f"{folder / _TRACKER} names {iteration!r}, but there is no folder {saved!r} beside it"
+        found = f"{tracker} names {iteration!r}, but there is no folder {saved!r} beside it: the conversion did not end"
         yield error(name, found, prepare)
 
 
@@ -182,7 +176,7 @@ def _check_eval_config(path: Path) -> Finding:
 
 
 def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Finding]:
-    """Whether the first rows of a file can be trained on, and it is still the one that was prepared."""
+    """Whether the first rows of a file can be trained on."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.template.chat_template import ChatTemplate
 
@@ -211,7 +205,6 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         yield error(name, f"{path}: {faults[0]}{more}", _NOT_RENDERED if "render" in faults[0] else prepare)
     else:
         yield good(name, f"{path}: the first {len(rows)} rows have usable prompts and labels")
-    yield _check_manifest(path, prepare)
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, needs_label: bool) -> str | None:  # noqa: FBT001
@@ -236,25 +229,3 @@ def _row_fault(row: Row | PromptError, template: ChatTemplate, needs_label: bool
     if not any(text.strip() for text in label_texts(label)):
         return f"the label is {label!r}: with an empty label every answer is wrong"
     return None
-
-
-def _check_manifest(path: Path, prepare: str) -> Finding:
-    """Whether a data file is still the one whose manifest lies beside it."""
-    name, manifest_path = f"manifest: {path.name}", Path(f"{path}.manifest.json")
-    if not manifest_path.is_file():
-        return skipped(name, f"no {manifest_path.name}: where {path.name} comes from is not known")
-    try:
-        manifest = orjson.loads(manifest_path.read_bytes())
-        rows, sha256 = int(manifest["rows"]), str(manifest["sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        return error(name, f"{manifest_path} can't be read: {type(e).__name__}: {e}", prepare)
-    digest = hashlib.sha256()
-    with open_regular(path) as file:
-        for line in file:
-            digest.update(line)
-    got = digest.hexdigest()
-    if got != sha256:
-        found = f"{path} is not the file that was prepared: sha256 {got[:12]}...; its manifest has {sha256[:12]}..."
-        return error(name, found, prepare)
-    source = f"{manifest.get('dataset')} at {str(manifest.get('revision') or 'an unknown revision')[:12]}"
-    return good(name, f"{rows} rows of {source}, unchanged since they were prepared")

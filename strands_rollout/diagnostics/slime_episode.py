@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, warning
-from strands_rollout.diagnostics.machine import installed_version
 from strands_rollout.files import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
@@ -57,8 +56,8 @@ def check_slime(
     folder = _checkout(question, find_package)
     if packages and not any(map(_is_slime, packages)):
         found = (
-            f"the importable slime, {installed_version('slime') or 'of no known version'} at {packages[0]}, is not "
-            "THUDM's: it has no slime.utils.types.Sample. The slime of PyPI is an unrelated package"
+            f"the importable slime at {packages[0]} is not THUDM's: it has no slime.utils.types.Sample. The slime of "
+            "PyPI is an unrelated package"
         )
         yield error("slime package", found, f"pip uninstall slime; then {_CLONE}")
     elif folder is None:
@@ -67,8 +66,8 @@ def check_slime(
     if folder is None:
         return
     lacks = [name for name in _NEEDED if not (folder / name).is_file()]
-    if lacks == list(_NEEDED):
-        yield error("slime", f"{folder} is not a checkout of THUDM/slime: it has no {lacks[0]}", _CLONE)
+    if lacks:  # an installed package comes without the scripts
+        yield error("slime", f"{folder} is not a whole checkout of THUDM/slime: it has no {', '.join(lacks)}", _CLONE)
         return
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     # a checkout that another user owns, as in a container, is refused by git unless it is called safe
@@ -76,8 +75,6 @@ def check_slime(
     answer = diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S) if (folder / ".git").exists() else None
     commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
     yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
-    if lacks:  # an installed package comes without the scripts
-        yield error("slime files", f"{folder} lacks {', '.join(lacks)}: not a whole checkout", _CLONE)
 
 
 def check_megatron(
@@ -91,15 +88,13 @@ def check_megatron(
     found = next((folder for folder in folders if (folder / "megatron" / "core").is_dir()), None)
     if found is not None:
         yield good("megatron", f"Megatron-LM at {found}")
-    elif named is not None:
-        remedy = "name the folder that holds megatron/core with MEGATRON_DIR or --megatron-dir"
-        yield error("megatron", f"{named} has no megatron/core: not a checkout of Megatron-LM", remedy)
-    else:
-        remedy = (
-            "work in the image slimerl/slime, or name a checkout of Megatron-LM with MEGATRON_DIR or --megatron-dir"
-        )
-        needed_for = "no Megatron-LM here: training and the conversion of checkpoints need it"
-        yield missing("megatron", needed_for, remedy, needed=question.training)
+        return
+    remedy = (
+        "work in the image slimerl/slime, or name the folder with megatron/core with MEGATRON_DIR or --megatron-dir"
+    )
+    here = f"{named} has no megatron/core" if named else "no Megatron-LM here"
+    needed_for = f"{here}: training and the conversion of checkpoints need it"
+    yield missing("megatron", needed_for, remedy, needed=bool(named) or question.training)
 
 
 def _checkout(question: Question, find_package: diagnosis.FindPackage) -> Path | None:

@@ -19,17 +19,8 @@ from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.retry import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
+from strands_rollout.model import sampling
 from strands_rollout.model.conversation import Answer, Conversation, ModelCall, StreamEvent, answer_events, token_count
-from strands_rollout.model.sampling import (
-    DEFAULT_CONFIG,
-    RequestSpan,
-    Room,
-    SGLangModelConfig,
-    TurnRequest,
-    TurnSampler,
-    config_after,
-    updated_config,
-)
 from strands_rollout.model.trajectory import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, format_of_call, get_parser
@@ -97,15 +88,15 @@ class SGLangModel(Model):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         vocab_size: int | None = None,
         should_abort: Callable[[], bool] = lambda: False,
-        request_span: RequestSpan | None = None,
+        request_span: sampling.RequestSpan | None = None,
         processor: ProcessorMixin | str | None = None,
         engine_patience_s: float = PATIENCE_S,
-        **model_config: Unpack[SGLangModelConfig],
+        **model_config: Unpack[sampling.SGLangModelConfig],
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
         given = {name: value for name, value in model_config.items() if value is not None}
-        self.config = updated_config(DEFAULT_CONFIG, given)
+        self.config = sampling.updated_config(sampling.DEFAULT_CONFIG, given)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self.tokenizer = tokenizer
         self.template_kwargs = {**(chat_template_kwargs or {}), **thinking}
@@ -121,7 +112,7 @@ class SGLangModel(Model):
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
-        self._sampler = TurnSampler(vocab_size or encoder.vocab_size, end_ids, encoder.decode)
+        self._sampler = sampling.TurnSampler(vocab_size or encoder.vocab_size, end_ids, encoder.decode)
         self._should_abort = should_abort
         self._request_span = request_span
         self._busy = False
@@ -193,9 +184,9 @@ class SGLangModel(Model):
         Raises:
             ConfigError: There is no such setting.
         """
-        self.config = updated_config(self.config, model_config)
+        self.config = sampling.updated_config(self.config, model_config)
 
-    def get_config(self) -> SGLangModelConfig:
+    def get_config(self) -> sampling.SGLangModelConfig:
         """The settings in force."""
         return self.config
 
@@ -304,15 +295,15 @@ class SGLangModel(Model):
         if conversation.takes_unread_turn(call.messages):
             return
         segment, trajectory = conversation.last, conversation.last.trajectory
-        config = config_after(self.config, conversation.earlier_response_length)
+        config = sampling.config_after(self.config, conversation.earlier_response_length)
         may_rewrite = config["on_rewritten_history"] == "segment"
         client = self.client()
         await self._sampler.learn_context(client)
         room = self._sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
-            room = Room(None, "context")  # what does not fit is the conversation manager's business
+            room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
         context_ids = await segment.new_context(call, room, config["limits"].min_turn_tokens)
-        asked = TurnRequest(
+        asked = sampling.TurnRequest(
             client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
         )
         tokens_before = len(trajectory.token_ids)

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import pytest
-from aiohttp import web
 
 from benchmarks import engines as engines_module
 from benchmarks.engines import (
@@ -12,14 +11,10 @@ from benchmarks.engines import (
     EngineBenchmark,
     EngineRow,
     Workload,
-    rows_as_json,
-    rows_as_markdown,
     run_engine_benchmark,
-    run_workload,
 )
-from strands_rollout.client.transport import create_client
 from strands_rollout.engine import running_engine
-from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
+from strands_rollout.errors import ConfigError, EngineUnavailableError
 
 PLAN = EngineBenchmark((1, 3), 10, 5, (64,), 3, sample_prompt_tokens=40, sample_new_tokens=4, rounds=1, warmup_rounds=0)
 WORK = Workload("decode", "distinct", requests=2, prompt_tokens=10, new_tokens=5)
@@ -44,41 +39,6 @@ def test_each_workload_has_a_row_with_its_rate_and_the_cache_was_as_it_says(rows
         assert found["prefill", "again", tokens] == tokens - 1
     assert found["samples", "shared", 40] == 2 * 39
     assert found["samples", "flushed", 40] < 5
-
-
-def test_the_table_has_a_line_for_each_workload_and_the_json_all_figures(rows):
-    others = [EngineRow("other", row.workload, 1.0, 2.0, None, 0) for row in rows]
-    lines = rows_as_markdown([*rows, *others]).splitlines()
-    assert len(lines) == 2 + len(rows)
-    assert len({line.count("|") for line in lines}) == 1
-    assert "other: tokens/s" in lines[0]
-    assert [item["tokens_per_s"] for item in json.loads(rows_as_json(rows))] == [row.tokens_per_s for row in rows]
-
-
-@pytest.mark.parametrize(
-    ("answer", "error", "words"),
-    [
-        ({"text": '{"meta_info": {"completion_tokens": 4}}'}, EngineResponseError, "4 tokens; expected 5"),
-        ({"status": 400, "text": "too long"}, EngineUnavailableError, r"/generate answered 400 too long"),
-        (None, EngineUnavailableError, "no answer"),
-    ],
-)
-async def test_an_engine_that_refuses_or_generates_less_than_asked_is_refused(answer, error, words):
-    async def generate(_request: web.Request) -> web.Response:
-        return web.Response(content_type="application/json", **answer)
-
-    app = web.Application()
-    app.router.add_post("/generate", generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    if answer is None:
-        await runner.cleanup()
-    async with create_client(url) as http:
-        with pytest.raises(error, match=words):
-            await run_workload(http, WORK, seed=0)
-    await runner.cleanup()
 
 
 async def test_engines_take_turns_and_a_real_server_is_started_by_the_script_and_stopped_after(monkeypatch, tmp_path):

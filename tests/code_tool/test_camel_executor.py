@@ -116,7 +116,7 @@ async def test_an_interpreter_is_found_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("interpreter", "options", "words"),
     [
-        ("NoInterpreter", None, "those of camel.interpreters are"),
+        ("NoInterpreter", None, "there is no interpreter 'NoInterpreter'"),
         ("SubprocessInterpreter", {"timeout": 3}, "takes no option 'timeout'"),
         ("SubprocessInterpreter", {"require_confirm": True}, "wait on stdin"),
         (3, None, "expected a name, class, function or instance"),
@@ -177,8 +177,8 @@ async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pyte
         assert (result.timed_out, result.killed_by) == (True, "time limit of 0.3 s")
         assert "1 threads are held by code that does not end" in ((await executor.run("1")).infra_error or "")
         release.set()
-        for thread, _ in executor._left_behind:
-            await asyncio.to_thread(thread.join)
+        for future, _ in executor._left_behind:
+            await asyncio.to_thread(future.result)
         assert (await executor.run("1 + 1")).stdout == "2"
 
 

@@ -515,21 +515,6 @@ async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
 
 
-@LINUX
-async def test_orders_that_a_socket_takes_piece_by_piece_stay_whole_and_in_order(fragile: LocalExecutor) -> None:
-    supervisor = helpers(fragile)[0]
-    os.kill(supervisor, signal.SIGSTOP)
-    sizes = [10_000_000, *range(1, 30)]
-    calls = [asyncio.create_task(fragile.run(f"len({'x' * sizes[0]!r})"))]
-    await asyncio.sleep(0.05)
-    os.kill(supervisor, signal.SIGCONT)
-    for size in sizes[1:]:  # while a thread is writing the first one
-        calls.append(asyncio.create_task(fragile.run(f"len({'x' * size!r})")))
-        await asyncio.sleep(0.001)
-    results = await asyncio.wait_for(asyncio.gather(*calls), 30)
-    assert [result.stdout for result in results] == [f"{size}\n" for size in sizes]
-
-
 @pytest.mark.parametrize("session", [None, "forger"])
 @pytest.mark.parametrize(
     ("code", "exit_code", "killed_by"),
@@ -613,18 +598,6 @@ async def test_calls_that_wait_for_their_session_hold_no_place() -> None:
         assert not any(call.done() for call in calls)
         let_go(executor)
         assert [result.exit_code for result in await asyncio.gather(*calls)] == [0] * 5
-
-
-@LINUX
-async def test_children_that_were_killed_while_they_waited_are_not_served(fragile: LocalExecutor) -> None:
-    fork_server = helpers(fragile)[1]
-    assert await until(lambda: len(descendants(fork_server)) == 8)
-    waiting = descendants(fork_server)
-    for pid in waiting:
-        os.kill(pid, signal.SIGKILL)
-    assert await until(lambda: not set(waiting) & set(descendants(fork_server)))
-    results = [await fragile.run("1 + 1") for _ in range(4)]
-    assert [(result.stdout, result.infra_error) for result in results] == [("2\n", None)] * 4
 
 
 @LINUX

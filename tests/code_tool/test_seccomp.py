@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import socket
 import struct
@@ -129,8 +128,6 @@ def test_the_kernel_takes_the_other_machines_program_and_the_first_call_ends_the
 
 # ---- the program, run as the kernel runs it
 
-X86_HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-GENERIC_HEADER = Path("/usr/include/asm-generic/unistd.h")
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 EPERM, ENOSYS, EOPNOTSUPP, EINVAL, ENOMEM, PRETENDED = (
     0x50000 | code for code in (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOMEM, 0)
@@ -240,33 +237,6 @@ def judge(machine):
         return verdict(program, numbers[name], arguments, ARCH[machine]) if name in numbers else None
 
     return judged
-
-
-def check_against_header(table, header):
-    newest = max(header.values())
-    assert {name: number for name, number in table.items() if number <= newest} == {
-        name: number for name, number in header.items() if number <= max(table.values())
-    }
-
-
-@pytest.mark.skipif(not X86_HEADER.exists(), reason="no kernel headers for x86-64")
-def test_the_numbers_of_x86_64_are_the_kernels():
-    header = dict(re.findall(r"#define __NR_(\w+)\s+(\d+)", X86_HEADER.read_text()))
-    beyond = {"uretprobe", "uprobe"}  # the kernel's own trampolines
-    check_against_header(kernel.X86_64, {name: int(n) for name, n in header.items() if name not in beyond})
-
-
-@pytest.mark.skipif(not GENERIC_HEADER.exists(), reason="no kernel headers")
-def test_the_numbers_of_aarch64_are_the_kernels():
-    text = GENERIC_HEADER.read_text()
-    wide = dict(re.findall(r"#define __NR3264_(\w+)\s+(\d+)", text))
-    for_64_bits = text[: text.index("#define __NR_fcntl64")]
-    header = {name: int(n) for name, n in re.findall(r"#define __NR_(\w+)\s+(\d+)", for_64_bits)}
-    renamed = re.findall(r"#define __NR_(\w+) __NR3264_(\w+)", for_64_bits)
-    header |= {name: int(wide[of]) for name, of in renamed if of in wide}
-    not_there = {"arch_specific_syscall", "syscalls", "sync_file_range2"}
-    header = {name: n for name, n in header.items() if name not in not_there and not 403 <= n <= 423}  # 32 bits only
-    check_against_header(kernel.AARCH64, header)
 
 
 def test_every_name_of_the_filter_is_a_system_call():

@@ -1,7 +1,6 @@
 """What runs hold on disk: when a place is looked into, and who is ended when the disk is full."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,45 +98,6 @@ async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told
             await watch.passed_limit(child)
         disk.others = 0
         assert await watch.passed_limit(child) is None
-
-
-async def test_a_look_is_due_when_as_much_is_gone_as_could_pass_the_limit(disk: Disk) -> None:
-    watch, child = make(disk), disk.put(0, 8)
-    with watch.watching(0):
-        assert await watch.passed_limit(child) is None
-        due = watch.due(0)
-        disk.others = 20 * MEBIBYTE  # 8 of 64 are held: half of the rest are 28
-        await asyncio.wait([due], timeout=0.1)
-        assert not due.done()
-        disk.others = 30 * MEBIBYTE
-        await asyncio.wait([due], timeout=30)
-        assert due.done()
-        assert await watch.passed_limit(child) is None
-        assert not watch.due(0).done()
-        assert not watch.has_grown(0)
-        disk.put(0, 3)
-        assert watch.has_grown(0)
-
-
-async def test_a_look_at_many_files_lets_the_loop_do_other_work(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_watch, "_SLICE_S", 0.0)
-    watch, child = make(disk, max_files=4000), disk.put(0, 0, 3000)
-    monkeypatch.setattr(scratch, "free_space", lambda folder: (PLENTY, PLENTY))
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.create_task(count())
-    with watch.watching(0):
-        assert await watch.passed_limit(child) is None
-    counting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await counting
-    assert turns >= 20
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from strands_rollout.diagnostics.flag_check import FlagFindings, judge_reading
-from strands_rollout.diagnostics.flag_script import Command, Reading, Word
-from strands_rollout.diagnostics.flag_table import FlagTable, read_record, recorded_table
+from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, judge_reading, table_of
+from strands_rollout.diagnostics.flag_script import Reading, Word
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
@@ -15,13 +14,12 @@ LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *S
 
 @functools.cache
 def the_table() -> FlagTable:
-    return recorded_table(read_record())
+    return table_of(None)
 
 
-def findings_of(words: Sequence[str], table: FlagTable | None = None, program: str | None = "train.py") -> FlagFindings:
-    """What is found in the arguments of a program, by the recorded table unless another is given."""
-    command = Command(program, tuple(map(Word, words)))
-    return judge_reading(Reading("", (command,)), table or the_table())
+def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:
+    """What is found in the arguments of train.py, by the recorded table unless another is given."""
+    return judge_reading(Reading("", (tuple(map(Word, words)),)), table or the_table())
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

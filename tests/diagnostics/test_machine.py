@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_sglang import dead_url
 from packaging import requirements, specifiers, version  # noqa: F401 - before sys.path is replaced
 from processes import ends
 from stand_in_machine import assert_fault, installed, only, program, question
@@ -57,12 +56,11 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(
 @pytest.mark.parametrize(
     ("env", "asked", "status", "words", "remedy"),
     [
-        ({}, {"gpus": 2}, "ok", "2 GPUs: NVIDIA H100 80GB HBM3 with 80 GiB; driver 570.1", None),
+        ({}, {"gpus": 2}, "ok", "2 GPUs: NVIDIA H100 80GB HBM3 with 81559 MiB; driver 570.1", None),
         ({}, {"gpus": 8}, "error", "8 were asked for", "--gpus 2"),
         ({"CUDA_VISIBLE_DEVICES": "1"}, {"gpus": 2}, "error", "1 GPUs of 2 (CUDA_VISIBLE_DEVICES=1)", "--gpus 1"),
         ({"CUDA_VISIBLE_DEVICES": "-1"}, {"gpus": 0}, "ok", "0 GPUs of 2", None),
         ({"NUM_GPUS": "8"}, {"gpus": 4}, "error", "4 were asked for", "NUM_GPUS=2"),
-        ({"NUM_GPUS": "all"}, {}, "error", "'all'", "NUM_GPUS=8"),
         ({}, {"training": True}, "error", "8 were asked for", "--gpus 2"),
         ({"RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "ok", "2 GPUs", None),
         # the following without nvidia-smi
@@ -103,51 +101,20 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
 
 
 @pytest.mark.parametrize(
-    ("address", "words"),
+    ("env", "is_installed", "status", "words"),
     [
-        ("http://127.0.0.1:{port}", "127.0.0.1:{port}, but nothing listens there"),
-        ("ray://me:hunter2@127.0.0.1:{port}?token=hunter2", "127.0.0.1:{port}, but nothing listens there"),
-        ("me:hunter2@127.0.0.1:hunter2", "not shown, it may hold a password"),
-        ("http://:x", "'http://:x'"),
+        ({}, True, "ok", "off"),
+        ({"WANDB_API_KEY": KEY}, True, "ok", "on: WANDB_API_KEY"),
+        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": KEY}, False, "ok", "off"),
+        ({"WANDB_API_KEY": KEY}, False, "error", "not installed"),
     ],
 )
-def test_a_ray_address_at_which_nothing_listens_is_an_error_that_shows_no_password(address: str, words: str) -> None:
-    port = dead_url().rpartition(":")[2]
-    found = list(machine.check_ray(question(HERE, {"RAY_ADDRESS": address.format(port=port)})))
-    assert_fault(found, "ray cluster", "error", words.format(port=port), remedy="unset RAY_ADDRESS")
-    assert "hunter2" not in repr(found)
-
-
-@pytest.mark.parametrize("key", [f" {KEY}", f"{KEY}\n", f'"{KEY}"', "$WANDB_KEY", "abc"])
-@pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_KEY"])
-def test_a_malformed_wandb_key_is_an_error_that_does_not_show_it(name: str, key: str) -> None:
-    found = list(check_wandb(question(HERE, {name: key})))
-    assert_fault(found, "wandb", "error", name, remedy="export WANDB_API_KEY")
-    assert key.strip() not in repr(found).replace("WANDB_KEY is", "")
-
-
-@pytest.mark.parametrize(
-    ("env", "is_installed", "status", "words", "remedy"),
-    [
-        ({}, True, "ok", "off: no key", None),
-        ({"WANDB_API_KEY": KEY}, True, "ok", "on: WANDB_API_KEY", None),
-        ({"WANDB_MODE": "disabled", "WANDB_API_KEY": KEY}, True, "ok", "off: WANDB_MODE=disabled", None),
-        ({"USE_WANDB": "1", "WANDB_MODE": "offline"}, True, "ok", "WANDB_MODE=offline", None),
-        ({"USE_WANDB": "1", "NETRC": "mine"}, True, "ok", "logged in to api.wandb.ai by ~/.netrc", None),
-        ({"USE_WANDB": "1"}, True, "error", "USE_WANDB", "export WANDB_API_KEY"),
-        ({"WANDB_API_KEY": KEY}, False, "error", "not installed", "strands-rollout[wandb]"),
-        ({"WANDB_MODE": "of"}, True, "error", "'of'", "WANDB_MODE="),
-    ],
-)
-def test_wandb_is_off_or_on_as_the_environment_says(
-    env: dict[str, str], is_installed: bool, status: str, words: str, remedy: str | None, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_wandb_must_be_installed_where_it_is_on(
+    env: dict[str, str], is_installed: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(machine, "find_spec", lambda _: is_installed or None)
-    (tmp_path / "mine").write_text(f"machine api.wandb.ai login user password {KEY}\n")
-    env = {"HOME": str(tmp_path), **env} | ({"NETRC": str(tmp_path / "mine")} if "NETRC" in env else {})
-    found = only(check_wandb(question(tmp_path, env)), "wandb")
-    assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
+    found = only(check_wandb(question(HERE, env)), "wandb")
+    assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
 
 

@@ -1,6 +1,5 @@
 """The doctor on files: the model and its tokenizer, the settings, the prompt data sets."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -184,19 +183,9 @@ def look_at_data(path: Path) -> list[Finding]:
     return list(check_data(question(path.parent, data=[path])))
 
 
-def manifest(path: Path) -> None:
-    facts = {"format": 1, "dataset": "some/set", "revision": None, "rows": 2}
-    facts["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
-    Path(f"{path}.manifest.json").write_text(json.dumps(facts))
-
-
-def test_good_data_is_counted_against_its_manifest(tmp_path: Path) -> None:
+def test_good_data_is_fine(tmp_path: Path) -> None:
     path = data(tmp_path, ROW, {"prompt": "What is 2 + 2?", "label": 4})
-    assert [finding.status for finding in look_at_data(path)] == ["ok", "skipped"]
-    manifest(path)
-    found = look_at_data(path)
-    assert {finding.status for finding in found} == {"ok"}
-    assert "2 rows of some/set" in only(found, "manifest: train.jsonl").found
+    assert [finding.status for finding in look_at_data(path)] == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -240,14 +229,3 @@ def test_the_data_sets_of_an_eval_config_are_checked(key: str, status: str, word
     path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
     finding = only(check_data(question(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
     assert (finding.status, words in finding.found) == (status, True)
-
-
-def test_data_that_was_changed_since_it_was_prepared_is_an_error(tmp_path: Path) -> None:
-    path, name = data(tmp_path, ROW, ROW, name="gsm8k-test.jsonl"), "manifest: gsm8k-test.jsonl"
-    manifest(path)
-    with path.open("a") as file:
-        file.write(json.dumps(ROW))
-
-    assert_fault(look_at_data(path), name, "error", "not the file that was prepared", remedy="data_prep/gsm8k.py")
-    Path(f"{path}.manifest.json").write_text("{}")
-    assert_fault(look_at_data(path), name, "error", "KeyError", remedy="data_prep/gsm8k.py")

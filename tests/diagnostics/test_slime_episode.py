@@ -38,7 +38,7 @@ def test_the_slime_of_pypi_and_a_mere_folder_of_that_name_are_told_from_thudms(t
     assert [finding.name for finding in check_slime(question(tmp_path), find)] == ["slime package"]
     assert_fault(check_slime(question(tmp_path), find), "slime package", "error", *words, remedy="pip uninstall slime")
     found = check_slime(question(tmp_path, slime_dir=tmp_path / "absent"), find)
-    assert_fault(found, "slime", "error", "not a checkout", remedy="git clone")
+    assert_fault(found, "slime", "error", "not a whole checkout", remedy="git clone")
 
 
 def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) -> None:

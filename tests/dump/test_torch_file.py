@@ -97,44 +97,24 @@ OUTSIDE = b"(X\x07\x00\x00\x00storagectorch\nIntStorage\nX\x04\x00\x00\x00../0X\
 HOSTILE = {
     "an array of objects": (P2 + b"cnumpy\ndtype\n(X\x01\x00\x00\x00OtR.", "expected numbers"),
     "a storage beside its folder": (P2 + OUTSIDE + b".", "storage"),
-    "nonsense": (P2 + b"nonsense", "opcode"),
+    "nonsense": (P2 + b"nonsense", "damaged"),
     "an array as a storage": (tensor(ZERO, b"K@", ONE, of=array(b"K@", ZERO)), "in _Array; expected a storage"),
-    "billions of empty rows": (P2 + array(HUGE, ZERO) + b".", "holds nothing"),
     "a length below zero": (tensor(ZERO, BELOW, ONE), "whole numbers from 0"),
     "a stride below zero": (tensor(ONE, TWO, BELOW), "whole numbers from 0"),
     "an offset below zero": (tensor(BELOW, TWO, ONE), "whole numbers from 0"),
     "a stride of zero": (tensor(ZERO, HUGE, ZERO), "got a tensor of size"),
-    "a length that is a boolean": (tensor(ZERO, b"\x88", ONE), "whole numbers from 0"),
-    "more dimensions than arrays have": (tensor(ZERO, ONE * 99, ONE * 99), "at most 32"),
-    "fewer strides than lengths": (tensor(ZERO, ONE, b""), "with stride"),
     "a storage of another length": (P2 + storage(count=b"K\x03") + b".", "expected 3"),
     "a storage that is not there": (P2 + storage(key=b"9") + b".", "damaged"),
     "a changed storage": (P2 + storage() + b"}b.", "it changes"),
+    "a changed function": (P2 + b"c_codecs\nencode\n}b.", "it changes"),
     "an array told that it is another": (P2 + array(ZERO) + b"(K\x01K\x05\x85NNNtb.", "don't fit"),
-    "an index of the memo": (P2 + b"]r\xff\xff\xff\xff.", "holds no samples"),
-    "pairs of pairs": (
-        P2 + b"K\x01\x85q\x00" + b"".join(b"h%ch%c\x86q%c" % (i, i, i + 1) for i in range(60)) + b".",
-        "stand for",
-    ),
-    "keys in keys": (P2 + b"}(N" + b"\x85" * 200_000 + b"K\x01u.", "as a key"),
-    "members of a set in each other": (b"\x80\x04\x8f(N" + b"\x85" * 200_000 + b"\x90.", "as a key"),
-    "a list that holds itself": (P2 + b"]q\x00h\x00a.", "holds itself"),
-    "lists in lists": (P2 + b"]" * 100_000 + b"a" * 99_999 + b".", "levels deep"),
-    "an item of an array": (P2 + array(ZERO) + b"K\x00K\x01s.", "expected a mapping"),
 }
 
 
 @pytest.mark.parametrize(("data", "words"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_pickle_that_would_read_or_fill_the_memory_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
+def test_a_pickle_that_would_read_the_memory_is_refused(data: bytes, words: str, tmp_path: Path) -> None:
     with pytest.raises(DumpError, match=words):
         list(read_dump(packed(tmp_path / "x.pt", data, s0=bytes(8))))
-
-
-def test_tensors_may_not_copy_a_storage_over_and_over(tmp_path: Path) -> None:
-    many = b"".join(tensor(b"K\x00", b"J\x00\x00\x02\x00", b"K\x01", of=b"h\x00")[2:-1] for _ in range(100))
-    data = b"\x80\x02(" + storage(count=b"J\x00\x00\x02\x00") + b"q\x00" + many + b"t."
-    with pytest.raises(DumpError, match="far larger than the file"):
-        list(read_dump(packed(tmp_path / "x.pt", data, s0=bytes(1 << 19))))
 
 
 def test_what_is_no_regular_file_is_recorded_at_once(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """A scripted chat endpoint on a real loopback socket, with the shapes of SGLang's answers (0.5.23)."""
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from aiohttp import web
@@ -10,7 +9,7 @@ from aiohttp import web
 
 @dataclass(frozen=True)
 class Said:
-    """One answer; `content` is the turn's text without reasoning and calls, or the error of another `status` than 200.
+    """One answer; `content` is the turn's text without reasoning and calls.
 
     `calls` are names and arguments as JSON, `sampled` the text of each sampled token, if logprobs are given.
     """
@@ -18,25 +17,16 @@ class Said:
     content: str = ""
     reasoning: str | None = None
     calls: Sequence[tuple[str, str]] = ()
-    finish: str = ""
     sampled: Sequence[str] | None = None
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
 
 
 class ScriptedChat:
-    """The server; an async context manager.
-
-    Answers in the script's order. A request after the last one waits for ever: `arrived` is set when it does, and
-    `gone` when its client has left. `requests` are the bodies of the chat requests.
-    """
+    """The server; an async context manager. It answers in the script's order; `requests` are the bodies."""
 
     def __init__(self, script: Sequence[Said]) -> None:
         self._script = script
         self._runner: web.AppRunner | None = None
         self.requests: list[dict[str, Any]] = []
-        self.headers: list[Any] = []
-        self.arrived, self.gone = asyncio.Event(), asyncio.Event()
         self.base_url = ""
 
     async def __aenter__(self) -> Self:
@@ -59,18 +49,7 @@ class ScriptedChat:
     async def _chat(self, http: web.Request) -> web.Response:
         number = len(self.requests)
         self.requests.append(await http.json())
-        self.headers.append(http.headers)
-        if number >= len(self._script):
-            self.arrived.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                self.gone.set()
-                raise
         said = self._script[number]
-        if said.status != 200:
-            body = {"object": "error", "message": said.content, "code": said.status}
-            return web.json_response(body, status=said.status, headers=said.headers)
         return web.json_response(_completion(said, number))
 
 
@@ -90,7 +69,7 @@ def _completion(said: Said, number: int) -> dict[str, Any]:
         "index": 0,
         "message": message,
         "logprobs": None if tokens is None else {"content": tokens},
-        "finish_reason": said.finish or ("tool_calls" if said.calls else "stop"),
+        "finish_reason": "tool_calls" if said.calls else "stop",
         "matched_stop": None,
     }
     count = len(said.sampled or ())

@@ -35,12 +35,6 @@ def test_runs_that_differ_in_their_seed_alone_are_one_variant(tmp_path: Path) ->
     assert runs == [["tito-1", "tito-2"], ["retokenised-1", "retokenised-2"]]
 
 
-def test_a_seed_counts_once(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name, records(), seed=7, rollout="tito") for name in "ab"]
-    with pytest.raises(ConfigError, match=r"got 2 runs of all with seed 7; expected one of each seed"):
-        compared(*folders)
-
-
 def test_the_reader_is_told_what_is_unfinished_not_finite_and_of_another_commit(tmp_path: Path) -> None:
     first = write_run(tmp_path / "a", records(3, loss=lambda step: (0.1, float("nan"))[step > 0]), seed=1, wandb=True)
     second = write_run(tmp_path / "b", records(), seed=2, summary={"accuracy_end": 0.9}, commit="77aa", wandb=False)

@@ -1,17 +1,14 @@
 """What users may name in the settings, each raising `raises` where its name says."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
-from pydantic import BaseModel, field_validator
 from strands import Agent, hooks, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.multiagent import GraphBuilder
-from strands.multiagent.base import MultiAgentBase
 from strands.tools import ToolProvider
-from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
 
 from strands_rollout import SGLangModel, Task, sub_agent_model
 
@@ -72,22 +69,6 @@ async def unreadable_tool(number: int = 0) -> str:
     raise UnreadableError
 
 
-class _Custom(AgentTool):
-    tool_name = "custom_tool"
-    tool_type = "python"
-    tool_spec: ToolSpec = {  # noqa: RUF012 - a property of Strands'
-        "name": "custom_tool",
-        "description": "Exit.",
-        "inputSchema": {"json": {"type": "object"}},
-    }
-
-    async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: Any) -> ToolGenerator:
-        yield await _exits()
-
-
-custom_tool = _Custom()
-
-
 def _at(event: type[Any], listen: Any = _raise) -> type[hooks.HookProvider]:
     """Hooks that exit at an event."""
 
@@ -99,16 +80,8 @@ def _at(event: type[Any], listen: Any = _raise) -> type[hooks.HookProvider]:
 
 
 BeforeModel = _at(hooks.BeforeModelCallEvent)
-BeforeTool = _at(hooks.BeforeToolCallEvent)
 AfterTool = _at(hooks.AfterToolCallEvent)
 AsyncAfterTool = _at(hooks.AfterToolCallEvent, _exits)
-AfterModel = _at(hooks.AfterModelCallEvent)
-AfterInvocation = _at(hooks.AfterInvocationEvent)
-Message = _at(hooks.MessageAddedEvent)
-
-
-class Registering(hooks.HookProvider):
-    register_hooks = _raise
 
 
 class Made(hooks.HookProvider):
@@ -117,29 +90,6 @@ class Made(hooks.HookProvider):
 
 class Manager(NullConversationManager):
     apply_management = _raise
-
-
-class Node(MultiAgentBase):
-    """A node of a graph that is no agent."""
-
-    invoke_async = _exits
-
-    def serialize_state(self) -> dict[str, Any]:
-        return {}
-
-    def deserialize_state(self, payload: dict[str, Any]) -> None:
-        pass
-
-
-class Validated(BaseModel):
-    """An answer."""
-
-    number: int
-
-    @field_validator("number")
-    @classmethod
-    def exit(cls, number: int) -> int:
-        raise raises
 
 
 class Provider(ToolProvider):
@@ -165,10 +115,6 @@ def agent_with_hook(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[fine], hooks=[AfterTool()])
 
 
-def agent_with_handler(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, callback_handler=_raise)
-
-
 def agent_with_agent(model: SGLangModel, task: Task) -> Agent:
     inner = Agent(name="fine", description="An agent.", model=sub_agent_model(), hooks=[BeforeModel()])
     return Agent(model=model, tools=[inner.as_tool()])
@@ -178,46 +124,24 @@ def agent_with_provider(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=model, tools=[Provider(task.metadata["where"])])
 
 
-def agent_with_structure(model: SGLangModel, task: Task) -> Agent:
-    return Agent(model=model, tools=[fine], structured_output_model=Validated)
-
-
 def agent_with_middleware(model: SGLangModel, task: Task) -> Agent:
-    from strands.middleware import ExecuteToolStage, InvokeModelStage
+    from strands.middleware import InvokeModelStage
 
     agent = Agent(model=model, tools=[fine])
-    stage_name, _, phase = task.metadata["where"].partition(".")
-    stage: Any = {"tool": ExecuteToolStage, "model": InvokeModelStage}[stage_name]
 
     async def wrap(context: Any, following: Any) -> AsyncGenerator[Any, None]:
         async for event in following(context):
             yield event
         await _exits()
 
-    added: tuple[Any, Any] = (getattr(stage, phase), _exits) if phase else (stage, wrap)
-    agent.add_middleware(*added)
+    agent.add_middleware(InvokeModelStage, wrap)
     return agent
 
 
-def _graph_of(first: Any, second: Any = None, **edge: Any) -> Any:
-    builder = GraphBuilder()
-    builder.add_node(first, "first")
-    if second is not None:
-        builder.add_node(second, "second")
-        builder.add_edge("first", "second", **edge)
-    return builder.set_max_node_executions(3).build()
-
-
 def graph(model: SGLangModel, task: Task) -> Any:
-    return _graph_of(Agent(model=model, hooks=[BeforeModel()]))
-
-
-def graph_with_node(model: SGLangModel, task: Task) -> Any:
-    return _graph_of(Agent(model=model), Node())
-
-
-def graph_with_edge(model: SGLangModel, task: Task) -> Any:
-    return _graph_of(Agent(model=model), Agent(model=sub_agent_model()), condition=_raise)
+    builder = GraphBuilder()
+    builder.add_node(Agent(model=model, hooks=[BeforeModel()]), "first")
+    return builder.set_max_node_executions(3).build()
 
 
 class Environment:
@@ -229,19 +153,10 @@ class Environment:
             raise raises
 
     async def __aenter__(self) -> Self:
-        return await self._maybe("enter", self)
+        return self
 
     async def __aexit__(self, *error: object) -> None:
         await self._maybe("leave")
-
-    @property
-    def tools(self) -> Iterator[Any]:
-        if self.where == "tools":
-            raise raises
-        return iter(())
-
-    async def prepare(self) -> None:
-        await self._maybe("prepare")
 
     async def answer(self, reply: str) -> None:
         await self._maybe("answer")

@@ -15,17 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Self
 
-from strands_rollout.code_tool.executors import (
-    CodeExecutor,
-    ExecutionResult,
-    ExecutorFacts,
-    FairQueue,
-    check_call,
-    check_positive,
-    infra_failure,
-    retried_once,
-    usable_cpus,
-)
+from strands_rollout.code_tool import executors
+from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.local.supervisor_link import (
     LAYERS,
     Isolation,
@@ -155,7 +146,7 @@ class LocalExecutor(CodeExecutor):
             "max_threads": max_threads,
             "max_output_chars": max_output_chars,
             "max_output_mb": max_output_mb,
-            "max_concurrency": usable_cpus() if max_concurrency is None else max_concurrency,
+            "max_concurrency": executors.usable_cpus() if max_concurrency is None else max_concurrency,
         }
         _check_settings(self._limits, isolation, libraries)
         self._isolation = isolation
@@ -172,15 +163,19 @@ class LocalExecutor(CodeExecutor):
     def _start_anew(self) -> None:
         """Reset queues and sessions: a fork inherits places that are taken, but not the calls that would free them."""
         self._pid = os.getpid()
-        self._queue = FairQueue(int(self._limits["max_concurrency"]))
-        self._turns: dict[str, FairQueue] = {}
+        self._queue = executors.FairQueue(int(self._limits["max_concurrency"]))
+        self._turns: dict[str, executors.FairQueue] = {}
         self._sessions: dict[str, SandboxProcesses] = {}
         self._starting: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxProcesses]] = {}
         self._lock = threading.Lock()
 
     def _turn(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
         """One call of a session at a time; those that wait hold no place."""
-        return contextlib.nullcontext() if session is None else self._turns.setdefault(session, FairQueue(1)).place()
+        return (
+            contextlib.nullcontext()
+            if session is None
+            else self._turns.setdefault(session, executors.FairQueue(1)).place()
+        )
 
     async def start(self) -> SandboxReport:
         """Start the supervisor, unless it runs, and return what it enforces.
@@ -199,7 +194,7 @@ class LocalExecutor(CodeExecutor):
             SandboxError: The executor is closed, or the sandbox would enforce less than `isolation`.
         """
         limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
-        check_call("LocalExecutor", code, limit_s, session, keeps_sessions=True)
+        executors.check_call("LocalExecutor", code, limit_s, session, keeps_sessions=True)
         if len(code) > _MAX_CODE_CHARS:
             refusal = f"MemoryError: the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run\n"
             return ExecutionResult("", refusal, 1)
@@ -209,7 +204,7 @@ class LocalExecutor(CodeExecutor):
         async with self._turn(session), self._queue.place():
             queued_s = time.monotonic() - asked
             if session is None:
-                result = await retried_once(lambda: self._attempt(code, limit_s, None))
+                result = await executors.retried_once(lambda: self._attempt(code, limit_s, None))
             else:  # what an earlier attempt has done in the session can't be undone
                 result = await self._attempt(code, limit_s, session)
         return replace(result, queued_s=queued_s)
@@ -244,7 +239,7 @@ class LocalExecutor(CodeExecutor):
         if session is not None and self._sessions.setdefault(session, supervisor) is not supervisor:
             del self._sessions[session]
             reason = f"session {session!r} was lost with the supervisor process that kept it"
-            return infra_failure(reason, session_lost=True)
+            return executors.infra_failure(reason, session_lost=True)
         try:
             async with asyncio.timeout(timeout_s + _GRACE_S):
                 return ExecutionResult(**await supervisor.link.run(code, timeout_s, session))
@@ -255,7 +250,7 @@ class LocalExecutor(CodeExecutor):
             reason = "the supervisor process ended"
         logger.warning("code sandbox failed reason=%r", reason)
         self._sessions.pop(session or "", None)
-        return infra_failure(reason, session_lost=session is not None)
+        return executors.infra_failure(reason, session_lost=session is not None)
 
     async def _running(self) -> SandboxProcesses:
         supervisor = self._supervisor
@@ -326,7 +321,7 @@ class LocalExecutor(CodeExecutor):
 
 
 def _check_settings(limits: Mapping[str, float], isolation: object, libraries: object) -> None:
-    check_positive(**limits)
+    executors.check_positive(**limits)
     for name, value in limits.items():
         if name != "timeout_s" and not isinstance(value, int):
             raise ConfigError(f"{name} is {value!r}; expected a whole number")

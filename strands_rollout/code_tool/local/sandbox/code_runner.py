@@ -1,17 +1,12 @@
-"""How code is run and what is shown of its errors; and the plain backend's program, started by its file name.
+"""How code is run, and what is shown of its errors, in the sandbox's child and in the program for remote sandboxes.
 
-Usage: code_runner.py READY_FD CPU_S MEMORY_MB FILE_MB ALARM_S, with the code on stdin (UTF-8, surrogates allowed).
-Writes one byte to READY_FD when the code is about to start: what ends before that is the executor's fault, and the code
-can't forge it. Must import little, and nothing of this package: every import is paid on every call.
+Must import little, and nothing of this package: every import is paid on every call.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import os
-import resource
-import signal
 import sys
 import threading
 import types
@@ -23,26 +18,6 @@ if TYPE_CHECKING:
 
 SOURCE_NAME = "<code>"
 _sources: dict[str, str] = {}  # what tracebacks may show: the text of each piece of code, by its file name
-
-
-def limit_resources(cpu_s: int, memory_mb: int, file_mb: int, alarm_s: int) -> None:
-    """Lower this process's limits; a limit that the platform doesn't know is skipped."""
-    mebibyte = 1024 * 1024
-    wanted = {
-        resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),  # SIGXCPU first: at equal limits the kernel sends SIGKILL
-        resource.RLIMIT_AS: (memory_mb * mebibyte,) * 2,
-        resource.RLIMIT_FSIZE: (file_mb * mebibyte,) * 2,
-        resource.RLIMIT_CORE: (1, 1),  # 0 would not keep a dump from a program that takes it through a pipe
-    }
-    for kind, (soft, hard) in wanted.items():
-        ceiling = resource.getrlimit(kind)[1]
-        if ceiling != resource.RLIM_INFINITY:
-            soft, hard = min(soft, ceiling), min(hard, ceiling)
-        try:
-            resource.setrlimit(kind, (soft, hard))
-        except (ValueError, OSError):
-            continue
-    signal.alarm(alarm_s)  # the last resort, should the parent be killed
 
 
 def own_frames_only(error: traceback.TracebackException) -> None:
@@ -118,23 +93,3 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
         value = eval(expression, namespace)  # noqa: S307 - as above
         if value is not None:
             print(repr(value))
-
-
-def read_code() -> str:
-    """Read stdin to its end and put /dev/null in its place."""
-    with open(0, "rb", closefd=False) as stdin:
-        code = stdin.read().decode("utf-8", "surrogatepass")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    return code
-
-
-if __name__ == "__main__":
-    ready_fd, *limits = map(int, sys.argv[1:])
-    code = read_code()
-    namespace = prepare_interpreter().__dict__
-    limit_resources(*limits)
-    os.write(ready_fd, b"1")
-    os.close(ready_fd)
-    run_code(code, namespace)

@@ -25,17 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
-from strands_rollout.code_tool.local.sandbox import landlock
-from strands_rollout.code_tool.local.sandbox.kernel import (
-    OPEN_FILES,
-    ChildLimits,
-    be_counted_alone,
-    become,
-    become_reading_as_root,
-    can_become,
-    prctl,
-    set_capabilities,
-)
+from strands_rollout.code_tool.local.sandbox import kernel, landlock
 from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter, install, is_supported
 
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -176,7 +166,7 @@ class Confinement:
     """
 
     def __init__(
-        self, libraries: Mapping[str, Sequence[str]], limits: ChildLimits, disabled: Collection[str] = ()
+        self, libraries: Mapping[str, Sequence[str]], limits: kernel.ChildLimits, disabled: Collection[str] = ()
     ) -> None:
         self._libraries = libraries
         self._limits = limits
@@ -192,7 +182,7 @@ class Confinement:
         self.missing: dict[str, str] = dict.fromkeys(left_out, "left out by the setting disabled_layers")
         if "limits" not in disabled:
             sizes = f"{limits.memory_mb} MiB of memory, {limits.file_mb} MiB a file"
-            self.enforced["limits"] = f"{sizes}, {OPEN_FILES} files"
+            self.enforced["limits"] = f"{sizes}, {kernel.OPEN_FILES} files"
         if "user" not in disabled:
             self._decide_user()
         if "files" not in disabled:
@@ -282,9 +272,9 @@ class Confinement:
             _attempt("files", lambda: os.chdir("/"))
         _attempt("user", lambda: self._change_user(place.user))
         if sys.platform == "linux":  # now, since a change of user takes both back
-            prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+            kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
             # with files confined no other code can look; the supervisor looks for deleted files that are open
-            prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
+            kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
             if os.getppid() != fork_server:
                 os._exit(1)  # it died before it could kill us
         if place.ruleset is not None:
@@ -300,14 +290,14 @@ class Confinement:
         """
         if place.user is not None:
             return True
-        return os.geteuid() != 0 and "syscalls" in self.enforced and be_counted_alone()
+        return os.geteuid() != 0 and "syscalls" in self.enforced and kernel.be_counted_alone()
 
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
             return  # not missing: an ordinary user has no other to become, and the other layers protect what is its own
         # far from everybody's users, and different for each fork server: threads are counted by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
-        self._first_user = next(filter(can_become, candidates), None)
+        self._first_user = next(filter(kernel.can_become, candidates), None)
         if self._first_user is None:
             self.missing["user"] = "root may not change its user here (no CAP_SETUID, or the user namespace maps none)"
         else:
@@ -350,9 +340,9 @@ class Confinement:
 
     def _change_user(self, user: int | None) -> None:
         if user is not None and "user" in self.enforced:
-            (become_reading_as_root if self._reads_as_root else become)(user)
+            (kernel.become_reading_as_root if self._reads_as_root else kernel.become)(user)
         elif sys.platform == "linux" and os.geteuid() == 0:
-            set_capabilities(0)
+            kernel.set_capabilities(0)
 
 
 def _attempt(layer: str, step: Callable[[], _T]) -> _T:

@@ -6,7 +6,6 @@ skyrl/train/utils/trainer_utils.py (what its validator asks for), skyrl/train/tr
 
 import asyncio
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
@@ -15,6 +14,7 @@ from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.evaluation.evaluate import Reward, playing
 from strands_rollout.files import Json
 from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.integrations.sampling_names import VLLM
 from strands_rollout.samples import Sample, finite
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.reward import reward_func
@@ -113,7 +113,7 @@ class StrandsGenerator:
             ConfigError: A sampling parameter has no equal in SGLang, or the engine's URL can't be used.
         """
         samples = _samples(input_batch)
-        params = sglang_params(input_batch.get("sampling_params") or {})
+        params = VLLM.to_sglang(input_batch.get("sampling_params") or {})
         phase = getattr(input_batch.get("batch_metadata"), "training_phase", "train")
         gate = asyncio.Semaphore(self._gate)
         async with playing(
@@ -171,55 +171,3 @@ def _label(extra: Mapping[str, Any], number: int) -> Json:
             "as reward_spec.ground_truth or as label"
         )
     return extra["label"]
-
-
-_SAME: Final = (
-    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens", "logit_bias"),
-)
-_NAMES: Final = {
-    **{name: name for name in _SAME},
-    "max_tokens": "max_new_tokens",
-    "max_generate_length": "max_new_tokens",  # SkyRL's own name, in its configuration
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
-}
-# the values that ask for nothing
-_NEUTRAL: Final[Mapping[str, tuple[Json, ...]]] = {
-    "n": (1,),
-    "logprobs": (0, 1),  # the sampled token's own are always there
-    "detokenize": (True, False),  # text is made of the ids here
-    "flat_logprobs": (False,),
-    "skip_clone": (True, False),
-    "routed_experts_prompt_start": (0,),
-    "bad_words": ([],),
-    "extra_args": ({},),
-}
-
-
-def sglang_params(params: Mapping[str, Json]) -> dict[str, Json]:
-    """The same as vLLM's SamplingParams (vllm-project/vllm, vllm/sampling_params.py) by SGLang's names.
-
-    Raises:
-        ConfigError: A name is unknown or has no equal in SGLang, or two ask for the same and differ.
-    """
-    found: dict[str, Json] = {}
-    for name, value in params.items():
-        if value is None or any(value == one and type(value) is type(one) for one in _NEUTRAL.get(name, ())):
-            continue
-        if name not in _NAMES:
-            near = get_close_matches(name, [*_NAMES, *_NEUTRAL], n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "leave it out"
-            raise ConfigError(f"got vLLM's {name}={value!r:.80}, which SGLang has no equal for; {hint}")
-        theirs = _NAMES[name]
-        converted = value
-        if name == "logit_bias":
-            converted = {str(token): bias for token, bias in value.items()}  # ids are text in JSON
-        elif name == "top_k" and value == 0:
-            converted = -1  # all tokens
-        if found.setdefault(theirs, converted) != converted:
-            raise ConfigError(
-                f"got {name}={value!r} and {theirs}={found[theirs]!r} by another name; expected one of them"
-            )
-    return found

@@ -16,7 +16,7 @@ from grouped_samples import sample_of
 from harness import ANSWER, ids_of
 
 from strands_rollout.errors import ConfigError, ExportError
-from strands_rollout.integrations.skyrl import StrandsGenerator, sglang_params, to_generator_output
+from strands_rollout.integrations.skyrl import StrandsGenerator, to_generator_output
 from strands_rollout.samples import Sample
 
 PROMPT = [{"role": "user", "content": "What is 17 * 2?"}]
@@ -181,35 +181,3 @@ def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path)
     assert set(output["rewards"]) == {0.0, 1.0}, "the shipped model solves some of these, and not all"
     assert summary["responses"] == 16
     assert summary["trained_tokens"] == sum(map(sum, output["loss_masks"]))
-
-
-SAME = {"skip_special_tokens": True, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-# what SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)
-DEFAULT = {**SAME, "min_tokens": 1, "include_stop_str_in_output": True, "max_tokens": 1024, "logprobs": 1, "stop": None}
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (DEFAULT, {**SAME, "min_new_tokens": 1, "no_stop_trim": True, "max_new_tokens": 1024}),
-        ({"top_k": 0}, {"top_k": -1}),
-        ({"seed": 3, "stop_token_ids": [7]}, {"sampling_seed": 3, "stop_token_ids": [7]}),
-        ({"logit_bias": {7: -1.0}}, {"logit_bias": {"7": -1.0}}),
-    ],
-)
-def test_sampling_parameters_are_sent_by_sglangs_names(given: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert sglang_params(given) == expected
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"n": 2}, "vLLM's n=2, which SGLang has no equal for"),
-        ({"logprobs": 5}, "vLLM's logprobs=5"),
-        ({"max_token": 5}, "did you mean 'max_tokens'"),
-        ({"max_tokens": 5, "max_generate_length": 6}, "by another name"),
-    ],
-)
-def test_sampling_parameters_without_an_equal_are_refused(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        sglang_params(given)

@@ -1,0 +1,46 @@
+"""Other engines' sampling parameters by SGLang's names."""
+
+from typing import Any
+
+import pytest
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.integrations.sampling_names import TORCHRL, VLLM
+
+SAME = {"skip_special_tokens": True, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
+# what SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)
+SKYRL = {**SAME, "min_tokens": 1, "include_stop_str_in_output": True, "max_tokens": 1024, "logprobs": 1, "stop": None}
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "expected"),
+    [
+        (VLLM, SKYRL, {**SAME, "min_new_tokens": 1, "no_stop_trim": True, "max_new_tokens": 1024}),
+        (VLLM, {"top_k": 0}, {"top_k": -1}),
+        (VLLM, {"seed": 3, "stop_token_ids": [7]}, {"sampling_seed": 3, "stop_token_ids": [7]}),
+        (VLLM, {"logit_bias": {7: -1.0}}, {"logit_bias": {"7": -1.0}}),
+        (TORCHRL, {"max_tokens": 8, "stop_sequences": ["x"]}, {"max_new_tokens": 8, "stop": ["x"]}),
+        (TORCHRL, {"do_sample": False}, {"temperature": 0.0}),
+        (TORCHRL, {"num_return_sequences": 1, "num_beams": 1, "early_stopping": False, "logprobs": True}, {}),
+    ],
+)
+def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(
+    names: Any, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert names.to_sglang(given) == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "words"),
+    [
+        (VLLM, {"n": 2}, "vLLM's n=.* no equal"),
+        (VLLM, {"logprobs": 5}, "vLLM's logprobs=.* no equal"),
+        (VLLM, {"max_token": 5}, "'max_token', which vLLM does not have; did you mean 'max_tokens'"),
+        (TORCHRL, {"num_beams": 4}, "no equal"),
+        (TORCHRL, {"max_tokens": 8, "max_new_tokens": 9}, "expected one of them"),
+        (TORCHRL, {"do_sample": False, "temperature": 0.5}, "expected one of them"),
+    ],
+)
+def test_what_has_no_equal_is_unknown_or_said_twice_is_refused(names: Any, given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        names.to_sglang(given)

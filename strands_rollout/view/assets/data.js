@@ -2,7 +2,8 @@
 // What the page shows: rows of the index, and details that are unpacked when a sample is opened.
 // Whatever comes from a dump enters the page as text (textContent), never as markup.
 
-const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false, byGroup: false };
+const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
+  runs: [], ofAnyStep: [], pane: "overview", metric: null, isPlain: false };
 const detailCache = new Map();
 
 function byId(id) { return document.getElementById(id); }

@@ -227,7 +227,7 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "stop": _text(facts.get("stop_reason")),
         "reward": _reward(record),
         "right": finite(grade.get("acc")),
-        "answer": shorten(_text(grade.get("pred")), _PREVIEW_CHARS),
+        "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
         "turns": finite(facts.get("turns")) if "turns" in facts else len(lists.turns),
         "calls": finite(facts.get("tool_calls")),
         "errors": finite(facts.get("tool_errors")),

@@ -85,7 +85,7 @@ function histogram(title, byRun, field, toneOfBin = () => "", note = "") {
     column.append(make("span", "stack", "", ...fills), make("span", "tick", bins.length <= 8 || place % 2 === 0 ? bin.name : ""));
     columns.append(column);
   });
-  const values = byRun.map((rows) => `mean ${compact(mean(known(rows, FIELDS[field])))}, most ${compact(Math.max(...known(rows, FIELDS[field]), -Infinity))}`);
+  const values = byRun.map((rows) => known(rows, FIELDS[field])).map((own) => (own.length ? `mean ${compact(mean(own))}, highest ${compact(own.reduce((a, b) => Math.max(a, b)))}` : "none"));
   return panel(title, columns, make("p", "note dim", values.join(" | ") + (note ? ` · ${note}` : "")));
 }
 

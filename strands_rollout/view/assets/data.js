@@ -24,6 +24,9 @@ function visible(text) {
   });
 }
 
+// a color of a legend and what it stands for, which stay together
+function keyed(className, text) { return make("span", "keyed", "", make("span", "key " + className), visible(text)); }
+
 function button(className, text, act) {
   const element = make("button", className, text);
   element.type = "button";
@@ -121,6 +124,15 @@ function stretches(detail) {
   }
   add("context", at, detail.ids.length, null);
   return found;
+}
+
+function grouped(items, keyOf) {
+  const groups = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    if (groups.has(key)) groups.get(key).push(item); else groups.set(key, [item]);
+  }
+  return groups;
 }
 
 function number(value, digits = 2) {

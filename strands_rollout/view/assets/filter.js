@@ -2,7 +2,7 @@
 
 const FIELDS = {
   reward: (row) => row.reward, right: (row) => row.right, advantage: (row) => row.advantage, step: (row) => row.step, turns: (row) => row.turns, calls: (row) => row.calls,
-  errors: (row) => row.errors, length: (row) => row.length, trained: (row) => row.trained, dropped: (row) => row.dropped,
+  errors: failedCalls, length: (row) => row.length, trained: (row) => row.trained, dropped: (row) => row.dropped,
   drift: (row) => row.drift, problems: (row) => row.problems.length, seconds: (row) => row.times && row.times.all,
   versions: (row) => row.versions.length, index: (row) => row.index, group: (row) => row.group,
 };
@@ -18,6 +18,12 @@ const CHOICES = [
   ["set", "any set", (row) => row.set, (value) => value], ["run", "both runs", (row) => (state.runs.length ? String(row.run) : ""), (value) => state.runs[value]],
 ];
 const CONTROLS = ["query", ...CHOICES.map(([id]) => id), "sort"];
+
+// errors as the episode counts them, or by tool, where code that exits with an error is one too
+function failedCalls(row) {
+  const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
+  return ofTools || row.errors === null ? ofTools : row.errors;
+}
 
 // Words, `field<number` and `field=value`; what is meant for a field and is none, is said and looked for as text.
 function matcher(text) {

@@ -6,19 +6,13 @@ function groupKey(row) { return `${row.run}:${row.file}:${row.group}`; }
 // All groups of what the filters leave, each side by side.
 function drawGroups() {
   const isCompared = state.runs.length > 0;
-  const groups = new Map();
-  for (const position of state.shown) {
-    const row = state.rows[position];
-    const key = isCompared ? row.question || null : row.group === null || row.group === undefined ? null : groupKey(row);
-    if (key === null) continue;
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(row);
-  }
+  const rows = state.shown.map((position) => state.rows[position]).filter((row) => (isCompared ? row.question : row.group !== null));
+  const groups = grouped(rows, isCompared ? (row) => row.question : groupKey);
   const back = button("", "‹ samples", closeSample);
   back.id = "back";
   const pane = byId("sample");
   const entries = isCompared ? byDifference(groups) : [...groups];
-  const title = isCompared ? counted(entries.length, "question") + " of both" : counted(groups.size, "group");
+  const title = isCompared ? counted(entries.length, "question") + " in common" : counted(groups.size, "group");
   pane.replaceChildren(make("div", "head", "", back, make("h2", "", title), ...(isCompared ? [make("span", "dim", "those with the most different rewards first")] : [])));
   if (state.shown.length < state.rows.length) pane.firstChild.append(make("span", "dim", `of ${state.shown.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
   if (!entries.length) pane.append(make("p", "empty", isCompared ? "no question here was asked in more than one run" : "no sample here says which group it is of"));
@@ -30,7 +24,6 @@ function drawGroups() {
     }
   };
   more(0);
-  pane.scrollTop = 0;
 }
 
 function meanReward(rows, run) { return mean(known(rows.filter((row) => row.run === run), (row) => row.reward)); }
@@ -50,7 +43,7 @@ function questionBlock(rows) {
   const beside = make("div", "beside");
   state.runs.forEach((name, run) => {
     const own = rows.filter((row) => row.run === run);
-    const column = make("div", "", "", make("div", "time-words dim", "", make("span", `key run${run}`), make("span", "", `${name} · ${counted(own.length, "sample")} · mean reward ${number(meanReward(rows, run))}`)));
+    const column = make("div", "", "", make("div", "time-words dim", "", keyed(`run${run}`, `${name} · ${counted(own.length, "sample")} · mean reward ${number(meanReward(rows, run))}`)));
     for (const row of own.slice(0, 4)) column.append(groupCard(row));
     if (own.length > 4) column.append(make("p", "dim", `and ${own.length - 4} more`));
     beside.append(column);
@@ -76,7 +69,7 @@ function groupCard(row) {
     bar.style.left = (row.advantage < 0 ? 50 - share : 50) + "%";
     element.append(make("div", "dim", "advantage " + signed(row.advantage)), make("div", "signed", "", bar));
   }
-  element.append(make("div", "", row.final.split("</think>").pop().trim() || "(no final words)"));
+  element.append(make("div", "", spoken(row) || "(no final words)"));
   if (row.part) element.firstChild.append(make("span", "dim", row.part));
   element.tabIndex = 0;
   element.setAttribute("role", "link");

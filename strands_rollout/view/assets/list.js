@@ -19,7 +19,7 @@ function rowElement(row, place) {
   element.id = "row" + row.position;
   element.setAttribute("role", "option");
   element.setAttribute("aria-selected", String(row.position === state.picked));
-  const above = make("div", "", "", ...runBadge(row), make("span", "dim", nameOf(row)), make("span", "asked", row.asked || row.final));
+  const above = make("div", "", "", ...runBadge(row), make("span", "dim", nameOf(row)), make("span", "asked", row.asked || spoken(row) || row.final));
   const facts = [counted(row.turns, "turn"), `${number(row.length)} tok`];
   if (row.step !== null) facts.push(`step ${row.step}`);
   if (row.group !== null) facts.push(`group ${row.group}`);
@@ -46,7 +46,8 @@ function toneOf(row) {
 function verdict(row) {
   const parts = [rewardBadge(row)];
   if (row.answer) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "answered "), make("b", "", row.answer)));
-  else if (row.right !== null && row.label) parts.push(make("span", "answer " + toneOf(row), row.right > 0 ? "right" : "no answer"));
+  else if (row.answer === "") parts.push(make("span", "answer " + toneOf(row), "no answer"));
+  else if (row.label && spoken(row)) parts.push(make("span", "answer " + toneOf(row), "", make("span", "dim", "said "), visible(spoken(row))));
   if (row.label) parts.push(make("span", "answer", "", make("span", "dim", "label "), visible(row.label)));
   return parts;
 }
@@ -54,12 +55,15 @@ function verdict(row) {
 // tokens of older weights are told, and are no fault where a run asks for them
 function problemTone(kind) { return kind === "stale version" ? "older" : "problem"; }
 
+// the end of what was said, without thoughts
+function spoken(row) { return row.final.split("</think>").pop().trim(); }
+
 function counted(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
 
 // Why it ended, where that says more than the status; both where they contradict each other.
 function endBadge(row) {
   const says = row.stop && row.stop !== row.status && row.stop !== "completed";
-  return make("span", "badge " + row.status + (toneOf(row) === "wrong" ? " wrong" : ""), !says ? row.status : row.status === "completed" ? `${row.status}: ${row.stop}` : row.stop);
+  return make("span", "badge " + row.status, !says ? row.status : row.status === "completed" ? `${row.status}: ${row.stop}` : row.stop);
 }
 
 function rewardBadge(row) {

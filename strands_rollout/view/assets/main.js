@@ -22,6 +22,7 @@ function readHash() {
   for (const id of CONTROLS) byId(id).value = parts.get(id) || "";
   setOnlyProblems(parts.get("problems") === "1");
   timed("filter", applyFilters);
+  if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples come
   if (parts.get("groups")) { showGroups(); return; }
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
   if (position === null || !state.rows[position]) {
@@ -67,6 +68,7 @@ function showGroups() {
   state.pane = "groups";
   document.body.classList.add("opened");
   timed("groups", drawGroups);
+  byId("sample").scrollTop = 0;
   writeHash();
 }
 
@@ -163,6 +165,7 @@ function takeIndex(index) {
   state.rows.forEach((row, position) => { row.position = position; });
   document.title = index.title;
   byId("title").textContent = index.title;
+  if (index.runs.length) byId("groups").textContent = "questions";
   byId("title").title = index.title;
   fillFilters();
 }

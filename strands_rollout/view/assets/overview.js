@@ -32,10 +32,9 @@ function errorShare(rows) {
 
 // groups in which the rewards differ, which is where GRPO learns: how many, of how many, and their share
 function spreadOf(rows) {
-  const groups = new Map();
-  for (const row of rows) if (row.group !== null && row.reward !== null) groups.set(groupKey(row), [...(groups.get(groupKey(row)) || []), row.reward]);
-  const several = [...groups.values()].filter((rewards) => rewards.length > 1);
-  const spread = several.filter((rewards) => new Set(rewards).size > 1).length;
+  const groups = grouped(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
+  const several = [...groups.values()].filter((own) => own.length > 1);
+  const spread = several.filter((own) => own.some((row) => row.reward !== own[0].reward)).length;
   return [spread, several.length, several.length ? spread / several.length : null];
 }
 
@@ -43,6 +42,7 @@ function showOverview() {
   state.pane = "overview";
   document.body.classList.add("opened");
   timed("overview", drawOverview);
+  byId("sample").scrollTop = 0;
   writeHash();
 }
 
@@ -57,28 +57,26 @@ function drawOverview() {
     return;
   }
   const columns = make("div", "panels", "",
-    ...[worthSeeing(rows), stepChart(runs), ...setBars(byRun), rewardChart(byRun), histogram("response lengths, in tokens", byRun, "length"), stopBars(byRun), toolBars(byRun),
+    ...[worthSeeing(rows), ...setBars(byRun), rewardChart(byRun), histogram("response lengths, in tokens", byRun, "length"), stopBars(byRun), toolBars(byRun),
       problemBars(byRun), driftPanel(byRun), timeSplit(runs, byRun)].filter(Boolean));
-  pane.append(tiles(byRun), columns);
-  pane.scrollTop = 0;
+  pane.append(tiles(byRun), ...[stepChart(runs)].filter(Boolean), columns);
 }
 
 function overviewHead(rows) {
   const back = button("", "‹ samples", closeSample);
   back.id = "back";
-  const head = make("div", "head", "", back, make("h2", "", "How the run is"));
+  const head = make("div", "head", "", back, make("h2", "", state.runs.length ? "How the runs are" : "How the run is"));
   if (rows.length < state.rows.length) head.append(make("span", "dim", `${rows.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
   return head;
 }
 
 function runLegend() {
   if (!state.runs.length) return [];
-  return [make("div", "time-words", "", ...state.runs.flatMap((name, run) => [make("span", `key run${run}`), make("span", "", name)]), button("", "question by question", showGroups))];
+  return [make("div", "time-words", "", ...state.runs.map((name, run) => keyed(`run${run}`, name)), button("", "question by question", showGroups))];
 }
 
 function tiles(byRun) {
-  const values = (valueOf, shown) => byRun.map((rows) => shown(valueOf(rows))).join(" | ");
-  const found = METRICS.filter(([, valueOf]) => byRun.some((rows) => valueOf(rows) !== null)).map(([name, valueOf, shown]) => [name, values(valueOf, shown)]);
+  const found = METRICS.map(([name, valueOf, shown]) => [name, byRun.map(valueOf), shown]).filter(([, values]) => values.some((value) => value !== null)).map(([name, values, shown]) => [name, values.map(shown).join(" | ")]);
   const spread = byRun.map((rows) => spreadOf(rows));
   const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
   const more = [["samples", byRun.map((rows) => rows.length).join(" | ")], ...found];
@@ -99,11 +97,9 @@ function stepChart(runs) {
   const [name, valueOf, shown] = metrics.find(([one]) => one === state.metric) || metrics[0];
   const series = [];
   for (const [run, runName] of runs.entries()) {
-    const sets = [...new Set(rows.filter((row) => row.run === run).map((row) => row.set))];
-    sets.forEach((set, place) => {
-      const steps = new Map();
-      for (const row of rows) if (row.run === run && row.set === set) steps.set(row.step, [...(steps.get(row.step) || []), row]);
-      const points = [...steps].map(([x, held]) => ({ x, y: valueOf(held), count: held.length })).filter(({ y }) => y !== null).sort((a, b) => a.x - b.x);
+    const sets = [...grouped(rows.filter((row) => row.run === run), (row) => row.set)];
+    sets.forEach(([set, ofSet], place) => {
+      const points = [...grouped(ofSet, (row) => row.step)].map(([x, held]) => ({ x, y: valueOf(held), count: held.length })).filter(({ y }) => y !== null).sort((a, b) => a.x - b.x);
       if (points.length) series.push({ name: [runName, sets.length > 1 || !runName ? set : ""].filter(Boolean).join(" "), color: `run${runs.length > 1 ? run : place % 4}${runs.length > 1 && place ? " dashed" : ""}`, points });
     });
   }
@@ -113,10 +109,9 @@ function stepChart(runs) {
   choice.value = name;
   choice.addEventListener("input", () => { state.metric = choice.value; drawOverview(); });
   const chart = lines2d(series, shown, byId("step").value, (x) => toggleChoice("step", String(x)));
-  const legend = series.length > 1 ? make("div", "time-words", "", ...series.flatMap((one) => [make("span", `key ${one.color}`), make("span", "", one.name)])) : null;
+  const legend = series.length > 1 ? make("div", "time-words", "", ...series.map((one) => keyed(one.color, one.name))) : null;
   const made = panel("", ...chart, legend);
   made.firstChild.append(choice, " per step");
-  made.classList.add("wide-panel");
   return made;
 }
 
@@ -134,7 +129,7 @@ function setBars(byRun) {
 
 function rewardChart(byRun) {
   const rows = byRun.flat().filter((row) => row.right === null);
-  const wrongBelow = rows.length ? 0 : Math.max(...known(byRun.flat().filter((row) => !(row.right > 0)), (row) => row.reward), -Infinity);
+  const wrongBelow = rows.length ? 0 : known(byRun.flat().filter((row) => !(row.right > 0)), (row) => row.reward).reduce((a, b) => Math.max(a, b), -Infinity);
   return histogram("rewards", byRun, "reward", (bin) => (bin.from > wrongBelow ? "good" : bin.to <= wrongBelow || bin.from === bin.to ? "bad" : ""));
 }
 
@@ -162,7 +157,7 @@ function toolBars(byRun) {
   const sums = byRun.map(toolSums);
   const names = [...new Set(sums.flatMap((one) => [...one.keys()]))];
   const of = (name) => sums.map((one) => one.get(name) || [0, 0]);
-  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed]) => `${calls}, ${failed} failed`), act: () => toggleWords("errors", ["errors>0"]) }));
+  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), act: () => toggleWords("errors", ["errors>0"]) }));
   return bars("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), "failed: an error, a timeout, no such tool, or code that exits with an error");
 }
 
@@ -184,11 +179,13 @@ function driftPanel(byRun) {
 }
 
 function timeSplit(runs, byRun) {
-  if (!byRun.flat().some((row) => row.times && row.times.all)) return null;
+  const isSplit = (row) => row.times && row.times.generate + row.times.tool > 0; // eval keeps the whole alone
+  if (!byRun.flat().some(isSplit)) return null;
   const kinds = ["generate", "tool", "wait"];
   const lines = byRun.map((rows, run) => {
-    const timed = rows.filter((row) => row.times);
-    const sums = kinds.map((kind) => mean(timed.map((row) => row.times[kind])) || 0);
+    const split = rows.filter(isSplit);
+    if (!split.length) return make("p", "note dim", `${runs[run]}: not recorded`);
+    const sums = kinds.map((kind) => mean(split.map((row) => row.times[kind])) || 0);
     const all = sums.reduce((sum, s) => sum + s, 0) || 1;
     const bar = make("div", "time");
     const words = make("div", "time-words dim", runs[run] ? runs[run] + ":" : "");
@@ -196,7 +193,7 @@ function timeSplit(runs, byRun) {
       const part = make("span", kind);
       part.style.flex = `${(1000 * sums[place]) / all} 1 0`;
       bar.append(part);
-      words.append(make("span", "key " + kind), `${kind} ${seconds(sums[place])} (${share(sums[place] / all)})`);
+      words.append(keyed(kind, `${kind} ${seconds(sums[place])} (${share(sums[place] / all)})`));
     });
     return make("div", "", "", bar, words);
   });
@@ -207,13 +204,14 @@ function timeSplit(runs, byRun) {
 function worth(rows) {
   const best = (holds, key) => rows.filter(holds).reduce((found, row) => (found === null || key(row) > key(found) ? row : found), null);
   const mixed = new Set();
-  const tonesOf = new Map();
-  for (const row of rows) if (row.group !== null) tonesOf.set(groupKey(row), (tonesOf.get(groupKey(row)) || new Set()).add(toneOf(row)));
-  for (const [key, tones] of tonesOf) if (tones.has("right") && tones.has("wrong")) mixed.add(key);
+  for (const [key, own] of grouped(rows.filter((row) => row.group !== null), groupKey)) {
+    const tones = own.map(toneOf);
+    if (tones.includes("right") && tones.includes("wrong")) mixed.add(key);
+  }
   const reasons = [
     ["has a problem", best((row) => row.problems.some((kind) => problemTone(kind) === "problem"), (row) => row.problems.length)],
     ["wrong where others of its group are right", best((row) => toneOf(row) === "wrong" && mixed.has(groupKey(row)), (row) => row.calls || 0)],
-    ["failed tool calls", best((row) => row.errors > 0, (row) => row.errors)],
+    ["failed tool calls", best((row) => failedCalls(row) > 0, failedCalls)],
     ["wrong, and stopped by itself", best((row) => toneOf(row) === "wrong" && row.status === "completed", (row) => row.length)],
     ["right, with most calls", best((row) => toneOf(row) === "right", (row) => row.calls || 0)],
     ["was cut", best((row) => row.status === "truncated", (row) => row.length)],

@@ -46,9 +46,8 @@ function pickToken(detail, element) {
 function sampleHead(row) {
   const back = button("", "‹ samples", closeSample);
   back.id = "back";
-  const tone = row.status + (toneOf(row) === "wrong" ? " wrong" : "");
-  const head = make("div", "head", "", back, ...runBadge(row), make("h2", "", nameOf(row)), make("span", "badge " + tone, row.status));
-  if (row.stop && row.stop !== row.status) head.append(make("span", "badge " + tone, row.stop));
+  const head = make("div", "head", "", back, ...runBadge(row), make("h2", "", nameOf(row)), make("span", "badge " + row.status, row.status));
+  if (row.stop && row.stop !== row.status) head.append(make("span", "badge " + row.status, row.stop));
   if (row.part) head.append(make("span", "badge", row.part));
   if (row.step !== null) head.append(make("span", "dim", `step ${row.step}`));
   if (row.advantage !== null) head.append(make("span", "dim", "advantage " + signed(row.advantage)));
@@ -83,18 +82,27 @@ function foundBox(detail) {
   return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];
 }
 
+// the rewards of its group, and what other runs got for the same question
 function siblings(row) {
-  if (row.group === null || row.group === undefined) return [];
-  const others = state.rows.filter((other) => groupKey(other) === groupKey(row));
-  if (others.length < 2) return [];
-  const strip = make("div", "siblings", "", make("span", "dim", `group ${row.group}, rewards${row.advantage === null ? "" : " (advantages)"}:`));
-  for (const other of others) {
+  const strips = [];
+  const ofGroup = row.group === null || row.group === undefined ? [] : state.rows.filter((other) => groupKey(other) === groupKey(row));
+  if (ofGroup.length > 1) strips.push(rewardStrip(row, `group ${row.group}, rewards${row.advantage === null ? "" : " (advantages)"}:`, ofGroup));
+  state.runs.forEach((name, run) => {
+    const others = run === row.run || !row.question ? [] : state.rows.filter((other) => other.run === run && other.question === row.question);
+    if (others.length) strips.push(rewardStrip(row, `the same question in ${name}:`, others.slice(0, 16)));
+  });
+  return strips;
+}
+
+function rewardStrip(row, title, rows) {
+  const strip = make("div", "siblings", "", make("span", "dim", title));
+  for (const other of rows) {
     const text = number(other.reward) + (other.advantage === null ? "" : ` (${signed(other.advantage)})`);
     const chip = button((other === row ? "picked " : "") + toneOf(other), text, () => void openSample(other.position));
     chip.title = `sample ${nameOf(other)}: reward, and advantage within its group`;
     strip.append(chip);
   }
-  return [strip];
+  return strip;
 }
 
 function signed(value) { return (value > 0 ? "+" : "") + value.toFixed(2); }

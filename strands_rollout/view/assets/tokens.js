@@ -54,7 +54,7 @@ function countKinds(detail) {
 // All tokens from the first to the last, by what became of them; a click leads to the token.
 function tokenBar(detail) {
   if (!detail.ids.length) return [];
-  const bar = make("div", "time token-bar");
+  const bar = make("div", "token-bar");
   for (const [kind, start, end] of detail.kinds) {
     const part = make("span", "k-" + kind);
     part.style.flex = `${end - start} 1 0`;
@@ -65,7 +65,7 @@ function tokenBar(detail) {
   const counts = countKinds(detail);
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", "tokens: " + counts.map(([, text, count]) => `${text} ${count}`).join(", "));
-  const words = make("div", "time-words dim", "", make("b", "", "tokens"), ...counts.flatMap(([kind, text, count]) => [make("span", "key k-" + kind), make("span", "", `${text} ${count}`)]));
+  const words = make("div", "time-words dim", "", make("b", "", "tokens"), ...counts.map(([kind, text, count]) => keyed("k-" + kind, `${text} ${count}`)));
   return [bar, words];
 }
 

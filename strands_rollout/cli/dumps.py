@@ -24,7 +24,7 @@ def view(
         list[Path],
         typer.Argument(
             help="A dump, slime's debug file, results of eval, or a folder of them; two or more are compared.",
-            metavar="DUMP...",
+            metavar="DUMP",
             exists=True,
         ),
     ],
@@ -57,8 +57,11 @@ def view(
         from strands_rollout.dump.terminal import make_console
         from strands_rollout.view.text import print_dump
 
-        for dump in dumps:
-            print_dump(make_console(), dump, retokeniser, set(sample or ()))
+        console = make_console()
+        for name, dump in _named(dumps).items():
+            if len(dumps) > 1:
+                console.rule(name)
+            print_dump(console, dump, retokeniser, set(sample or ()))
     elif out is not None:
         _write(_named(dumps), out, retokeniser)
     else:

@@ -282,7 +282,7 @@ def _reward(record: DumpRecord) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """What the reward function said beside the number: in the reward, or, where slime reads one number, in the facts."""
+    """What the reward function said: in the reward, or, where slime reads a number alone, in the facts."""
     found = (given for given in (record.values.get("reward"), record.facts.get("reward")) if isinstance(given, Mapping))
     return next(found, {})
 

@@ -27,7 +27,10 @@ function readHash() {
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
   if (position === null || !state.rows[position]) {
     // one sample says all of a run of one
-    if (state.rows.length === 1) void openSample(0, { view: "talk" }); else showOverview();
+    if (state.rows.length === 1) { void openSample(0, { view: "talk" }); return; }
+    state.pane = "overview";
+    document.body.classList.add("opened");
+    requestAnimationFrame(() => setTimeout(drawRun)); // the list is painted first
     return;
   }
   const view = VIEWS.some(([name]) => name === parts.get("view")) ? parts.get("view") : "talk";

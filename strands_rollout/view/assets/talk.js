@@ -8,7 +8,8 @@ function talkView(detail, target) {
   for (const message of messagesOf(detail.messages)) target.append(message);
   if (!detail.ids.length || !detail.bytes.size) {
     const response = card("turn", ["response"]);
-    appendText(response, detail.response || "(no text in this dump; open it with --tokenizer)", true);
+    // without token texts calls and results are in it too, and stay as they were written
+    appendText(response, detail.response || "(no text in this dump; open it with --tokenizer)", !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(detail.response));
     target.append(response);
     return;
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -44,9 +44,7 @@ def view(
 ) -> None:
     """Look at samples: a page in the browser, which follows a run that writes; a file; or text.
 
-    Two runs are shown side by side.
-
-    The page needs no network. The server listens on 127.0.0.1 until Ctrl-C.
+    Several runs are shown side by side. The page needs no network. The server listens on 127.0.0.1 until Ctrl-C.
     """
     if out is not None and (text or port is not None):
         raise typer.BadParameter("got --out beside --text or --port; expected one of them")
@@ -54,18 +52,22 @@ def view(
         raise typer.BadParameter("got --sample without --text; expected both")
     retokeniser = _retokeniser(tokenizer, dumps)
     if text:
-        from strands_rollout.dump.terminal import make_console
-        from strands_rollout.view.text import print_dump
-
-        console = make_console()
-        for name, dump in _named(dumps).items():
-            if len(dumps) > 1:
-                console.rule(name)
-            print_dump(console, dump, retokeniser, set(sample or ()))
+        _print(_named(dumps), set(sample or ()), retokeniser)
     elif out is not None:
         _write(_named(dumps), out, retokeniser)
     else:
         _serve(_named(dumps), port, retokeniser)
+
+
+def _print(dumps: Mapping[str, Path], samples: Collection[int], retokeniser: Retokeniser | None) -> None:
+    from strands_rollout.dump.terminal import make_console
+    from strands_rollout.view.text import print_dump
+
+    console = make_console()
+    for name, dump in dumps.items():
+        if len(dumps) > 1:
+            console.rule(name)
+        print_dump(console, dump, retokeniser, samples)
 
 
 def _named(dumps: Sequence[Path]) -> dict[str, Path]:

@@ -56,6 +56,8 @@ _RESULTS: Final = [
 _DROPPED: Final = frozenset({"failed", "removed", "stale", "masked"})
 _PREVIEW_CHARS: Final = 160
 _MOST_TEXT_CHARS: Final = 20_000
+_MOST_PARTS: Final = 12
+_PART_CHARS: Final = 40
 
 
 def conversation(
@@ -226,7 +228,8 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "status": _text(values.get("status")),
         "stop": _text(facts.get("stop_reason")),
         "reward": _reward(record),
-        "right": finite(grade.get("acc")),
+        "right": _number(grade.get("acc")),
+        "parts": _parts(grade),
         "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
         "turns": finite(facts.get("turns")) if "turns" in facts else len(lists.turns),
         "calls": finite(facts.get("tool_calls")),
@@ -277,7 +280,10 @@ def _detail(judged: _Judged) -> dict[str, Any]:
 
 def _reward(record: DumpRecord) -> float | None:
     reward, key = record.values.get("reward"), reward_key(record)
-    value = reward.get(key) if key is not None and isinstance(reward, Mapping) else reward
+    return _number(reward.get(key) if key is not None and isinstance(reward, Mapping) else reward)
+
+
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, bool) else finite(value)
 
 
@@ -285,6 +291,13 @@ def _grade(record: DumpRecord) -> Mapping[str, Any]:
     """What the reward function said: in the reward, or, where slime reads a number alone, in the facts."""
     found = (given for given in (record.values.get("reward"), record.facts.get("reward")) if isinstance(given, Mapping))
     return next(found, {})
+
+
+def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
+    """The further numbers of a reward, by name."""
+    numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
+    named = {str(plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
+    return {name: number for name, number in list(named.items())[:_MOST_PARTS] if number is not None}
 
 
 def _tools(facts: Mapping[str, Any]) -> dict[str, list[int]]:

@@ -154,12 +154,13 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
 def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
     graded, numbered = whole(shipped_tokenizer, 1), whole(shipped_tokenizer, 2)
     graded.sample.reward = {"score": -1.0, "acc": 0.0, "pred": "35", "label": "34"}
-    numbered.sample.reward, numbered.facts["reward"] = 0.5, {"score": 0.5, "acc": 1.0}
+    numbered.sample.reward, numbered.facts["reward"] = 0.5, {"score": 0.5, "acc": True, "parts/tone": 0.25}
     write_dump(tmp_path / "rollout_000007.jsonl.gz", [graded.sample, numbered.sample])
     write_dump(tmp_path / "samples.jsonl", [whole(shipped_tokenizer, 3).sample])
     first, second, third = view_dump(tmp_path, None).rows
     assert [first[name] for name in ("set", "step", "right", "answer", "label")] == ["rollout", 7, 0.0, "35", "34"]
     assert (second["right"], second["answer"], second["tools"]) == (1.0, None, {"run": [1, 1]})
+    assert (first["parts"], second["parts"]) == ({}, {"tone": 0.25})
     assert (third["set"], third["step"]) == ("samples", None)
     assert first["question"] == second["question"] != ""
 

@@ -19,6 +19,18 @@ const CHOICES = [
 ];
 const CONTROLS = ["query", ...CHOICES.map(([id]) => id), "sort"];
 
+// the parts of a reward are fields, too
+function takeParts() {
+  for (const name of new Set(state.rows.flatMap((row) => Object.keys(row.parts)))) {
+    if (state.parts.has(name)) continue;
+    state.parts.add(name);
+    const field = name.toLowerCase().replace(/[^\w/]/g, "_");
+    const isTaken = Object.hasOwn(FIELDS, field) || Object.hasOwn(TEXT_FIELDS, field);
+    FIELDS[isTaken ? `parts/${field}` : field] = (row) => row.parts[name];
+    METRICS.splice(2, 0, [name, (rows) => mean(known(rows, (row) => row.parts[name])), compact]);
+  }
+}
+
 // errors as the episode counts them, or by tool, where code that exits with an error is one too
 function failedCalls(row) {
   const ofTools = Object.values(row.tools).reduce((sum, [, failed]) => sum + failed, 0);
@@ -29,7 +41,7 @@ function failedCalls(row) {
 function matcher(text) {
   const [tests, hints] = [[], []];
   for (const [word, quoted] of text.toLowerCase().matchAll(/"([^"]*)"?|\S+/g)) {
-    const found = quoted === undefined ? /^([a-z_]+)(<=|>=|<|>|=)(.*)$/.exec(word) : null;
+    const found = quoted === undefined ? /^([a-z_][\w/]*)(<=|>=|<|>|=)(.*)$/.exec(word) : null;
     const [test, hint] = found ? fieldTest(...found.slice(1)) : [null, ""];
     if (hint) hints.push(hint);
     const sought = quoted ?? word;

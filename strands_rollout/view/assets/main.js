@@ -166,6 +166,7 @@ function onKey(event) {
 function takeIndex(index) {
   Object.assign(state, { rows: index.rows, title: index.title, live: index.live, runs: index.runs });
   state.rows.forEach((row, position) => { row.position = position; });
+  takeParts();
   document.title = index.title;
   byId("title").textContent = index.title;
   if (index.runs.length) byId("groups").textContent = "questions";

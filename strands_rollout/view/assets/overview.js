@@ -202,26 +202,30 @@ function timeSplit(runs, byRun) {
 
 // At most one sample for each reason to look at one, the most telling first.
 function worth(rows) {
-  const best = (holds, key) => rows.filter(holds).reduce((found, row) => (found === null || key(row) > key(found) ? row : found), null);
   const mixed = new Set();
   for (const [key, own] of grouped(rows.filter((row) => row.group !== null), groupKey)) {
     const tones = own.map(toneOf);
     if (tones.includes("right") && tones.includes("wrong")) mixed.add(key);
   }
+  const isWrong = (row) => toneOf(row) === "wrong";
   const reasons = [
-    ["has a problem", best((row) => row.problems.some((kind) => problemTone(kind) === "problem"), (row) => row.problems.length)],
-    ["wrong where others of its group are right", best((row) => toneOf(row) === "wrong" && mixed.has(groupKey(row)), (row) => row.calls || 0)],
-    ["failed tool calls", best((row) => failedCalls(row) > 0, failedCalls)],
-    ["wrong, and stopped by itself", best((row) => toneOf(row) === "wrong" && row.status === "completed", (row) => row.length)],
-    ["right, with most calls", best((row) => toneOf(row) === "right", (row) => row.calls || 0)],
-    ["was cut", best((row) => row.status === "truncated", (row) => row.length)],
-    ["failed", best((row) => row.status === "failed", () => 0)],
-    ["most drift", best((row) => row.drift > 0, (row) => row.drift)],
-    ["longest", best(() => true, (row) => row.length || 0)],
-    ["slowest", best((row) => row.times, (row) => row.times.all)],
+    ["has a problem", (row) => row.problems.some((kind) => problemTone(kind) === "problem"), (row) => row.problems.length],
+    ["wrong where others of its group are right", (row) => isWrong(row) && mixed.has(groupKey(row)), (row) => row.calls || 0],
+    ["failed tool calls", (row) => failedCalls(row) > 0, failedCalls],
+    ["wrong, and stopped by itself", (row) => isWrong(row) && row.status === "completed", (row) => row.length],
+    ["right, with most calls", (row) => toneOf(row) === "right", (row) => row.calls || 0],
+    ["was cut", (row) => row.status === "truncated", (row) => row.length],
+    ["failed", (row) => row.status === "failed", () => 0],
+    ["most drift", (row) => row.drift > 0, (row) => row.drift],
+    ["longest", () => true, (row) => row.length || 0],
+    ["slowest", (row) => row.times, (row) => row.times.all],
   ];
-  const seen = new Set();
-  return reasons.filter(([, row]) => row && !seen.has(row.position) && seen.add(row.position)).slice(0, 6);
+  const found = new Map();
+  for (const [reason, holds, key] of reasons) {
+    const best = rows.filter((row) => holds(row) && !found.has(row)).reduce((one, row) => (one === null || key(row) > key(one) ? row : one), null);
+    if (best && found.size < 6) found.set(best, reason);
+  }
+  return [...found].map(([row, reason]) => [reason, row]);
 }
 
 function worthSeeing(rows) {

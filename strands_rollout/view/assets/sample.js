@@ -59,8 +59,7 @@ function sampleHead(row) {
 // reward, answer and label, and the other numbers that the reward has
 function verdictLine(row, detail) {
   const given = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
-  const parts = Object.entries(given).filter(([name, value]) => typeof value === "number" && !["score", "acc"].includes(name));
-  const line = make("div", "verdict", "", ...verdict(row), ...parts.map(([name, value]) => make("span", "", "", make("span", "dim", `${name} `.slice(0, 60)), number(value, 3))));
+  const line = make("div", "verdict", "", ...verdict(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));
   if (typeof given.error === "string" && given.error) line.append(make("span", "wrong", "not graded: " + given.error));
   return [line];
 }

@@ -21,6 +21,21 @@ find_python() {
   return 1
 }
 
+# variable_of DIR: the variable that names an environment's folder: the one that is set to it, else by its default name.
+variable_of() {
+  local name
+  for name in "${!STRANDS_ROLLOUT_@}"; do
+    if [[ "${!name}" == "$1" ]]; then
+      printf '%s\n' "$name"
+      return
+    fi
+  done
+  case "$1" in
+    *.venv-demo) printf 'STRANDS_ROLLOUT_VENV\n' ;;
+    *) printf 'STRANDS_ROLLOUT_%s_VENV\n' "$(printf '%s' "${1##*.venv-}" | tr '[:lower:]' '[:upper:]')" ;;
+  esac
+}
+
 # make_environment DIR: DIR is a virtual environment with pip when it returns; one that is there stays as it is.
 make_environment() {
   local directory="$1" python
@@ -28,6 +43,11 @@ make_environment() {
     return 0
   fi
   python="$(find_python)"
+  if ! mkdir -p -- "$directory" 2>/dev/null || [[ ! -w "$directory" ]]; then
+    echo "error: the environment $directory can't be made: its folder can't be written to." >&2
+    echo "Name another folder for it in $(variable_of "$directory"), or use a copy of this repository that is yours." >&2
+    return 1
+  fi
   echo "making the environment $directory with $("$python" --version) ..." >&2
   if ! "$python" -m venv "$directory" >&2; then
     rm -rf -- "$directory"

@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from textwrap import wrap
@@ -291,13 +291,52 @@ _WIDTH: Final = 116
 _SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
-def read_config_file(path: Path) -> RolloutSettings:
+def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings under `strands_rollout:` of a file; its other keys are slime's, which sets them on its args.
+
+    Each change is `setting=value` in place of the file's, or of the default; a dot leads into a mapping.
 
     Raises:
         ConfigError: The file can't be read, is no YAML mapping, lacks the key, or holds a setting that is unknown or
-            out of range.
+            out of range; or a change does.
     """
+    given = {} if path is None else _under_key(path)
+    try:
+        settings = settings_from_args(SimpleNamespace(strands_rollout=given))
+    except ConfigError as e:
+        raise ConfigError(f"{path}: {e}") from e
+    for change in changes or ():
+        settings, given = _changed(given or {}, change)
+    return settings
+
+
+def _changed(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
+    """The settings and their mapping after a change, whose value is YAML, a text, or a list with commas: what fits."""
+    name, equals, text = change.partition("=")
+    if not equals:
+        raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8")
+    fault = None
+    for read in (yaml.safe_load, str, lambda words: words.split(",")):
+        try:
+            values = _with_value(given, name.strip().removeprefix(f"{KEY}.").split("."), read(text))
+            return checked_settings(values, KEY), values
+        except ConfigError as e:
+            fault = fault or e
+        except (yaml.YAMLError, ValueError, ArithmeticError):
+            continue
+    raise ConfigError(f"--set {name}: {fault}") from fault
+
+
+def _with_value(given: Mapping[str, Json], path: Sequence[str], value: Json) -> dict[str, Json]:
+    """The mapping with a value at a path of keys; what is no mapping on the way gives place to one."""
+    key, *further = path
+    held = given.get(key)
+    inner = held if isinstance(held, Mapping) else {}
+    return {**given, key: _with_value(inner, further, value) if further else value}
+
+
+def _under_key(path: Path) -> Json:
+    """What a file has under `strands_rollout:`."""
     try:
         content = yaml.safe_load(yaml_text(path))
     except (yaml.YAMLError, ValueError, ArithmeticError) as e:
@@ -308,10 +347,7 @@ def read_config_file(path: Path) -> RolloutSettings:
         near = get_close_matches(KEY, map(str, content), n=1)
         hint = f"did you mean {KEY!r} by {near[0]!r}?" if near else f"got {', '.join(map(str, content)) or 'none'}"
         raise ConfigError(f"{path} has no key {KEY}:; {hint}")
-    try:
-        return settings_from_args(SimpleNamespace(strands_rollout=content[KEY]))
-    except ConfigError as e:
-        raise ConfigError(f"{path}: {e}") from e
+    return content[KEY]
 
 
 def yaml_text(path: Path) -> str:

@@ -128,9 +128,28 @@ end_of_settings() {
       fi
     done
     if [[ $known -eq 0 ]]; then
-      usage_error "unknown option $option; arguments of slime go after --, as in: bash $0 -- $option ..."
+      usage_error "unknown option $option;$(_did_you_mean "${option#--}") arguments of slime go after --, as in: bash $0 -- $option ..."
     fi
   done
+}
+
+# _did_you_mean WORD: " did you mean --OPTION?" of the option that takes the fewest letters to change; nothing if none is near.
+_did_you_mean() {
+  printf '%s\n' "${_names[@]}" DRY_RUN | tr '[:upper:]_' '[:lower:]-' | awk -v word="$1" '
+    function changes(from, to, i, j, least) {
+      for (i = 0; i <= length(from); i++) least[i, 0] = i
+      for (j = 0; j <= length(to); j++) least[0, j] = j
+      for (i = 1; i <= length(from); i++)
+        for (j = 1; j <= length(to); j++) {
+          least[i, j] = least[i - 1, j - 1] + (substr(from, i, 1) != substr(to, j, 1))
+          if (least[i - 1, j] + 1 < least[i, j]) least[i, j] = least[i - 1, j] + 1
+          if (least[i, j - 1] + 1 < least[i, j]) least[i, j] = least[i, j - 1] + 1
+        }
+      return least[length(from), length(to)]
+    }
+    BEGIN { best = length(word) / 3 }
+    { count = changes(word, $0); if (count <= best) { best = count - 0.5; near = $0 } }
+    END { if (near) printf " did you mean --%s?", near }'
 }
 
 _print_help() {

@@ -14,14 +14,13 @@ from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, rescore, validate
 from strands_rollout.cli.dumps import export, view
 from strands_rollout.cli.evaluate import demo, evaluate, train
-from strands_rollout.cli.options import config
+from strands_rollout.cli.options import config, finish
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
     name="strands-rollout",
     help="Train Strands agents with slime: token-in/token-out rollouts on SGLang.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -72,9 +71,9 @@ def serve(
     seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable, given the order of requests.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Serve a small Qwen3 on this CPU behind SGLang's API, until Ctrl-C.
+    """Serve a small Qwen3 on this CPU behind SGLang's API.
 
-    Prints a line of JSON with its base_url on stdout when it accepts requests.
+    It ends by Ctrl-C. Prints a line of JSON with its base_url on stdout when it accepts requests.
     """
     from strands_rollout import engine
     from strands_rollout.engine import process as engine_process
@@ -104,9 +103,10 @@ app.command(epilog="Example: strands-rollout view demo_dump --out samples.html")
 app.command(epilog="Example: strands-rollout config configs/math_code.yaml")(config)
 app.command("check-template", epilog="Example: strands-rollout check-template models/Qwen3-8B")(check_template)
 app.command(epilog="Example: strands-rollout validate data/dapo-math-17k.jsonl")(validate)
-app.command(epilog="Example: strands-rollout drift rollouts.jsonl.gz --tokenizer models/Qwen3-8B")(drift)
+app.command(epilog="Example: strands-rollout drift demo_dump")(drift)
 app.command(epilog="Example: strands-rollout rescore rollouts.jsonl.gz --reward my_package.my_reward")(rescore)
-app.command(epilog="Example: strands-rollout replay rollouts.jsonl.gz --sample 3")(replay)
+app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(replay)
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
+finish(app.registered_commands)

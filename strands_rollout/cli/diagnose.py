@@ -28,9 +28,9 @@ def doctor(
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Look at this machine before a training run: what would fail, what may, and what to do about it.
+    """Look at this machine before a training run.
 
-    Exits with 1 if something would fail. Takes a few seconds and changes nothing.
+    Shows what would fail, what may, and what to do about it, in a few seconds. Exits with 1 if something would fail.
     """
     if flags is not None:
         from strands_rollout.diagnostics.flag_check import report_flags
@@ -69,9 +69,10 @@ def check_template(
     ] = "auto",
     as_json: options.JsonLine = False,
 ) -> None:
-    """Look at a chat template: where it appends, where it rewrites, who reads its calls, what ends a turn.
+    """Look at a chat template: does it only append?
 
-    Exits with 1 if a rule is broken; then it shows the tokens around the first difference.
+    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
+    broken; then it shows the tokens around the first difference.
     """
     from strands_rollout.diagnostics import template_check
     from strands_rollout.diagnostics.diagnosis import Diagnosis
@@ -84,7 +85,7 @@ def check_template(
 
 def drift(
     dump: options.Dump,
-    tokenizer: Annotated[Path, typer.Option(help="The policy's tokenizer.", exists=True, file_okay=False)],
+    tokenizer: options.DumpTokenizer = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -93,17 +94,21 @@ def drift(
             dir_okay=False,
         ),
     ] = None,
+    changes: options.Changes = None,
     show: Annotated[int, typer.Option(help="Episodes to list, those that lose most first.", min=0)] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
-    """Measure what text would have cost: tokens that change when episodes are decoded and encoded again.
+    """Count tokens that change if episodes are encoded again.
 
-    Also compares the context, which the policy read, with what the chat template makes of it: nothing may differ there.
-    Exits with 1 if something does, or if the dump has no tokens; with 2 if they are not of this tokenizer.
+    That is what text in place of tokens would have cost. Also compares the context, which the policy read, with what
+    the chat template makes of it: nothing may differ there. Exits with 1 if something does, or if the dump has no
+    tokens; with 2 if they are not of this tokenizer.
     """
     from strands_rollout.diagnostics.replay import run_drift
+    from strands_rollout.settings import read_config_file
 
-    raise typer.Exit(0 if run_drift(dump, tokenizer, config=config, show=show, as_json=as_json) else 1)
+    settings = read_config_file(config, changes) if config or changes else None
+    raise typer.Exit(0 if run_drift(dump, tokenizer, settings=settings, show=show, as_json=as_json) else 1)
 
 
 def replay(
@@ -111,7 +116,7 @@ def replay(
     sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
     base_url: options.BaseUrl = None,
     model: options.Model = None,
-    tokenizer: options.Tokenizer = None,
+    tokenizer: options.DumpTokenizer = None,
     temperature: Annotated[
         float | None,
         typer.Option(help="Sampling temperature; default: as recorded with a seed, else 0; with --seed 1.", min=0.0),
@@ -122,10 +127,11 @@ def replay(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Run a saved episode again, turn by turn, on the tokens that it had read, and say where it departs.
+    """Sample a saved episode again and say where it departs.
 
-    No tool is run: its recorded results are part of those tokens. Where the engine returns logprobs of its input,
-    those of the recorded tokens are compared too. Exits with 1 if a turn departs.
+    Each turn is sampled on the tokens that it had read. No tool is run: its recorded results are part of those tokens.
+    Where the engine returns logprobs of its input, those of the recorded tokens are compared too. Exits with 1 if a
+    turn departs.
     """
     check_engine(base_url, model)
     from strands_rollout.diagnostics.replay import run_replay
@@ -147,6 +153,7 @@ def rescore(
     dump: options.Dump,
     reward: options.RewardPath = None,
     config: options.Config = None,
+    changes: options.Changes = None,
     reward_key: options.RewardKey = None,
     group_rm: options.GroupRm = False,
     out: Annotated[
@@ -155,16 +162,16 @@ def rescore(
     show: Annotated[int, typer.Option(help="Changed samples to list.", min=0)] = 50,
     as_json: options.JsonLines = False,
 ) -> None:
-    """Score saved samples again with another reward, and show what changes.
+    """Score saved samples again with another reward.
 
-    Aborted samples keep what they have. Exits with 1 if a sample could not be scored.
+    Shows what changes. Aborted samples keep what they have. Exits with 1 if a sample could not be scored.
     """
     from strands_rollout.diagnostics.rewards import load_reward, run_rescore
 
     if group_rm and reward is None:
         raise typer.BadParameter("got --group-rm without --reward; expected the reward that takes groups")
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
-    called = load_reward(reward, config, keys, takes_groups=group_rm)
+    called = load_reward(reward, config, keys, changes=changes, takes_groups=group_rm)
     ok = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
     raise typer.Exit(0 if ok else 1)
 
@@ -172,6 +179,7 @@ def rescore(
 def validate(
     data: Annotated[Path, typer.Argument(help="JSONL with prompt and label.", exists=True, dir_okay=False)],
     config: options.Config = None,
+    changes: options.Changes = None,
     reward: options.RewardPath = None,
     reward_key: options.RewardKey = None,
     label_key: Annotated[str, typer.Option(help="Where a row has its label.")] = "label",
@@ -185,16 +193,17 @@ def validate(
     ] = None,
     as_json: options.JsonLine = False,
 ) -> None:
-    """Ask the reward for each row's own gold answer: a label that can't score teaches nothing.
+    """Ask the reward for each row's own gold answer.
 
-    Prints the line, the label and the reason of each row whose answer does not score 1. Exits with 1 if there is one.
+    Prints the line, the label and the reason of each row whose answer does not score 1: it teaches nothing. Exits with
+    1 if there is one.
     """
     from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, load_reward, run_validate
 
     sayings = answer or SAYINGS
     if any(PLACE not in saying for saying in sayings):
         raise typer.BadParameter(f"got --answer {answer}; expected {PLACE} in each, where the label goes")
-    called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"])
+    called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"], changes=changes)
     keys = {"prompt_key": prompt_key, "label_key": label_key}
     ok = asyncio.run(run_validate(data, called, **keys, sayings=sayings, as_json=as_json))
     raise typer.Exit(0 if ok else 1)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from strands_rollout.cli.options import Dump
+from strands_rollout.cli.options import Dump, DumpTokenizer
 from strands_rollout.errors import ConfigError, DumpError
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ def view(
         ),
     ],
     out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="The policy's; shows drift, and texts that the dump lacks.", exists=True, file_okay=False),
-    ] = None,
+    tokenizer: DumpTokenizer = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
     sample: Annotated[
         list[int] | None, typer.Option(help="With --text: print these samples only, from 0.", metavar="N", min=0)
@@ -42,9 +39,10 @@ def view(
         typer.Option(help="Serve the page at this port and open no browser; 0 for a free one.", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Look at samples: a page in the browser, which follows a run that writes; a file; or text.
+    """Look at samples, in the browser or the terminal.
 
-    Several runs are shown side by side. The page needs no network. The server listens on 127.0.0.1 until Ctrl-C.
+    Several runs are shown side by side. The page follows a run that writes. It needs no network. The server listens on
+    127.0.0.1 until Ctrl-C.
     """
     if out is not None and (text or port is not None):
         raise typer.BadParameter("got --out beside --text or --port; expected one of them")
@@ -80,18 +78,26 @@ def _named(dumps: Sequence[Path]) -> dict[str, Path]:
 
 
 def _retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser | None:
-    """What marks drift; refuses the tokenizer of another policy than the one whose first samples a dump holds."""
-    if folder is None:
-        return None
-    from strands_rollout.dump import read_dump
+    """What marks drift, with the recorded tokenizer where it is here; refuses another policy's."""
+    from strands_rollout.dump import read_dump, recorded_tokenizer
     from strands_rollout.dump.record import check_tokenizer
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
-    retokeniser = Retokeniser(load_tokenizer(str(folder)))
-    for record in chain.from_iterable(islice(read_dump(dump), 16) for dump in dumps):
-        if record.has_tokens:
-            check_tokenizer(record, retokeniser.texts, str(folder))
+    first = {dump: [record for record in islice(read_dump(dump), 16) if record.has_tokens] for dump in dumps}
+    sampled = [dump for dump, records in first.items() if records]
+    if folder is None and not sampled:
+        return None
+    try:
+        chosen = folder or recorded_tokenizer(sampled[0])
+        retokeniser = Retokeniser(load_tokenizer(str(chosen)))
+        for record in chain.from_iterable(first.values()):
+            check_tokenizer(record, retokeniser.texts, str(chosen))
+    except ConfigError as e:
+        if folder is not None:
+            raise
+        typer.echo(f"note: no drift is shown: {e}", err=True)
+        return None
     return retokeniser
 
 
@@ -153,7 +159,7 @@ def export(
         bool, typer.Option("--contents", help="Send texts too: prompts, responses, labels, errors.")
     ] = False,
 ) -> None:
-    """Send the samples of a dump to where you look at traces or tables.
+    """Send samples to where you look at traces or tables.
 
     Texts stay here unless --contents is given.
     """

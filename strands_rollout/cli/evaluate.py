@@ -4,14 +4,14 @@ import os
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final, get_args
+from typing import Annotated, Final
 
 import typer
 
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import DemoOptions, EvalOptions, Sampling
-from strands_rollout.train.options import SHIPPED_POLICY, Decay, LossMean, TrainOptions, UpdateSettings
+from strands_rollout.train.options import SHIPPED_POLICY, TrainOptions, UpdateSettings
 
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
 _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
@@ -19,9 +19,10 @@ _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
 
 @takes(DemoOptions)
 def demo(given: Given) -> None:
-    """Run math problems through `generate` and `reward_func`, check every token, and show what is trained.
+    """Play math problems and show what would be trained.
 
-    The last line on stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
+    They go through `generate` and `reward_func`, as slime calls them, and every token is checked. The last line on
+    stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
     """
     check_engine(given["base_url"], given["model_dir"])
     from strands_rollout.evaluation.run import run_demo
@@ -38,7 +39,9 @@ def evaluate(
         typer.Option(help="For pass@k, as far as there are so many samples; default: 1,4,8,16.", metavar="N,N,..."),
     ] = None,
 ) -> None:
-    """Sample problems with `generate` and `reward_func`, and report accuracy, pass@k and the majority's accuracy.
+    """Sample the problems of data sets, and report accuracy.
+
+    Beside it: pass@k, and the majority's accuracy. The samples are of `generate` and `reward_func`, as in training.
 
     Results are kept as they come: the same command with the same --out resumes where it was cut, and tries again what
     failed. A failed sample, or one that could not be graded, is the infrastructure's doing and counts nowhere; the
@@ -81,17 +84,20 @@ def train(
         bool, typer.Option("--unchecked", help="Go on where the logprobs, or slime's contract, do not hold.")
     ] = False,
 ) -> None:
-    """Train a small model by GRPO on this CPU, through `generate` and `reward_func` as slime calls them.
+    """Train a small model by GRPO on this CPU.
 
-    Each step plays groups of episodes, normalises their rewards by group, updates the policy and gives the engine the
-    new weights from disk under a new version. At the first step the trainer's logprobs of the sampled tokens must equal
-    the rollout's; if they don't, the run stops and shows the tokens. The run's folder holds options.json, steps.jsonl,
-    summary.json, curves.png, checkpoints, and the policy as a model folder in weights/. The last line on stdout is the
-    summary as JSON. Exits with 1 if a check fails or the engine does, with 2 for bad options, with
-    130 after Ctrl-C.
+    Each step plays groups of episodes, through `generate` and `reward_func` as slime calls them, normalises their
+    rewards by group, updates the policy and gives the engine the new weights from disk under a new version. At the
+    first step the trainer's logprobs of the sampled tokens must equal the rollout's; if they don't, the run stops and
+    shows the tokens. The run's folder holds options.json, steps.jsonl, summary.json, curves.png, checkpoints, and the
+    policy as a model folder in weights/. The last line on stdout is the summary as JSON. Exits with 1 if a check fails
+    or the engine does, with 2 for bad options, with 130 after Ctrl-C.
     """
     if find_spec("torch") is None:
-        raise ConfigError("training needs torch, which is not installed; pip install 'strands-rollout[train]'")
+        cpu_build = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+        raise ConfigError(
+            f"training needs torch, which is not installed; {cpu_build} && pip install 'strands-rollout[train]'"
+        )
     from strands_rollout.train.batch import TrainingMethod
 
     _complete(given)
@@ -119,12 +125,6 @@ def _complete(given: Given) -> None:
         )
     if given["is_async"] and given["extra_prompts"]:
         raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
-    for option, value, known in (
-        ("--lr-decay", given["decay"], get_args(Decay)),
-        ("--loss-mean", given["mean"], get_args(LossMean)),
-    ):
-        if value not in known:
-            raise typer.BadParameter(f"got {option} {value!r}; expected one of {', '.join(known)}")
     given["out"] = (
         given["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{given['seed']}-{os.getpid()}"
     )

@@ -1,20 +1,93 @@
-"""Options of several commands, commands whose options are a dataclass, and `config`, which prints settings."""
+"""How commands show their options; options of several commands, or of a dataclass; `config`, which prints settings."""
+
+from __future__ import annotations
 
 import asyncio
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
+from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from types import NoneType
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
-from typer.models import OptionInfo
+from typer.core import TyperCommand
+from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.evaluation.options import BaseUrl as BaseUrl
+from strands_rollout.evaluation.options import Changes as Changes
 from strands_rollout.evaluation.options import Model as Model
-from strands_rollout.evaluation.options import Tokenizer as Tokenizer
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter
+
+_GROUPS: Final = {
+    "Engine and model": "base-url api-base api-model model model-name tokenizer max-context-length host port",
+    "Agent and reward": "config set reward reward-key group-rm",
+    "Data": "data eval-config held-out input-key label-key prompt-key limit row answer",
+    "Sampling": "samples samples-per-problem k concurrency temperature top-p top-k max-new-tokens seed",
+    "Steps": "steps prompts samples-per-prompt extra-prompts async eval-every save-every",
+    "Update": "learning-rate lr-decay updates clip-low clip-high loss-mean tis-clip kl entropy threads",
+    "Output": "out dump save-tokens audit show text sample json wandb",
+}
+_GROUP_OF: Final = {f"--{name}": group for group, names in _GROUPS.items() for name in names.split()}
+_FEW: Final = 9
+_COLUMN: Final = 27
+_OF_TYPE: Final = {int: "N", float: "X", datetime: "TIME", bool: None}
+_OF_WORD: Final = {"endpoint": "URL", "base": "URL", "urls": "URL", "reward": "PATH", "project": "NAME"}
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose help has its options, where they are many, in groups: an option's own panel, else by its name."""
+
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        """The pieces of the usage line; typer puts a required argument in braces, which a shell would expand."""
+        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the arguments, then the groups."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *_GROUPS, "Options")}
+        params: list[Any] = self.get_params(ctx)
+        for param in params:
+            if record := param.get_help_record(ctx):
+                group = param.rich_help_panel or (len(params) > _FEW and _GROUP_OF.get(param.opts[0])) or "Options"
+                if param.param_type_name == "argument":
+                    group, record = "Arguments", (param.metavar, record[1])
+                groups.setdefault(group, []).append(record)
+        width = min(max(len(first) for rows in groups.values() for first, _ in rows), _COLUMN)
+        for name, rows in groups.items():
+            if rows:
+                with formatter.section(name):
+                    formatter.write_dl([(first.ljust(width), help_) for first, help_ in rows], col_max=width)
+
+
+def finish(commands: Iterable[CommandInfo]) -> None:
+    """Show their options in groups, each with a name of its value for people, by its type, where it has none."""
+    for command in commands:
+        command.cls = GroupedCommand
+        if command.callback is None:
+            continue
+        # texts of annotations would be evaluated again, to other objects
+        command.callback.__annotations__ = get_type_hints(command.callback, include_extras=True)
+        for name, hint in command.callback.__annotations__.items():
+            for info in getattr(hint, "__metadata__", ()):
+                if isinstance(info, ParameterInfo) and info.metavar is None:
+                    info.metavar = _metavar(name, get_args(hint)[0], info)
+
+
+def _metavar(name: str, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401 - a type, or what stands for several
+    if isinstance(info, ArgumentInfo):
+        return name.upper()
+    if parts := [part for part in get_args(kind) if part is not NoneType]:  # of a list, a union with None, or a choice
+        return "|".join(parts) if isinstance(parts[0], str) else _metavar(name, parts[0], info)
+    if kind is Path:
+        return "DIR" if not info.file_okay or name.endswith(("dir", "tokenizer")) else "FILE"
+    last = name.rpartition("_")[2]
+    return _OF_TYPE[kind] if kind in _OF_TYPE else _OF_WORD.get(last, last.upper())
+
 
 Given: TypeAlias = dict[str, Any]
 """What a command was given for fields of dataclasses, by their names."""
@@ -70,6 +143,10 @@ def check_engine(base_url: str | None, model: Path | None) -> None:
 Dump: TypeAlias = Annotated[
     Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
 ]
+DumpTokenizer: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(help="The policy's tokenizer; default: as the dump records it.", exists=True, file_okay=False),
+]
 JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
 JsonLines: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print JSON instead: a line for each sample, and the totals.")
@@ -95,29 +172,33 @@ def config(
         Path | None,
         typer.Argument(help="A YAML for slime's --custom-config-path; default: none, which shows the defaults."),
     ] = None,
+    changes: Changes = None,
     as_json: JsonLine = False,
 ) -> None:
-    """Check a configuration and all that it names, and print every setting with its meaning and its value.
+    """Check a configuration, and print every setting.
 
-    What is printed is itself a valid configuration, with secrets masked. Exits with 2 if the file
-    can't be used, or names what is not there.
+    All that it names is looked for; each setting has its meaning and its value. What is printed is itself a valid
+    configuration, with secrets masked. Exits with 2 if the file can't be used, or names what is not there.
     """
     from strands_rollout.settings import (
         MASK_NOTE,
-        RolloutSettings,
         documented,
         is_masked,
         masked_values,
         read_config_file,
     )
 
-    settings = RolloutSettings() if file is None else read_config_file(file)
+    settings = read_config_file(file, changes)
     if as_json and is_masked(settings):
         typer.echo(f"note: {MASK_NOTE}", err=True)
     typer.echo(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
-    if file is not None:
+    if file is not None or changes:
         from strands_rollout.slime_plugin.config_file import check_names
 
         asyncio.run(check_names(file, settings))
+    if file is not None and not as_json:
+        from strands_rollout.dump.terminal import show_next
+
+        show_next("eval", "--config", file)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from typer import Option
 
 from strands_rollout.errors import foreign_code
+from strands_rollout.evaluation.options import Changes
 from strands_rollout.files import Json
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Question:
         Path | None,
         Option(help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."),
     ] = None
+    changes: Changes = None
     data: Annotated[
         list[Path] | None,
         Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
@@ -81,7 +83,9 @@ class Question:
     training: Annotated[
         bool, Option("--training", help="Fail on all that a training run on this machine can't do without.")
     ] = False
-    isolation: Annotated[str, Option(help="What the code sandbox must enforce: full, seccomp or rlimits.")] = "full"
+    isolation: Annotated[Literal["full", "seccomp", "rlimits"], Option(help="What the code sandbox must enforce.")] = (
+        "full"
+    )
 
     def named(self, variable: str) -> Path | None:
         """The path that a variable of the environment names; None where it is not set, or empty."""

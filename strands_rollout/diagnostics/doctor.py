@@ -45,12 +45,7 @@ _CHECKS: Final = (
 
 
 def examine(question: Question) -> diagnosis.Diagnosis:
-    """Check this machine; takes seconds, and leaves nothing behind.
-
-    Raises:
-        ConfigError: There is no such isolation.
-    """
-    machine.to_isolation(question.isolation)
+    """Check this machine; takes seconds, and leaves nothing behind."""
     servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
     return diagnosis.Diagnosis(diagnosis.run_checks([*_CHECKS, *(servers or [no_server])], question))

@@ -26,7 +26,7 @@ from strands_rollout.code_tool.local.executor import LocalExecutor
 from strands_rollout.code_tool.local.supervisor_link import LAYERS, Isolation, SandboxReport
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, skipped, warning
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import RolloutError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -331,18 +331,6 @@ def _wandb_login(env: Mapping[str, str]) -> str | None:
     return None
 
 
-def to_isolation(name: str) -> Isolation:
-    """The isolation of that name.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    found: Isolation | None = next((isolation for isolation in LAYERS if isolation == name), None)
-    if found is None:
-        raise ConfigError(f"isolation is {name!r}; expected one of {', '.join(LAYERS)}")
-    return found
-
-
 def check_sandbox(question: Question) -> Iterator[Finding]:
     """Whether model-written code can be run with this isolation; starts the sandbox with all that it can enforce."""
 
@@ -358,7 +346,7 @@ def check_sandbox(question: Question) -> Iterator[Finding]:
         other = "free the temporary folder, or name another executor in the settings, such as sandbox_fusion"
         yield error("sandbox", f"the code sandbox does not start: {e}", other)
         return
-    yield from judge_sandbox(report, to_isolation(question.isolation))
+    yield from judge_sandbox(report, question.isolation)
 
 
 def judge_sandbox(report: SandboxReport, isolation: Isolation) -> Iterator[Finding]:

@@ -22,9 +22,9 @@ from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, load_json
 from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
 from strands_rollout.diagnostics.template_check import load_tokenizer_folder
-from strands_rollout.dump import DumpRecord, TokenTexts, read_dump
+from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
-from strands_rollout.dump.terminal import make_console
+from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
@@ -33,7 +33,7 @@ from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import Json
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample
-from strands_rollout.settings import read_config_file
+from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_size_of
 from strands_rollout.tool_parsers import AUTO
@@ -47,8 +47,7 @@ class SavedEpisode(SampledEpisode):
     """One sample of a dump that has tokens and a policy's turn among them."""
 
     number: int  # its place in the dump, from 0
-    where: str  # file and line, for people
-    token_texts: Mapping[int, bytes]  # of token ids, as far as the dump holds them
+    record: DumpRecord
 
 
 def nth_episode(path: Path, number: int) -> SavedEpisode:
@@ -86,14 +85,16 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
         for is_trained, run in groupby(mask):
             start, end = end, end + len(list(run))
             turns += [(start, end)] if is_trained else []
-    return SavedEpisode(sample, record.facts, turns, number, record.where, record.token_texts) if turns else None
+    return SavedEpisode(sample, record.facts, turns, number, record) if turns else None
 
 
-def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as_json: bool) -> bool:
+def run_drift(
+    dump: Path, tokenizer: Path | None, *, settings: RolloutSettings | None, show: int, as_json: bool
+) -> bool:
     """Measure the episodes of a dump and print the report; whether all context is what the template renders."""
-    settings = None if config is None else read_config_file(config)
     thinking = None if settings is None else settings.enable_thinking
-    loaded = load_tokenizer_folder(tokenizer)
+    folder = tokenizer or recorded_tokenizer(dump)
+    loaded = load_tokenizer_folder(folder)
     texts = TokenTexts(loaded)
     options = {} if thinking is None else {"enable_thinking": thinking}
     meter = DriftMeter(loaded, options, AUTO if settings is None else settings.tool_parser)
@@ -101,7 +102,7 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
     with counter("episodes") as on_done:
         for number, record in enumerate(read_dump(dump)):
             if episode := episode_of(record, number):
-                check_tokenizer(record, texts, str(tokenizer))
+                check_tokenizer(record, texts, str(folder))
                 measured.append(meter.measure(episode, number))
                 on_done(1)
     if not measured:
@@ -117,6 +118,7 @@ def run_drift(dump: Path, tokenizer: Path, *, config: Path | None, show: int, as
         console = make_console()
         for words, style in (*_totals(totals, meter.template_fault), *chain(*map(_episode, worst[:show]))):
             console.print(Text(words, style=style), soft_wrap=True)
+        show_next("view", dump, *(["--tokenizer", tokenizer] if tokenizer else []))
     return not totals.mismatched_episodes
 
 
@@ -274,11 +276,13 @@ async def run_replay(
     """Replay and show; whether every turn is the same. The arguments are those of the command; see its --help."""
     episode = nth_episode(dump, sample)
     if episode.sample.multimodal_train_inputs is not None:
-        raise DumpError(f"{episode.where} has images, which replay does not send; choose an episode of text")
+        raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
-        folder = tokenizer_dir or await served_tokenizer(url)
+        recorded = episode.record.tokenizer and episode.record.tokenizer.folder
+        folder = tokenizer_dir or recorded or await served_tokenizer(url)
         tokenizer = load_tokenizer(str(folder))
+        check_tokenizer(episode.record, TokenTexts(tokenizer), str(folder))
         vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)
         async with create_client(url) as http:
             asked = replay(SGLangClient(http, vocab_size=vocab_size), episode, params)

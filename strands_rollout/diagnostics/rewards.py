@@ -27,9 +27,10 @@ from rich.text import Text
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
-from strands_rollout.dump.terminal import make_console, printable
+from strands_rollout.dump.terminal import make_console, printable, show_next
 from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError, foreign_code
 from strands_rollout.evaluation.display import counter
+from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import label_texts
@@ -109,7 +110,7 @@ def _each(answer: object, count: int) -> list[object]:
 
 
 def load_reward(
-    path: str | None, config: Path | None, keys: Sequence[str], *, takes_groups: bool = False
+    path: str | None, config: Path | None, keys: Sequence[str], *, changes: Changes = None, takes_groups: bool = False
 ) -> RewardCall:
     """The reward at a dotted path, this package's own for None, with the settings of a configuration.
 
@@ -120,7 +121,7 @@ def load_reward(
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
 
-    settings = None if config is None else read_config_file(config).model_dump(mode="json")
+    settings = read_config_file(config, changes).model_dump(mode="json") if config or changes else None
     args = SimpleNamespace(strands_rollout=settings, reward_key=keys[0], eval_reward_key=keys[0])
     try:
         function = reward_func if path is None else load_function(path)
@@ -334,6 +335,8 @@ async def run_rescore(
         print(json_line(totals).decode(), end="")
     else:
         _show(make_console(), found, totals, show)
+        if out is not None:
+            show_next("view", out)
     return not totals["failed"]
 
 

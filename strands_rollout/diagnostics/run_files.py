@@ -110,7 +110,8 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
         yield error("vocabulary", found, fetch)
     parser = AUTO
     with contextlib.suppress(ConfigError):  # which is another check's finding
-        parser = read_config_file(question.config_file).tool_parser if question.config_file else AUTO
+        changed = question.config_file or question.changes
+        parser = read_config_file(question.config_file, question.changes).tool_parser if changed else AUTO
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
@@ -122,23 +123,23 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
 def check_config(question: Question) -> Iterator[Finding]:
     """Whether the YAML for slime's --custom-config-path is right, and what it names can be loaded."""
     path = question.config_file
-    if path is None:
+    if path is None and not question.changes:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")
         return
     try:
-        settings = read_config_file(path)
+        settings = read_config_file(path, question.changes)
     except ConfigError as e:
         yield error("config", str(e), "correct it; all settings with their meaning: strands-rollout config")
         return
     given = ", ".join(sorted(settings.model_fields_set)) or "no setting"
-    yield good("config", f"{path}: {given} set, all valid")
-    if others := sorted(str(key) for key in yaml.safe_load(yaml_text(path)) if key != KEY):
+    yield good("config", f"{path or '--set'}: {given} set, all valid")
+    if path and (others := sorted(str(key) for key in yaml.safe_load(yaml_text(path)) if key != KEY)):
         found = f"{path} also sets {', '.join(others)}: slime lets these override its command line, in silence"
         yield warning("config: other keys", found, "give them on slime's command line instead")
     yield from _load_named(path, settings)
 
 
-def _load_named(path: Path, settings: RolloutSettings) -> Iterator[Finding]:
+def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
     """An error for each setting whose named thing can't be loaded, or whose server can't be reached."""
     from strands_rollout.slime_plugin.config_file import named_faults, search_beside
 

@@ -8,7 +8,8 @@ one behind the other. Its keys are:
   there, and what a reader does not know it keeps;
 - `strands_rollout_dump`, which says what the line is: `{"version": 1}`, and under `token_texts`, where a tokenizer was
   at hand, what each id of `tokens` stands for: `{"271": " the"}`, or where its bytes are no text alone, the bytes as
-  numbers: `{"94": [226, 130]}`.
+  numbers: `{"94": [226, 130]}`. Then also `{"tokenizer": {"name": ..., "fingerprint": ...}}`, its folder or id on the
+  hub, and a hash of its vocabulary.
 
 What JSON has no form for is an object with one key that begins with `$`; see `record`. A line with a higher
 version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
@@ -21,7 +22,7 @@ label, reward, metadata), by its value. Tokens are left as they are: they still 
 of `strands-rollout eval`, and slime's `--save-debug-rollout-data`, without torch.
 """
 
-from strands_rollout.dump.files import DumpWriter, read_dump, write_dump
+from strands_rollout.dump.files import DumpWriter, read_dump, recorded_tokenizer, write_dump
 from strands_rollout.dump.record import DumpRecord, TokenTexts
 
-__all__ = ["DumpRecord", "DumpWriter", "TokenTexts", "read_dump", "write_dump"]
+__all__ = ["DumpRecord", "DumpWriter", "TokenTexts", "read_dump", "recorded_tokenizer", "write_dump"]

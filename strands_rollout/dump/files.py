@@ -11,12 +11,13 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, Self
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.dump.torch_file import read_torch_file
-from strands_rollout.errors import DumpError
+from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files import open_regular
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import secret_values
@@ -25,6 +26,7 @@ from strands_rollout.secret_mask import secret_values
 _MAX_LINE_BYTES: Final = 1 << 28
 _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
+_FIRST: Final = 16
 _KINDS: Final = ", ".join([*_LINES, *_TORCH])
 
 
@@ -78,6 +80,15 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
     for sample in unread_samples(path):
         if record := sample.read():
             yield record
+
+
+def recorded_tokenizer(path: Path) -> Path:
+    """The folder of the tokenizer that a dump's first samples name; ConfigError where there is none on this machine."""
+    found = next((record.tokenizer for record in islice(read_dump(path), _FIRST) if record.tokenizer), None)
+    if found is not None and (folder := found.folder):
+        return folder
+    got = "no tokenizer" if found is None else f"the tokenizer {found.name}, which is no folder on this machine"
+    raise ConfigError(f"{path} names {got}; pass that of the policy with --tokenizer DIR")
 
 
 def unread_samples(path: Path) -> Iterator[UnreadSample]:

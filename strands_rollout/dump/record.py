@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
+import hashlib
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -182,6 +185,7 @@ VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
 METADATA_KEY: Final = "strands_rollout"
 _TEXTS_KEY: Final = "token_texts"
+_TOKENIZER_KEY: Final = "tokenizer"
 _TEXTS: Final = ("prompt", "response", "label", "reward")
 _MASKED: Final = ("metadata", "train_metadata", "apply_chat_template_kwargs")
 _SECRET: Final = re.compile(
@@ -197,10 +201,39 @@ _MOST_UNKNOWN: Final = 0.1
 _LONG_INTEGER: Final = re.compile(rb"(?<![\d.])\d{19}")
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerIdentity:
+    """Which tokenizer a sample was written with."""
+
+    name: str  # its folder, absolute, or its id on the hub
+    fingerprint: str  # a hash of its vocabulary without added tokens, which depend on transformers' release
+
+    @classmethod
+    @functools.lru_cache(maxsize=8)
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> TokenizerIdentity:
+        """The identity of a Hugging Face fast tokenizer, computed once (0.2 s for 150,000 tokens)."""
+        vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+        in_order = "\0".join(sorted(vocabulary, key=vocabulary.__getitem__))
+        digest = hashlib.blake2b(in_order.encode("utf-8", "surrogatepass"), digest_size=16)
+        name = str(tokenizer.name_or_path)
+        return cls(str(Path(name).resolve()) if name and Path(name).is_dir() else name, digest.hexdigest())
+
+    @classmethod
+    def read(cls, given: Json) -> TokenizerIdentity | None:
+        """What a line has of it; LookupError or TypeError where that is nothing of the kind."""
+        return None if given is None else cls(str(given["name"]), str(given["fingerprint"]))
+
+    @property
+    def folder(self) -> Path | None:
+        """Its folder, where that is on this machine."""
+        return Path(self.name) if Path(self.name).is_dir() else None
+
+
 class TokenTexts(Mapping[int, bytes]):
     """The bytes of all ids of a Hugging Face fast tokenizer, read when asked for; ids without a token are absent."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.identity = TokenizerIdentity.of(tokenizer)
         self._size = len(tokenizer)
         self._bytes_of = token_bytes(tokenizer)
         self._spaces_are_marked = not is_byte_level(tokenizer)
@@ -229,6 +262,7 @@ class DumpRecord:
         source: "dump", "samples" (version 0), "slime", or "eval": a result of `strands-rollout eval`.
         token_texts: Bytes of token ids, as far as the dump holds them.
         violations: What an evaluation found wrong with it.
+        tokenizer: What it was written with, where the dump says so.
     """
 
     values: dict[str, Any]
@@ -236,6 +270,7 @@ class DumpRecord:
     source: str = "dump"
     token_texts: Mapping[int, bytes] = field(default_factory=dict)
     violations: tuple[str, ...] = ()
+    tokenizer: TokenizerIdentity | None = None
 
     @property
     def has_tokens(self) -> bool:
@@ -266,16 +301,23 @@ class DumpRecord:
 
         Args:
             sample: Its `to_dict` is called.
-            token_texts: Bytes of its token ids, of more, or of some; see `TokenTexts`.
+            token_texts: Bytes of its token ids, of more, or of some; of `TokenTexts` the tokenizer is recorded too.
         """
         values: dict[str, Any] = sample.to_dict()  # type: ignore[attr-defined]
         if token_texts is None:
             return cls(values)
-        return cls(values, token_texts={i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts})
+        texts = {i: token_texts[i] for i in sorted(set(values["tokens"])) if i in token_texts}
+        tokenizer = token_texts.identity if isinstance(token_texts, TokenTexts) else None
+        return cls(values, token_texts=texts, tokenizer=tokenizer)
 
 
-def check_tokenizer(record: DumpRecord, texts: Mapping[int, bytes], name: str) -> None:
-    """Raise ConfigError where a named tokenizer lacks the record's ids, or has other texts for them than the dump."""
+def check_tokenizer(record: DumpRecord, texts: TokenTexts, name: str) -> None:
+    """Raise ConfigError where a named tokenizer is not the recorded one, lacks the record's ids, or has other texts."""
+    if record.tokenizer is not None and record.tokenizer.fingerprint != texts.identity.fingerprint:
+        raise ConfigError(
+            f"{record.where} was written with the tokenizer {record.tokenizer.name}, and {name} has another "
+            "vocabulary; name the tokenizer of the policy that wrote it"
+        )
     ids = set(record.values["tokens"])
     unknown = sorted(token for token in ids if token not in texts)
     if len(unknown) > len(ids) * _MOST_UNKNOWN:  # a policy may sample some of the ids that only pad its vocabulary
@@ -300,6 +342,8 @@ def record_line(record: DumpRecord, secrets: Collection[str] = ()) -> bytes:
     head: dict[str, Any] = {"version": VERSION}
     if record.token_texts:
         head[_TEXTS_KEY] = {str(token): text_or_bytes(text) for token, text in record.token_texts.items()}
+    if record.tokenizer is not None:
+        head[_TOKENIZER_KEY] = asdict(record.tokenizer)
     try:
         values = shown_values(record.values, secrets)
         named = {name: to_json(value, f"{where}: {name}") for name, value in values.items()}
@@ -347,7 +391,8 @@ def _record(read: dict[str, Any], where: str) -> DumpRecord:
         raise DumpError(f"{where} is of dump version {version!r}; this release reads {VERSION}: use a newer one")
     given = head.get(_TEXTS_KEY, {}).items()
     texts = {int(token): text.encode() if isinstance(text, str) else bytes(text) for token, text in given}
-    return DumpRecord(_checked(from_json(read), where), where, token_texts=texts)
+    tokenizer = TokenizerIdentity.read(head.get(_TOKENIZER_KEY))
+    return DumpRecord(_checked(from_json(read), where), where, token_texts=texts, tokenizer=tokenizer)
 
 
 def _older(read: dict[str, Any], where: str) -> DumpRecord:
@@ -365,7 +410,9 @@ def _older(read: dict[str, Any], where: str) -> DumpRecord:
         }
     values = _checked(values, where)
     values.setdefault("metadata", {})["eval"] = {name: read.get(name) for name in ("data_set", "problem", "number")}
-    return DumpRecord(values, where, "eval", violations=tuple(map(str, read.get("violations") or ())))
+    tokenizer = TokenizerIdentity.read(read.get(_TOKENIZER_KEY))
+    violations = tuple(map(str, read.get("violations") or ()))
+    return DumpRecord(values, where, "eval", violations=violations, tokenizer=tokenizer)
 
 
 def _checked(values: object, where: str) -> dict[str, Any]:

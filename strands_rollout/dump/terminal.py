@@ -4,9 +4,14 @@ Characters that a terminal would obey are shown instead. Every line of a transcr
 left, so that it reads the same without colours.
 """
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -50,6 +55,15 @@ def make_console(*, stderr: bool = False) -> Console:
     """A console, wide enough for tables where it is no terminal; rich decides about colours (NO_COLOR, no tty)."""
     console = PlainConsole(stderr=stderr, highlight=False)
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
+
+
+def show_next(*words: object) -> None:
+    """Say on stderr which command comes next, as it has to be typed here."""
+    program, name = Path(sys.argv[0]), "strands-rollout"
+    typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
+    if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
+        typed = min(os.path.relpath(program), str(program), key=len)
+    make_console(stderr=True).print(f"next: {typed} {shlex.join(map(str, words))}", markup=False, soft_wrap=True)
 
 
 _KINDS: Final = {

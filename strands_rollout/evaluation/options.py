@@ -28,6 +28,10 @@ Tokenizer: TypeAlias = Annotated[
         file_okay=False,
     ),
 ]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
+]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
 
 
@@ -129,6 +133,7 @@ class EvalOptions:
             help="slime's --custom-config-path YAML, with settings under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None
+    changes: Changes = None
     sampling: Sampling
     concurrency: Annotated[int, Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)]
     max_context_tokens: Annotated[

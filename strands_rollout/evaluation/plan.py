@@ -321,8 +321,8 @@ def load_sets(options: EvalOptions, on_note: Callable[[str], None]) -> list[Eval
 
 
 async def load_settings(options: EvalOptions) -> RolloutSettings:
-    """The settings of --config, with the shipped model's executor where they name none and it is served."""
-    settings = RolloutSettings() if options.config is None else await read_checked_config(options.config)
+    """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
+    settings = await read_checked_config(options.config, options.changes)
     runs_own_code = options.base_url is None and options.model_dir is None
     if runs_own_code and "executor" not in settings.model_fields_set:
         return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})

@@ -13,6 +13,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,8 +22,8 @@ from rich.console import Console
 from strands_rollout import __version__, dump
 from strands_rollout.client.transport import parse_base_url, redacted
 from strands_rollout.dump import TokenTexts
-from strands_rollout.dump.record import shown_values
-from strands_rollout.dump.terminal import make_console, print_transcript
+from strands_rollout.dump.record import TokenizerIdentity, shown_values
+from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.display import accuracy_bar, print_evaluation, print_outcomes, print_summary
 from strands_rollout.evaluation.evaluate import (
@@ -86,6 +87,8 @@ def run_evaluation(options: EvalOptions) -> int:
     if not report["complete"]:
         note(how_to_resume)
     print(json.dumps(without_problems(report)), flush=True)
+    if report["complete"] and not options.json_only:
+        show_next("view", options.out)
     return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
 
 
@@ -196,6 +199,7 @@ class Session:
                     line = without_values(line, secrets)
                     if options.keeps_tokens:
                         line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
+                        line["tokenizer"] = asdict(TokenizerIdentity.of(player.tokenizer))
                     result = self._keep(line)
                     show(result.is_right if result.is_scored else None)
                     return result
@@ -318,6 +322,8 @@ def run_demo(options: DemoOptions) -> Summary:
     """
     summary = asyncio.run(_demo(options))
     print(json.dumps(summary.to_dict()), flush=True)
+    if not options.json_only:
+        show_next("view", options.dump_dir)
     return summary
 
 

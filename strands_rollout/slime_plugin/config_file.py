@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strands_rollout.agent import tool_loading
@@ -13,23 +13,24 @@ from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.tool_parsers import AUTO, get_parser
 
 
-async def read_checked_config(path: Path) -> RolloutSettings:
+async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
     """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
 
     Raises:
         ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
     """
-    settings = read_config_file(path)
-    await check_names(path, settings)
+    settings = read_config_file(path, changes)
+    if path is not None or changes:
+        await check_names(path, settings)
     return settings
 
 
-async def check_names(path: Path, settings: RolloutSettings) -> None:
+async def check_names(path: Path | None, settings: RolloutSettings) -> None:
     """Raise ConfigError, with a line for each, where something that a file's settings name is not there."""
     search_beside(path)
     faults = [f"  {name}: {error}" for name, error in await named_faults(settings)]
     if faults:
-        raise ConfigError("\n".join([f"{path} names what can't be used:", *faults]))
+        raise ConfigError("\n".join([f"{path or '--set'} names what can't be used:", *faults]))
 
 
 def search_beside(path: str | Path | None) -> None:

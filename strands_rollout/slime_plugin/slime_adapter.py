@@ -12,14 +12,13 @@ import logging
 import os
 import pkgutil
 import re
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+
+import httpx
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, foreign_code
@@ -86,26 +85,27 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         )
     from transformers import AutoTokenizer
 
-    is_offline = not is_folder and not _is_hub_reachable()
+    obstacle = None if is_folder else _hub_obstacle()
     try:
-        return AutoTokenizer.from_pretrained(checkpoint, local_files_only=is_offline)
+        return AutoTokenizer.from_pretrained(checkpoint, local_files_only=obstacle is not None)
     except (OSError, ValueError) as e:
-        place = "no folder here and not in the cache, and Hugging Face's hub can't be reached"
-        reason = f"it is {place}; expected the folder of a model" if is_offline else str(e)
+        reason = str(e)
+        if obstacle is not None:
+            remedy = f"expected the folder of a model; with a network, hf download {checkpoint} fetches it"
+            reason = f"it is no folder here and not in the cache, and {obstacle}; {remedy}"
         raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
 
 
-def _is_hub_reachable() -> bool:
-    """Whether the hub answers at all: transformers would try for minutes where it doesn't."""
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
-    if endpoint.hostname is None or getproxies():
-        return True  # a proxy may reach it
+def _hub_obstacle() -> str | None:
+    """Why the hub can't be asked, by one request through the environment's proxies: transformers tries for a minute."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return "HF_HUB_OFFLINE is set"
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
-        port = endpoint.port or (80 if endpoint.scheme == "http" else 443)
-        socket.create_connection((endpoint.hostname, port), timeout=_HUB_TIMEOUT_S).close()
-    except (OSError, ValueError):
-        return False
-    return True
+        httpx.head(endpoint, timeout=_HUB_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as e:  # the latter two: of its proxy's URL
+        return f"Hugging Face's hub can't be reached ({endpoint}: {e})"
+    return None
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
@@ -118,7 +118,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or not _is_hub_reachable()  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or _hub_obstacle() is not None  # noqa: PTH112 - as above
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import JsonOnly
+from strands_rollout.evaluation.options import Changes, JsonOnly
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
@@ -38,19 +38,13 @@ class UpdateSettings:
     """
 
     learning_rate: Annotated[float, Option(help="AdamW's, where it decays at the first step.", min=0)] = 2e-4
-    decay: Annotated[Decay, Option("--lr-decay", parser=str, help="constant, or linear, to 0 after the last step.")] = (
-        "constant"
-    )
+    decay: Annotated[Decay, Option("--lr-decay", help="constant, or linear, to 0 after the last step.")] = "constant"
     updates: Annotated[int, Option(help="Optimizer steps per step.", min=1)] = 4
     clip_low: Annotated[float, Option(help="slime's --eps-clip.", min=0)] = 0.2
     clip_high: Annotated[float, Option(help="slime's --eps-clip-high.", min=0)] = 0.28
     mean: Annotated[
         LossMean,
-        Option(
-            "--loss-mean",
-            parser=str,
-            help="sample: mean of samples' means, as slime; token: mean over all trained tokens.",
-        ),
+        Option("--loss-mean", help="sample: mean of samples' means, as slime; token: mean over all trained tokens."),
     ] = "sample"
     tis_clip: Annotated[
         float | None,
@@ -83,7 +77,11 @@ class TrainOptions:
         int, Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
     ] = 0
     out: Annotated[
-        Path, Option(help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.")
+        Path,
+        Option(
+            help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.",
+            file_okay=False,
+        ),
     ]
     base_url: Annotated[
         str | None,
@@ -102,6 +100,7 @@ class TrainOptions:
             help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
         ),
     ] = None
+    changes: Changes = None
     rollout: str = "tito"
     ablation: str = "none"
     prompts: Annotated[int, Option(help="Prompts of a step.", min=1)] = 32
@@ -139,8 +138,11 @@ class TrainOptions:
         values = asdict(self)
         if self.base_url is not None:
             values["base_url"] = redacted(parse_base_url(self.base_url))
-        if self.config is not None:
-            values["config_sha256"] = hashlib.sha256(self.config.read_bytes()).hexdigest()
+        changes = values.pop("changes") or []
+        if self.config is not None or changes:
+            content = (self.config.read_bytes() if self.config else b"") + "\n".join(changes).encode()
+            values["config_sha256"] = hashlib.sha256(content).hexdigest()
+            values |= {"set": [change.partition("=")[0] for change in changes]} if changes else {}  # may hold secrets
         return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
     def identity(self) -> dict[str, Any]:

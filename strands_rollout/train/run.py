@@ -15,7 +15,7 @@ from rich.console import Console
 
 from strands_rollout import __version__
 from strands_rollout.client.transport import parse_base_url, redacted
-from strands_rollout.dump.terminal import make_console
+from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, playing, served_engine, start_executor
 from strands_rollout.evaluation.rows import load_rows
@@ -72,6 +72,9 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
             print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
+    if not options.json_only:
+        config = ["--config", options.config] if options.config else []
+        show_next("eval", "--model", options.out / "weights", *config, "--data", options.held_out)
     return EXIT_OK
 
 
@@ -151,10 +154,9 @@ def _git(*words: str) -> str:
 
 
 async def _settings(options: TrainOptions, method: TrainingMethod) -> RolloutSettings:
-    if options.config is None:
-        settings = RolloutSettings(executor=SHIPPED_MODELS_EXECUTOR)
-    else:
-        settings = await read_checked_config(options.config)
+    settings = await read_checked_config(options.config, options.changes)
+    if options.config is None and "executor" not in settings.model_fields_set:
+        settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "

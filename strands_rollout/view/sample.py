@@ -171,7 +171,7 @@ class Retokeniser:
     """Encodes turns again with the policy's tokenizer; knows the bytes of its ids, and which of them were added."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.texts: Mapping[int, bytes] = TokenTexts(tokenizer)
+        self.texts = TokenTexts(tokenizer)
         self.controls = frozenset(tokenizer.get_added_vocab().values())
         self._tokenizer = tokenizer
         self._bytes_of = token_bytes(tokenizer)

@@ -21,7 +21,7 @@ REPOSITORY = str(Path(__file__).parents[2])
 def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy() -> None:
     """In one process, the commands one after the other; nor does the doctor import what may be broken."""
     code = """if True:
-        import sys
+        import re, sys
         from typer.testing import CliRunner
         from strands_rollout import __version__
         from strands_rollout.cli.commands import app
@@ -32,20 +32,28 @@ def test_help_has_an_example_or_the_commands_and_imports_nothing_heavy() -> None
         def help_of(*arguments):
             done = CliRunner().invoke(app, [*arguments, "--help"])
             assert done.exit_code == 0, done.output
+            lines = done.stdout.replace("COMMAND [ARGS]...", "").splitlines()
+            unfit = [line for line in lines if len(line) > 80 or line.endswith("...") or re.search("<[a-z]", line)]
+            assert not unfit, unfit
             return done.stdout
 
-        assert all(word in help_of() for word in ("serve", "demo", "--version"))
+        assert all(word in help_of() for word in ("serve", "demo", "--version", "--install-completion"))
         assert CliRunner().invoke(app, ["--version"]).stdout == f"strands-rollout {__version__}\\n"
         assert imported("numpy", "strands", "transformers", "httpx", "rich.table", "pydantic") == []
         for command in app.registered_commands:
             name = command.name or command.callback.__name__
             assert f"Example: strands-rollout {name} " in " ".join(help_of(name).split()), name
+        evaluate = help_of("eval")
+        for words in ("model:\\n  --base-url URL ", "\\nSampling:\\n", " --data FILE ", " --top-k N ", " --out DIR "):
+            assert words in evaluate, words
         # typer itself looks for pydantic when it reads a command's arguments
         assert imported("numpy", "strands", "transformers", "httpx", "rich.table") == []
         import strands_rollout.diagnostics.doctor
         assert imported("numpy", "packaging", "strands", "tokenizers") == []
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -122,4 +130,12 @@ async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
     assert "  trained | <tool_call>" in finished.stdout
     assert "  context | " in finished.stdout
     assert "accuracy 100%" in finished.stderr
+    assert finished.stderr.endswith("\nnext: python -m strands_rollout.cli view demo_dump\n")
     assert len(list((tmp_path / "demo_dump").glob("*.jsonl"))) == 1
+    for name, found in (("diagnostics", "context: what the chat template renders"), ("viewer", "34")):
+        page = (Path(REPOSITORY) / f"docs/{name}.md").read_text()
+        (line,) = re.findall(r"^strands-rollout ((?:drift|view) demo_dump.*)$", page, re.MULTILINE)
+        words = [*line.split(), *(["--text"] if name == "viewer" else [])]
+        shown = await asyncio.to_thread(subprocess.run, [*command[:3], *words], **options)
+        assert shown.returncode == 0, shown.stderr
+        assert found in shown.stdout

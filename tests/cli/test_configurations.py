@@ -1,11 +1,16 @@
 """What commands do with a configuration before anything starts: modules beside it are found, wrong names are errors."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from strands_rollout.cli.commands import app
+from strands_rollout.errors import ConfigError
 
 
 def strands_rollout(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -13,6 +18,7 @@ def strands_rollout(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
 
 
+TWO = ("strands_rollout.examples.two_tools", "strands_rollout.tools.execute_python_code")
 CONFIGURATION = "strands_rollout: {{tools: [my_agent_tools.look_up], {more}}}"
 
 
@@ -48,6 +54,54 @@ def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(
     for words in ("hooks: can't load 'no_such.hook'", "did you mean 'hermes'", "'locl'"):
         assert words in done.stderr
     assert "engine at" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "value"),
+    [
+        ("max_tool_iterations=8", 8),
+        ("system_prompt=Be brief: 1", "Be brief: 1"),
+        ("dump_dir=null", None),
+        ("hooks=[]", []),
+        (f"tools={','.join(TWO)}", list(TWO)),
+        ("strands_rollout.reward.correct=2", 2.0),
+    ],
+)
+def test_a_setting_of_the_command_line_takes_the_place_of_the_files(
+    configured: Callable[..., Path], change: str, value: object
+) -> None:
+    path = configured("max_tool_iterations: 2, dump_dir: there, reward: {wrong: 0.0}")
+    done = CliRunner().invoke(app, ["config", str(path), "--set", "tools=[]", "--set", change, "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    for key in change.partition("=")[0].removeprefix("strands_rollout.").split("."):
+        found = found[key]
+    assert found == value
+    assert json.loads(done.stdout)["reward"]["wrong"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "said"),
+    [
+        ("config", "max_tool_iteration=3", "did you mean 'max_tool_iterations'"),
+        ("config", "reward.corect=3", "did you mean 'correct'"),
+        ("config", "max_tool_iterations=many", "valid integer"),
+        ("config", "max_tool_iterations", "expected --set KEY=VALUE"),
+        ("eval", "tool_parser=hermess", "did you mean 'hermes'"),
+        ("validate row.jsonl", "rewards=3", "did you mean 'reward'"),
+        ("rescore row.jsonl", "rewards=3", "did you mean 'reward'"),
+        ("drift row.jsonl", "tool_parsers=3", "did you mean 'tool_parser'"),
+        ("doctor --json", "tool_parsers=3", "did you mean 'tool_parser'"),
+    ],
+)
+def test_a_wrong_setting_of_the_command_line_is_named(
+    command: str, change: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "row.jsonl").write_text('{"prompt": "1 + 1?", "label": "2", "status": "completed", "tokens": []}\n')
+    done = CliRunner().invoke(app, [*command.split(), "--set", change])
+    assert said in f"{done.exception}{done.output}"
+    assert isinstance(done.exception, ConfigError) or command.startswith("doctor")
 
 
 def test_a_demo_that_could_write_nothing_plays_nothing(tmp_path: Path) -> None:

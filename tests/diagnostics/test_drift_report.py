@@ -17,8 +17,9 @@ from strands_rollout.errors import ConfigError
 QUESTION = "What is 17 * 2?"
 
 
-def drift(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["drift", *map(str, arguments), "--tokenizer", str(SHIPPED_MODEL_DIR)])
+def drift(*arguments: object, tokenizer: object = SHIPPED_MODEL_DIR) -> Result:
+    given = [] if tokenizer is None else ["--tokenizer", str(tokenizer)]
+    return CliRunner().invoke(app, ["drift", *map(str, arguments), *given])
 
 
 async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -42,10 +43,18 @@ async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     with_texts, without = tmp_path / "with.jsonl", tmp_path / "without.jsonl"
     write_dump(with_texts, [sample], TokenTexts(shipped_tokenizer))
-    assert drift(with_texts).exit_code == 0
-    foreign = CliRunner().invoke(app, ["drift", str(with_texts), "--tokenizer", qwen3_tokenizer.name_or_path])
+    assert drift(with_texts, tokenizer=None).exit_code == drift(with_texts).exit_code == 0
+    foreign = drift(with_texts, tokenizer=qwen3_tokenizer.name_or_path)
     assert isinstance(foreign.exception, ConfigError)
-    assert f"{with_texts}:1 has the token " in str(foreign.exception)
+    written = f"{with_texts}:1 was written with the tokenizer {SHIPPED_MODEL_DIR}, and {qwen3_tokenizer.name_or_path}"
+    assert written in str(foreign.exception)
+    texts = dict(TokenTexts(shipped_tokenizer))
+    write_dump(tmp_path / "older.jsonl", [sample], texts)
+    older = drift(tmp_path / "older.jsonl", tokenizer=qwen3_tokenizer.name_or_path)
+    assert f"{tmp_path / 'older.jsonl'}:1 has the token " in str(older.exception)
+    unnamed = drift(tmp_path / "older.jsonl", tokenizer=None)
+    assert isinstance(unnamed.exception, ConfigError)
+    assert "names no tokenizer; pass that of the policy with --tokenizer DIR" in str(unnamed.exception)
     write_dump(without, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
     unknown = drift(without)
     assert isinstance(unknown.exception, ConfigError)

@@ -15,8 +15,9 @@ from strands_rollout.cli.commands import app
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.transport import create_client
 from strands_rollout.diagnostics.replay import ReplayedTurn, recorded_gaps, replay, run_replay
+from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
-from strands_rollout.errors import DumpError, EngineResponseError, TrajectoryError
+from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, TrajectoryError
 from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.template.chat_template import ChatTemplate
@@ -99,6 +100,16 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     assert departure["again"]["text"] == shipped_tokenizer.decode(departure["again"]["ids"])
     assert (report["same"], report["turns"][0]["logprobs"]["tokens"]) == (False, 3)
     assert report["recorded_tokens"] is None  # the embedded engine has no logprobs of its input
+
+
+async def test_the_recorded_tokenizer_is_used_and_another_is_refused(
+    base_url: str, shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.jsonl"
+    write_dump(path, [await played(base_url, shipped_tokenizer)], TokenTexts(shipped_tokenizer))
+    assert await run_replay(path, base_url=base_url)
+    with pytest.raises(ConfigError, match=f"run.jsonl:1 was written with the tokenizer {SHIPPED_MODEL_DIR}"):
+        await run_replay(path, base_url=base_url, tokenizer_dir=Path(qwen3_tokenizer.name_or_path))
 
 
 async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:

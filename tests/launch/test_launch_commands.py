@@ -141,7 +141,9 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
     ("arguments", "words"),
     [
         (["--actor-gpus", "8"], "expected some to be left that generate"),
-        (["--num-rolout", "3"], "unknown option --num-rolout; arguments of slime go after --"),
+        (["--num-gpu", "8"], r"unknown option --num-gpu; did you mean --num-gpus\? arguments of slime go after --"),
+        (["--num-rolout", "3"], r"unknown option --num-rolout; did you mean --num-rollout\? "),
+        (["--optimizer", "x"], "unknown option --optimizer; arguments of slime go after --"),
         (["--num-gpus", "eight"], "got NUM_GPUS='eight'; expected a whole number"),
         (["--partial-rollout", "yes"], "got PARTIAL_ROLLOUT='yes'; expected 0 or 1"),
         (["--learning-rate", "fast"], "got LEARNING_RATE='fast'; expected a number"),

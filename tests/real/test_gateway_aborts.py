@@ -30,6 +30,8 @@ from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
 EPISODES = 8
+# a turn that would last far longer than an abort takes, on a busy machine too
+ENDLESS = {**LINGERING, "min_new_tokens": 1500}
 
 
 async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
@@ -94,7 +96,7 @@ async def test_a_closed_connection_ends_the_request_at_its_worker(
 
 async def cancelled(stage: EpisodeStage, worker: str) -> None:
     """The callers of `generate` are cancelled."""
-    playing = asyncio.create_task(stage.play(new_samples(EPISODES), LINGERING))
+    playing = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS))
     await until_running(EPISODES, worker)
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -105,7 +107,7 @@ async def told_to_abort(stage: EpisodeStage, worker: str) -> None:
     """The rollout is aborted, and nobody tells the worker."""
     aborted = asyncio.Event()
     settings = {"should_abort": aborted.is_set, "abort_grace_s": 0.2}
-    playing = asyncio.create_task(stage.play(new_samples(EPISODES), LINGERING, **settings))
+    playing = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS, **settings))
     await until_running(EPISODES, worker)
     aborted.set()
     assert {sample.status for sample in await playing} == {Sample.Status.ABORTED}

@@ -60,6 +60,19 @@ def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_d
     assert "PYTHON=/path/to/python bash" in finished.stderr
 
 
+@pytest.mark.parametrize("given", [{}, {"STRANDS_ROLLOUT_VENV": "/dev/null/venv"}], ids=["default", "named"])
+def test_an_environment_that_can_not_be_written_says_which_variable_puts_it_elsewhere(
+    checkout: Checkout, given: dict[str, str]
+) -> None:
+    (checkout.root / ".venv-demo").write_text("in the way, which stops root too")
+    finished = checkout.run("demo.sh", **given)
+    assert finished.returncode == 1
+    assert "can't be written to" in finished.stderr
+    assert "another folder for it in STRANDS_ROLLOUT_VENV" in finished.stderr
+    assert "python3-venv" not in finished.stderr
+    assert (checkout.root / ".venv-demo").is_file()
+
+
 def test_stop_ends_nothing_but_what_start_has_started(checkout: Checkout) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         refused = checkout.run("sglang_cpu.sh", "stop", str(stranger.pid))

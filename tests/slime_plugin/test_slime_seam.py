@@ -119,20 +119,32 @@ def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(
     assert len(str(refusal.value)) < 1000
 
 
-@pytest.mark.parametrize("name", ["5", "gpt-none", "nobody/no-model"])
-def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "variables", "said"),
+    [
+        ("5", {"HF_ENDPOINT": "http://127.0.0.1:1"}, "hub can't be reached"),
+        ("models/Qwen3-8B", {"https_proxy": "http://127.0.0.1:1"}, "hub can't be reached"),
+        ("nobody/no-model", {"HF_ENDPOINT": "no url"}, "hub can't be reached"),
+        ("nobody/no-model", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
+    ],
+)
+def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(
+    name: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
     asked: list[Any] = []
 
-    def refuse(address: Any, timeout: float) -> None:
-        asked.append(address)
-        raise OSError("no network")
+    def refuse(*_: Any, local_files_only: bool) -> None:
+        asked.append(local_files_only)
+        raise OSError("not in the cache")
 
-    monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
-    monkeypatch.setattr(slime_seam, "getproxies", dict)
-    monkeypatch.setattr(slime_seam.socket, "create_connection", refuse)
-    with pytest.raises(ConfigError, match="hub can't be reached; expected the folder"):
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match=f"{said}.*; expected the folder of a model.* hf download {name}"):
         tokenizer_of(SimpleNamespace(hf_checkpoint=name), Sample())
-    assert asked == [("hub.example", 443)]
+    assert asked == [True]
 
 
 def test_slimes_state_gives_its_tokenizer_and_tells_of_an_abort(state_class: Any) -> None:

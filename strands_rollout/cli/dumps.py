@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import webbrowser
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
 
 def view(
-    dump: Dump,
+    dumps: Annotated[
+        list[Path],
+        typer.Argument(
+            help="A dump, slime's debug file, results of eval, or a folder of them; two or more are compared.",
+            metavar="DUMP",
+            exists=True,
+        ),
+    ],
     out: Annotated[Path | None, typer.Option(help="Write the page to this file, in place of opening it.")] = None,
     tokenizer: DumpTokenizer = None,
     text: Annotated[bool, typer.Option("--text", help="Print the list and the samples to the terminal.")] = False,
@@ -33,38 +41,57 @@ def view(
 ) -> None:
     """Look at samples, in the browser or the terminal.
 
-    The page follows a run that writes. It needs no network. The server listens on 127.0.0.1 until Ctrl-C.
+    Several runs are shown side by side. The page follows a run that writes. It needs no network. The server listens on
+    127.0.0.1 until Ctrl-C.
     """
     if out is not None and (text or port is not None):
         raise typer.BadParameter("got --out beside --text or --port; expected one of them")
     if sample and not text:
         raise typer.BadParameter("got --sample without --text; expected both")
-    retokeniser = _retokeniser(tokenizer, dump)
+    retokeniser = _retokeniser(tokenizer, dumps)
     if text:
-        from strands_rollout.dump.terminal import make_console
-        from strands_rollout.view.text import print_dump
-
-        print_dump(make_console(), dump, retokeniser, set(sample or ()))
+        _print(_named(dumps), set(sample or ()), retokeniser)
     elif out is not None:
-        _write(dump, out, retokeniser)
+        _write(_named(dumps), out, retokeniser)
     else:
-        _serve(dump, port, retokeniser)
+        _serve(_named(dumps), port, retokeniser)
 
 
-def _retokeniser(folder: Path | None, dump: Path) -> Retokeniser | None:
+def _print(dumps: Mapping[str, Path], samples: Collection[int], retokeniser: Retokeniser | None) -> None:
+    from strands_rollout.dump.terminal import make_console
+    from strands_rollout.view.text import print_dump
+
+    console = make_console()
+    for name, dump in dumps.items():
+        if len(dumps) > 1:
+            console.rule(name)
+        print_dump(console, dump, retokeniser, samples)
+
+
+def _named(dumps: Sequence[Path]) -> dict[str, Path]:
+    from strands_rollout.view.page import MOST_RUNS, run_names
+
+    named = dict(zip(run_names(dumps), dumps, strict=True))
+    if len(named) < len(dumps) or len(dumps) > MOST_RUNS:
+        raise typer.BadParameter(f"got {', '.join(map(str, dumps))}; expected at most {MOST_RUNS} runs, each once")
+    return named
+
+
+def _retokeniser(folder: Path | None, dumps: Sequence[Path]) -> Retokeniser | None:
     """What marks drift, with the recorded tokenizer where it is here; refuses another policy's."""
     from strands_rollout.dump import read_dump, recorded_tokenizer
     from strands_rollout.dump.record import check_tokenizer
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
     from strands_rollout.view.sample import Retokeniser
 
-    first = [record for record in islice(read_dump(dump), 16) if record.has_tokens]
-    if folder is None and not first:
+    first = {dump: [record for record in islice(read_dump(dump), 16) if record.has_tokens] for dump in dumps}
+    sampled = [dump for dump, records in first.items() if records]
+    if folder is None and not sampled:
         return None
     try:
-        chosen = folder or recorded_tokenizer(dump)
+        chosen = folder or recorded_tokenizer(sampled[0])
         retokeniser = Retokeniser(load_tokenizer(str(chosen)))
-        for record in first:
+        for record in chain.from_iterable(first.values()):
             check_tokenizer(record, retokeniser.texts, str(chosen))
     except ConfigError as e:
         if folder is not None:
@@ -74,12 +101,13 @@ def _retokeniser(folder: Path | None, dump: Path) -> Retokeniser | None:
     return retokeniser
 
 
-def _write(dump: Path, out: Path, retokeniser: Retokeniser | None) -> None:
+def _write(dumps: Mapping[str, Path], out: Path, retokeniser: Retokeniser | None) -> None:
     from strands_rollout.evaluation.display import counter
-    from strands_rollout.view.page import view_dump, write_page
+    from strands_rollout.view.page import DumpView, view_dump, write_page
 
     with counter("samples") as on_read:
-        page = write_page(view_dump(dump, retokeniser, on_read), dump.name)
+        views = {name: view_dump(dump, retokeniser, on_read) for name, dump in dumps.items()}
+    page = write_page(DumpView.beside(views), " | ".join(dumps))
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as e:
@@ -87,12 +115,13 @@ def _write(dump: Path, out: Path, retokeniser: Retokeniser | None) -> None:
     typer.echo(f"{out}: {len(page.encode()) / 1e6:.1f} MB")
 
 
-def _serve(dump: Path, port: int | None, retokeniser: Retokeniser | None) -> None:
+def _serve(dumps: Mapping[str, Path], port: int | None, retokeniser: Retokeniser | None) -> None:
     from strands_rollout.dump import read_dump
     from strands_rollout.view.live_server import LiveDump, live_server
 
-    live, title = LiveDump(dump, retokeniser), dump.resolve().name
-    next(read_dump(dump), None)  # a file that is no dump is refused here, the rest is shown on the page
+    live, title = LiveDump(dumps, retokeniser), " | ".join(dumps)
+    for dump in dumps.values():
+        next(read_dump(dump), None)  # a file that is no dump is refused here, the rest is shown on the page
 
     async def serve() -> None:
         async with live_server(live, title, port or 0) as url:

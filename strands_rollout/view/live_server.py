@@ -8,7 +8,7 @@ import hashlib
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
@@ -28,17 +28,18 @@ _STOP_TIMEOUT_S: Final = 0.1
 
 
 class LiveDump:
-    """A dump as it is now; a sample is not judged again while its line stays what it is.
+    """A dump as it is now, or some by name; a sample is not judged again while its line stays what it is.
 
     `latest` is what `refresh` saw last, and a tag that changes with it; `read` counts the samples that a refresh in
     progress has come to.
     """
 
-    def __init__(self, path: Path, retokeniser: Retokeniser | None) -> None:
-        self._path, self._retokeniser = path, retokeniser
+    def __init__(self, path: Path | Mapping[str, Path], retokeniser: Retokeniser | None) -> None:
+        self._paths = {path.name: path} if isinstance(path, Path) else path
+        self._retokeniser = retokeniser
         self._lock = threading.Lock()
-        self._shown: dict[tuple[str, bytes], ShownSample] = {}
-        self._habits: TurnHabits | None = None
+        self._shown: dict[Path, dict[tuple[str, bytes], ShownSample]] = {}
+        self._habits: dict[Path, TurnHabits] = {}
         self.latest: tuple[DumpView, str] | None = None
         self.read = 0
 
@@ -46,26 +47,29 @@ class LiveDump:
         """The dump as it is, and its tag; DumpError where it can't be read."""
         with self._lock:
             try:
-                stats = [(str(file), file.stat()) for file in dump_files(self._path)]
+                files = (file for path in self._paths.values() for file in dump_files(path))
+                stats = [(str(file), file.stat()) for file in files]
             except OSError as e:
-                raise DumpError(f"can't read {self._path}: {e.strerror}") from e
+                raise DumpError(f"can't read {e.filename}: {e.strerror}") from e
             state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
             tag = hashlib.sha256(state.encode()).hexdigest()[:16]
             if self.latest is None or tag != self.latest[1]:
-                self.latest = DumpView.of(self._show_all()), tag
+                self.read = 0
+                shown = {name: DumpView.of(self._show_all(path)) for name, path in self._paths.items()}
+                self.latest = DumpView.beside(shown), tag
             return self.latest
 
-    def _show_all(self) -> list[ShownSample]:
-        habits = dump_habits(self._path, self._retokeniser)
-        known = self._shown if habits == self._habits else {}
+    def _show_all(self, path: Path) -> list[ShownSample]:
+        habits, before = dump_habits(path, self._retokeniser), self.read
+        known = self._shown.get(path, {}) if habits == self._habits.get(path) else {}
         shown: dict[tuple[str, bytes], ShownSample] = {}
-        for sample in unread_samples(self._path):
+        for sample in unread_samples(path):
             if sample.key in known:
                 shown[sample.key] = known[sample.key]
             elif record := sample.read():
                 shown[sample.key] = show(record, habits, self._retokeniser)
-            self.read = len(shown)
-        self._shown, self._habits = shown, habits
+            self.read = before + len(shown)
+        self._shown[path], self._habits[path] = shown, habits
         return list(shown.values())
 
 

@@ -29,9 +29,14 @@ from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, plain, view_sample
 from strands_rollout.view.tokens import TurnHabits, habits_of
 
+MOST_RUNS: Final = 4  # side by side, each in a color of its own
 _HABIT_SAMPLES: Final = 200
 _POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
-_SCRIPTS: Final = ("data.js", "list.js", "tokens.js", "talk.js", "timeline.js", "sample.js", "groups.js", "main.js")
+_STEP: Final = re.compile(r"(?:(.*)_)?(\d{1,9})")  # rollout_000003, eval-aime_000003, 3
+_SCRIPTS: Final = (
+    *("data.js", "filter.js", "list.js", "code.js", "math.js", "markdown.js", "tokens.js", "talk.js", "timeline.js"),
+    *("sample.js", "groups.js", "charts.js", "overview.js", "main.js"),
+)
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -47,16 +52,25 @@ class ShownSample:
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """What a dump shows: a row per sample, in order, with its `file`, from 0, and its `advantage`; and its details."""
+    """What a dump, or `runs` side by side, show: a row per sample, in order, and its details.
+
+    A row says its `run` and `file`, both from 0, the `set` and `step` that the file's name says, and its `advantage`.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     details: list[bytes] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, shown: Sequence[ShownSample]) -> DumpView:
         """These samples; each file numbers its groups from 0, so that equal numbers in two files are two groups."""
         files = {file: number for number, file in enumerate(dict.fromkeys(one.file for one in shown))}
-        rows = [{**one.row, "file": files[one.file], "advantage": None} for one in shown]
+        named = {file: set_and_step(file) for file in files}
+        rows = [
+            {**one.row, "run": 0, "file": files[one.file], "advantage": None}
+            | {"set": one.row["set"] or named[one.file][0], "step": named[one.file][1]}
+            for one in shown
+        ]
         # any hashable value is a group to `normalize_rewards`
         rewarded = [
             (row, replace(one.compared, group_index=(one.file, one.compared.group_index)))  # type: ignore[arg-type]
@@ -68,9 +82,31 @@ class DumpView:
             row["advantage"] = advantage
         return cls(rows, [one.detail for one in shown])
 
+    @classmethod
+    def beside(cls, views: Mapping[str, DumpView]) -> DumpView:
+        """Runs side by side, by name; a single one is itself."""
+        if len(views) == 1:
+            return next(iter(views.values()))
+        rows = [{**row, "run": run} for run, view in enumerate(views.values()) for row in view.rows]
+        return cls(rows, [detail for view in views.values() for detail in view.details], list(views))
+
     def index(self, title: str, *, live: bool) -> dict[str, Any]:
         """What the page reads first."""
-        return {"title": title, "live": live, "rows": self.rows}
+        return {"title": title, "live": live, "runs": self.runs, "rows": self.rows}
+
+
+def set_and_step(file: str) -> tuple[str, int | None]:
+    """What a dump's name says of its samples: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`."""
+    stem = Path(file).name.removesuffix(".gz").rpartition(".")[0]
+    found = _STEP.fullmatch(stem)
+    return (found[1] or "rollout", int(found[2])) if found else (stem, None)
+
+
+def run_names(paths: Sequence[Path]) -> list[str]:
+    """A short name for each dump, with as many of its folders as tell it from the others."""
+    parts = [path.resolve().parts for path in paths]
+    depth = next((n for n in range(1, 99) if len({one[-n:] for one in parts}) == len(set(parts))), 99)
+    return ["/".join(one[-depth:]) for one in parts]
 
 
 def view_dump(

@@ -6,9 +6,11 @@ places that are counted in UTF-16 units from the stretch's first, as the page's 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -54,6 +56,8 @@ _RESULTS: Final = [
 _DROPPED: Final = frozenset({"failed", "removed", "stale", "masked"})
 _PREVIEW_CHARS: Final = 160
 _MOST_TEXT_CHARS: Final = 20_000
+_MOST_PARTS: Final = 12
+_PART_CHARS: Final = 40
 
 
 def conversation(
@@ -214,16 +218,23 @@ class _Judged(NamedTuple):
 def _row(judged: _Judged) -> dict[str, Any]:
     record, lists, kinds, marks, problems, _ = judged
     values, facts = record.values, record.facts
+    grade = _grade(record)
     return {
         "index": values.get("index"),
         "group": _group(values),
+        "set": _text(_evaluated(values).get("data_set")),
+        "question": _question_id(values),
         "part": _part(facts),
         "status": _text(values.get("status")),
         "stop": _text(facts.get("stop_reason")),
         "reward": _reward(record),
+        "right": _number(grade.get("acc")),
+        "parts": _parts(grade),
+        "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
         "turns": finite(facts.get("turns")) if "turns" in facts else len(lists.turns),
         "calls": finite(facts.get("tool_calls")),
         "errors": finite(facts.get("tool_errors")),
+        "tools": _tools(facts),
         "length": finite(values.get("response_length")),
         "trained": kinds.count("trained"),
         "dropped": sum(kind in _DROPPED for kind in kinds),
@@ -269,16 +280,60 @@ def _detail(judged: _Judged) -> dict[str, Any]:
 
 def _reward(record: DumpRecord) -> float | None:
     reward, key = record.values.get("reward"), reward_key(record)
-    value = reward.get(key) if key is not None and isinstance(reward, Mapping) else reward
+    return _number(reward.get(key) if key is not None and isinstance(reward, Mapping) else reward)
+
+
+def _number(value: object) -> float | None:
     return float(value) if isinstance(value, bool) else finite(value)
+
+
+def _grade(record: DumpRecord) -> Mapping[str, Any]:
+    """What the reward function said: in the reward, or, where slime reads a number alone, in the facts."""
+    found = (given for given in (record.values.get("reward"), record.facts.get("reward")) if isinstance(given, Mapping))
+    return next(found, {})
+
+
+def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
+    """The further numbers of a reward, by name."""
+    numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
+    named = {str(plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
+    return {name: number for name, number in list(named.items())[:_MOST_PARTS] if number is not None}
+
+
+def _tools(facts: Mapping[str, Any]) -> dict[str, list[int]]:
+    """By tool: its calls, and how many of them were no success or exited with an error."""
+    found, calls = Counter[str](), Counter[str]()
+    given = facts.get("calls")
+    for call in given if isinstance(given, list) else ():
+        if isinstance(call, Mapping):
+            box, name = call.get("sandbox"), _text(call.get("tool"))
+            calls[name] += 1
+            found[name] += call.get("status") != "success" or bool(isinstance(box, Mapping) and box.get("exit_code"))
+    return {name: [count, found[name]] for name, count in calls.items()}
+
+
+def _evaluated(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Which problem of which data set an evaluation asked; empty in training."""
+    metadata = values.get("metadata")
+    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
+    return asked if isinstance(asked, Mapping) else {}
 
 
 def _group(values: Mapping[str, Any]) -> Json:
     """The group in slime; of an evaluation, which has none, the problem: its samples are to be seen side by side."""
-    asked = (values.get("metadata") or {}).get("eval")
+    asked = _evaluated(values)
     if values.get("group_index") is None and asked:
         return f"{asked['data_set']}/{asked['problem']}"
     return values.get("group_index")
+
+
+def _question_id(values: Mapping[str, Any]) -> str:
+    """Equal for samples of one question, in other runs too; "" where it is not known."""
+    asked, prompt = _evaluated(values), values.get("prompt")
+    if asked:
+        return f"{asked['data_set']}/{asked['problem']}"
+    text = json.dumps(plain(prompt), ensure_ascii=False) if prompt else ""
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
 
 
 def _part(facts: Mapping[str, Any]) -> str:

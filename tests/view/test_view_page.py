@@ -151,6 +151,42 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
     assert unpacked(view.details[0])["response"] == "34"
 
 
+def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
+    graded, numbered = whole(shipped_tokenizer, 1), whole(shipped_tokenizer, 2)
+    graded.sample.reward = {"score": -1.0, "acc": 0.0, "pred": "35", "label": "34"}
+    numbered.sample.reward, numbered.facts["reward"] = 0.5, {"score": 0.5, "acc": True, "parts/tone": 0.25}
+    write_dump(tmp_path / "rollout_000007.jsonl.gz", [graded.sample, numbered.sample])
+    write_dump(tmp_path / "samples.jsonl", [whole(shipped_tokenizer, 3).sample])
+    first, second, third = view_dump(tmp_path, None).rows
+    assert [first[name] for name in ("set", "step", "right", "answer", "label")] == ["rollout", 7, 0.0, "35", "34"]
+    assert (second["right"], second["answer"], second["tools"]) == (1.0, None, {"run": [1, 1]})
+    assert (first["parts"], second["parts"]) == ({}, {"tone": 0.25})
+    assert (third["set"], third["step"]) == ("samples", None)
+    assert first["question"] == second["question"] != ""
+
+
+def test_two_runs_are_one_page_and_a_run_stands_beside_itself_never(dump: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other, out = tmp_path / "other" / dump.name, tmp_path / "x.html"
+    other.write_bytes(dump.read_bytes())
+    done = CliRunner().invoke(app, ["view", str(dump), str(other), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    held = Scripts(out.read_text(encoding="utf-8")).data
+    index = json.loads(held["index"])
+    assert index["runs"] == [f"{tmp_path.name}/run.jsonl", "other/run.jsonl"]
+    assert [row["run"] for row in index["rows"]] == [0] * 6 + [1] * 6
+    assert unpacked(held["d7"])["ids"] == unpacked(held["d1"])["ids"]
+    done = CliRunner().invoke(app, ["view", str(dump), str(dump), "--out", str(out)])
+    assert (done.exit_code, "each once" in done.output) == (2, True)
+
+
+def test_a_live_page_of_two_runs_follows_both(dump: Path, line: bytes, tmp_path: Path) -> None:
+    live = LiveDump({"a": dump, "b": tmp_path / "more"}, None)
+    assert [row["run"] for row in live.refresh()[0].rows] == [0] * 6 + [1]
+    append(dump, line)
+    assert [row["run"] for row in live.refresh()[0].rows] == [0] * 7 + [1]
+
+
 def printed(dump: Path, *wanted: int, width: int = 200) -> str:
     out = io.StringIO()
     print_dump(Console(file=out, width=width), dump, None, wanted)

@@ -11,7 +11,7 @@ from planted import DEFECTS, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.live_server import LiveDump, live_server
-from strands_rollout.view.page import view_dump, write_page
+from strands_rollout.view.page import DumpView, view_dump, write_page
 
 pytestmark = [
     pytest.mark.slow,
@@ -77,6 +77,81 @@ async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
     assert await page.run("window.ran === undefined && document.images.length === 0")
     assert {url.split(":")[0] for url in page.requests} <= {"file", "about"}
     assert "\u202e" not in await page.run("byId('sample').textContent")
+
+
+RICH = r"""# Title
+
+1. First **bold** `code` $\frac{a}{b_1} \le \sqrt{2}$ costs $5 and $6
+2. Then <b>no markup</b> [a link](https://example.com)
+
+\[ \begin{aligned} a &= \boxed{\text{four}} \\ &= \unknown \end{aligned} \] and $\frac{1$
+
+```python
+def f(x):  # twice
+    return "s" * 2
+```
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+NESTED = "{" * 5000 + "> " * 3000 + "\n" + "**_[" * 3000 + "$" + "\\frac{" * 3000
+
+
+async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(
+    page: Page, shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    samples = [whole(shipped_tokenizer).sample for _ in range(2)]
+    for sample, text in zip(samples, (RICH, NESTED), strict=True):
+        sample.prompt = [{"role": "user", "content": text}]
+    url = written_page(tmp_path, samples, TokenTexts(shipped_tokenizer))
+    await page.go(f"{url}#sample=0")
+    await page.until("document.querySelector('.md')")
+    await page.run("document.querySelector('.card, details').open = true")
+    for selector in ("p.h1", "ol > li strong", "li code", "mfrac", "msqrt", "mtable mtr + mtr", ".boxed", "table td"):
+        await page.until(f"document.querySelector('.md {selector}')")
+    words = await page.run("document.querySelector('.md').textContent")
+    for text in ("costs $5 and $6", "<b>no markup</b>", "a link (https://example.com)", r"\unknown", r"\frac{1"):
+        assert text in words
+    colors = "[...document.querySelectorAll('.md .code span')].map((s) => s.className + ' ' + s.textContent)"
+    assert await page.run(colors) == ["c-word def", "c-comment # twice", "c-word return", 'c-string "s"', "c-number 2"]
+    assert await page.run("document.querySelectorAll('.md a, .md img, .md b').length") == 0
+    await page.key("m")
+    await page.until("!document.querySelector('.md') && byId('sample').textContent.includes('**bold**')")
+    await page.run("togglePlain(), openSample(1)")  # nothing that nests stops the page
+    await page.until("document.querySelector('#sample .tabs') && state.picked === 1")
+
+
+async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: Page, written: str) -> None:
+    await page.go(written)
+    await page.until("document.querySelectorAll('.tile').length > 5 && document.querySelectorAll('.worth').length")
+    assert "accuracy" in await page.run("document.querySelector('.tiles').textContent")
+    await page.run("[...document.querySelectorAll('.entry')].find((e) => e.textContent.includes('aborted')).click()")
+    await page.until("byId('count').textContent === '1 of 100' && location.hash.includes('stop=aborted')")
+    await page.key("g")
+    await page.until("document.querySelectorAll('.columns > .card').length === 1")
+    await page.run("clearFilters(), byId('query').value = 'reword<1', filtersChanged()")
+    await page.until("byId('hint').textContent.includes('did you mean \"reward\"?')")
+    await page.run("clearFilters(), showOverview(), document.querySelector('.worth').click()")
+    await page.until("document.querySelector('#sample .tabs') && location.hash.includes('view=talk')")
+    assert await page.run("document.querySelector('.verdict').textContent") == "reward -1said The answer is 34.label 34"
+
+
+async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
+    for run in ("a", "b"):
+        for step in range(3):
+            samples = [whole(shipped_tokenizer, index + step * (run == "b")).sample for index in range(4)]
+            write_dump(tmp_path / run / f"rollout_{step:06d}.jsonl", samples)
+    out = tmp_path / "x.html"
+    views = {run: view_dump(tmp_path / run, None) for run in ("a", "b")}
+    out.write_text(write_page(DumpView.beside(views), "a | b"), encoding="utf-8")
+    await page.go(f"file://{out}")
+    await page.until("document.querySelectorAll('.line').length === 2")
+    await page.run("document.querySelectorAll('.dot')[1].click()")
+    await page.until("byId('step').value === '1' && byId('count').textContent === '8 of 24'")
+    assert await page.run("document.querySelectorAll('.dot').length") == 6
+    await page.run("clearFilters(), showGroups()")
+    await page.until("document.querySelectorAll('.beside > div').length === 2")
 
 
 async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:

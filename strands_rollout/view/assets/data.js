@@ -2,7 +2,8 @@
 // What the page shows: rows of the index, and details that are unpacked when a sample is opened.
 // Whatever comes from a dump enters the page as text (textContent), never as markup.
 
-const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false, byGroup: false };
+const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
+  runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", metric: null, isPlain: false };
 const detailCache = new Map();
 
 function byId(id) { return document.getElementById(id); }
@@ -22,6 +23,9 @@ function visible(text) {
     return code < 32 ? String.fromCharCode(0x2400 + code) : "\\u" + code.toString(16).padStart(4, "0");
   });
 }
+
+// a color of a legend and what it stands for, which stay together
+function keyed(className, text) { return make("span", "keyed", "", make("span", "key " + className), visible(text)); }
 
 function button(className, text, act) {
   const element = make("button", className, text);
@@ -120,6 +124,15 @@ function stretches(detail) {
   }
   add("context", at, detail.ids.length, null);
   return found;
+}
+
+function grouped(items, keyOf) {
+  const groups = new Map();
+  for (const item of items) {
+    const key = keyOf(item);
+    if (groups.has(key)) groups.get(key).push(item); else groups.set(key, [item]);
+  }
+  return groups;
 }
 
 function number(value, digits = 2) {

@@ -1,45 +1,66 @@
-// All groups side by side, with what each sample is worth within its own.
+// Groups side by side, with what each sample is worth within its own; of several runs, what each made of a question.
 
 // files of a folder number their groups each for itself
-function groupKey(row) { return `${row.file}:${row.group}`; }
+function groupKey(row) { return `${row.run}:${row.file}:${row.group}`; }
 
 // All groups of what the filters leave, each side by side.
 function drawGroups() {
-  const groups = new Map();
-  for (const position of state.shown) {
-    const row = state.rows[position];
-    if (row.group === null || row.group === undefined) continue;
-    if (!groups.has(groupKey(row))) groups.set(groupKey(row), []);
-    groups.get(groupKey(row)).push(row);
-  }
-  const back = button("", "‹ list", closeSample);
+  const isCompared = state.runs.length > 0;
+  const rows = state.shown.map((position) => state.rows[position]).filter((row) => (isCompared ? row.question : row.group !== null));
+  const groups = grouped(rows, isCompared ? (row) => row.question : groupKey);
+  const back = button("", "‹ samples", closeSample);
   back.id = "back";
   const pane = byId("sample");
-  pane.replaceChildren(make("div", "head", "", back, make("h2", "", `${groups.size} groups`)));
-  if (!groups.size) pane.append(make("p", "empty", "no sample here says which group it is of"));
-  const entries = [...groups];
+  const entries = isCompared ? byDifference(groups) : [...groups];
+  const title = isCompared ? counted(entries.length, "question") + " in common" : counted(groups.size, "group");
+  pane.replaceChildren(make("div", "head", "", back, make("h2", "", title), ...(isCompared ? [make("span", "dim", "those with the most different rewards first")] : [])));
+  if (state.shown.length < state.rows.length) pane.firstChild.append(make("span", "dim", `of ${state.shown.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
+  if (!entries.length) pane.append(make("p", "empty", isCompared ? "no question here was asked in more than one run" : "no sample here says which group it is of"));
   const more = (from) => {
-    for (const [, rows] of entries.slice(from, from + 20)) pane.append(groupBlock(rows));
+    for (const [, rows] of entries.slice(from, from + 20)) pane.append(isCompared ? questionBlock(rows) : groupBlock(rows));
     if (from + 20 < entries.length) {
       const next = button("", `${entries.length - from - 20} more groups`, () => { next.remove(); more(from + 20); });
       pane.append(next);
     }
   };
   more(0);
-  pane.scrollTop = 0;
+}
+
+function meanReward(rows, run) { return mean(known(rows.filter((row) => row.run === run), (row) => row.reward)); }
+
+function byDifference(groups) {
+  const asked = [...groups].filter(([, rows]) => new Set(rows.map((row) => row.run)).size > 1);
+  const spread = (rows) => {
+    const means = state.runs.map((_, run) => meanReward(rows, run)).filter((value) => value !== null);
+    return Math.max(...means) - Math.min(...means);
+  };
+  return asked.map(([key, rows]) => [key, rows, spread(rows)]).sort((a, b) => b[2] - a[2]);
+}
+
+// one question: a column for each run
+function questionBlock(rows) {
+  const block = make("div", "wide", "", make("h3", "", rows[0].asked || rows[0].question));
+  const beside = make("div", "beside");
+  state.runs.forEach((name, run) => {
+    const own = rows.filter((row) => row.run === run);
+    const column = make("div", "", "", make("div", "time-words dim", "", keyed(`run${run}`, `${name} · ${counted(own.length, "sample")} · mean reward ${number(meanReward(rows, run))}`)));
+    for (const row of own.slice(0, 4)) column.append(groupCard(row));
+    if (own.length > 4) column.append(make("p", "dim", `and ${own.length - 4} more`));
+    beside.append(column);
+  });
+  block.append(beside);
+  return block;
 }
 
 function groupBlock(rows) {
-  const rewards = rows.map((row) => row.reward).filter((reward) => reward !== null);
-  const mean = rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
-  const block = make("div", "wide", "", make("h3", "", `group ${rows[0].group} · ${rows.length} samples · mean reward ${number(mean)} · ${rows[0].asked}`));
+  const block = make("div", "wide", "", make("h3", "", `group ${rows[0].group} · ${counted(rows.length, "sample")} · mean reward ${number(meanReward(rows, rows[0].run))} · ${rows[0].asked}`));
   block.append(make("div", "columns", "", ...rows.map(groupCard)));
   return block;
 }
 
 function groupCard(row) {
-  const element = card(row.status === "completed" ? "turn" : "dropped", []);
-  element.firstChild.append(make("span", "", "#" + row.index), rewardBadge(row), endBadge(row));
+  const element = card(toneOf(row) === "wrong" ? "bad" : row.status === "completed" ? "turn" : "dropped", []);
+  element.firstChild.append(make("span", "", nameOf(row)), ...verdict(row), endBadge(row));
   if (row.problems.length) element.firstChild.append(make("span", "badge " + problemTone(row.problems[0]), row.problems[0]));
   if (row.advantage !== null) {
     const bar = make("span", row.advantage < 0 ? "minus" : "");
@@ -48,7 +69,7 @@ function groupCard(row) {
     bar.style.left = (row.advantage < 0 ? 50 - share : 50) + "%";
     element.append(make("div", "dim", "advantage " + signed(row.advantage)), make("div", "signed", "", bar));
   }
-  element.append(make("div", "", row.final.split("</think>").pop().trim() || "(no final words)"));
+  element.append(make("div", "", spoken(row) || "(no final words)"));
   if (row.part) element.firstChild.append(make("span", "dim", row.part));
   element.tabIndex = 0;
   element.setAttribute("role", "link");

@@ -1,37 +1,52 @@
 // Begins the page: keys, permalinks, theme, and new samples of a run that writes.
 
-const KEYS = [["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"],
-  ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with what is known of it"], ["p", "only samples with problems"], ["g", "groups side by side"], ["d", "light or dark"], ["?", "these keys"]];
+const KEYS = [["o", "overview: how the run is"], ["j / k", "next, previous sample"], ["Enter", "open"], ["Esc", "back to the list"], ["/", "filter"], ["t", "conversation or tokens"], ["m", "conversation as Markdown, or as it was written"],
+  ["f", "facts"], ["n", "next marked token"], ["← / →", "previous, next token, with what is known of it"], ["p", "only samples with problems"], ["g", "groups, or runs, side by side"], ["d", "light or dark"], ["?", "these keys"]];
 const POLL_MS = 2000;
 
 function writeHash() {
   const parts = new URLSearchParams();
-  if (state.byGroup) parts.set("groups", "1");
-  else if (state.picked !== null && document.body.classList.contains("opened")) {
+  if (state.pane === "groups") parts.set("groups", "1");
+  else if (state.pane === "sample" && state.picked !== null && document.body.classList.contains("opened")) {
     parts.set("sample", state.picked);
     parts.set("view", state.view);
     if (state.token !== null) parts.set("token", state.token);
   }
-  for (const id of ["query", "status", "stop", "sort"]) if (byId(id).value) parts.set(id, byId(id).value);
+  for (const id of CONTROLS) if (byId(id).value) parts.set(id, byId(id).value);
   if (state.onlyProblems) parts.set("problems", "1");
   history.replaceState(null, "", "#" + parts);
 }
 
 function readHash() {
   const parts = new URLSearchParams(location.hash.slice(1));
-  for (const id of ["query", "status", "stop", "sort"]) byId(id).value = parts.get(id) || "";
+  for (const id of CONTROLS) byId(id).value = parts.get(id) || "";
   setOnlyProblems(parts.get("problems") === "1");
   timed("filter", applyFilters);
+  if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples come
   if (parts.get("groups")) { showGroups(); return; }
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
-  if (position === null || !state.rows[position]) return;
+  if (position === null || !state.rows[position]) {
+    // one sample says all of a run of one
+    if (state.rows.length === 1) { void openSample(0, { view: "talk" }); return; }
+    state.pane = "overview";
+    document.body.classList.add("opened");
+    requestAnimationFrame(() => setTimeout(drawRun)); // the list is painted first
+    return;
+  }
   const view = VIEWS.some(([name]) => name === parts.get("view")) ? parts.get("view") : "talk";
   void openSample(position, { view, token: parts.has("token") ? Number(parts.get("token")) : null });
 }
 
 function filtersChanged() {
   timed("filter", () => { byId("viewport").scrollTop = 0; applyFilters(); });
+  drawRun();
   writeHash();
+}
+
+// what shows more than one sample, anew
+function drawRun() {
+  if (state.pane === "groups") timed("groups", drawGroups);
+  else if (state.pane === "overview") timed("overview", drawOverview);
 }
 
 function setOnlyProblems(only) {
@@ -43,18 +58,20 @@ function toggleProblems() { setOnlyProblems(!state.onlyProblems); filtersChanged
 
 function closeSample() {
   if (byId("keys").open) { byId("keys").close(); return; }
-  document.body.classList.remove("opened");
-  Object.assign(state, { token: null, byGroup: false });
+  Object.assign(state, { token: null });
   byId("tip").hidden = true;
-  if (matchMedia("(max-width: 760px)").matches) drawRows();
+  showOverview();
+  document.body.classList.remove("opened"); // a phone shows the list
+  drawRows();
   byId("viewport").focus({ preventScroll: true });
   writeHash();
 }
 
 function showGroups() {
-  state.byGroup = true;
+  state.pane = "groups";
   document.body.classList.add("opened");
   timed("groups", drawGroups);
+  byId("sample").scrollTop = 0;
   writeHash();
 }
 
@@ -62,7 +79,7 @@ function step(by) {
   const place = state.shown.indexOf(state.picked);
   const next = place < 0 ? (by > 0 ? 0 : state.shown.length - 1) : Math.min(Math.max(place + by, 0), state.shown.length - 1);
   if (state.shown[next] === undefined) return;
-  if (document.body.classList.contains("opened") && !state.byGroup) { void openSample(state.shown[next]); return; }
+  if (document.body.classList.contains("opened") && state.pane === "sample") { void openSample(state.shown[next]); return; }
   state.picked = state.shown[next];
   revealPicked();
   drawRows();
@@ -93,7 +110,7 @@ function stepToken(by) {
 function showKeys() {
   const dialog = byId("keys");
   dialog.replaceChildren(make("h2", "", "keys"), ...KEYS.map(([key, text]) => make("p", "", "", make("kbd", "", key), make("span", "", text))),
-    make("p", "dim", "filter by numbers too: " + Object.keys(FIELDS).join(", ") + " with < > <= >= ="), button("", "close", () => dialog.close()));
+    make("p", "dim", "filter by numbers: " + Object.keys(FIELDS).join(", ") + " with < > <= >= =; by words: " + Object.keys(TEXT_FIELDS).join(", ") + " with =; \"in quotes\" as it is"), button("", "close", () => dialog.close()));
   dialog.showModal();
 }
 
@@ -117,10 +134,21 @@ function beginTheme() {
 
 const ON_KEY = {
   j: () => step(1), k: () => step(-1), ArrowLeft: () => stepToken(-1), ArrowRight: () => stepToken(1), "/": () => byId("query").focus(), "?": showKeys, g: showGroups, d: toggleTheme, p: toggleProblems, n: nextMarked,
-  Enter: () => { if (state.picked !== null) void openSample(state.picked); }, Escape: closeSample,
-  t: () => { if (state.picked !== null) void openSample(state.picked, { view: state.view === "tokens" ? "talk" : "tokens" }); },
-  f: () => { if (state.picked !== null) void openSample(state.picked, { view: "facts" }); },
+  o: showOverview, m: togglePlain, Enter: () => openPicked({}), Escape: closeSample,
+  t: () => openPicked({ view: state.view === "tokens" ? "talk" : "tokens" }), f: () => openPicked({ view: "facts" }),
 };
+
+// before one was chosen: the one that is most worth seeing
+function openPicked(options) {
+  const [first] = worth(state.shown.map((position) => state.rows[position]));
+  const position = state.picked ?? (first ? first[1].position : null);
+  if (position !== null) void openSample(position, options);
+}
+
+function togglePlain() {
+  state.isPlain = !state.isPlain;
+  if (state.pane === "sample") openPicked({ view: "talk" });
+}
 
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -136,10 +164,12 @@ function onKey(event) {
 }
 
 function takeIndex(index) {
-  Object.assign(state, { rows: index.rows, title: index.title, live: index.live });
+  Object.assign(state, { rows: index.rows, title: index.title, live: index.live, runs: index.runs });
   state.rows.forEach((row, position) => { row.position = position; });
+  takeParts();
   document.title = index.title;
   byId("title").textContent = index.title;
+  if (index.runs.length) byId("groups").textContent = "questions";
   byId("title").title = index.title;
   fillFilters();
 }
@@ -154,9 +184,9 @@ async function poll(tag) {
       const before = identity(state.rows[state.picked]);
       takeIndex(await answer.json());
       detailCache.clear();
-      if (tag === null) readHash(); else applyFilters();
+      if (tag === null) readHash(); else { applyFilters(); drawRun(); }
       const isOther = before !== null && before !== identity(state.rows[state.picked]);
-      if (isOther && document.body.classList.contains("opened") && !state.byGroup) void openSample(state.picked);
+      if (isOther && state.pane === "sample") void openSample(state.picked);
     }
     if (answer.status !== 304) banner(answer.ok ? "" : await answer.text());
   } catch { banner("the server has ended; what is here stays"); }
@@ -187,17 +217,17 @@ function begin() {
   beginTheme();
   fillSelect("sort", SORTS[0][1], SORTS.slice(1));
   takeIndex(JSON.parse(byId("index").textContent));
-  for (const id of ["query", "status", "stop", "sort"]) byId(id).addEventListener("input", filtersChanged);
+  for (const id of CONTROLS) byId(id).addEventListener("input", filtersChanged);
   byId("viewport").addEventListener("scroll", () => requestAnimationFrame(drawRows));
   byId("rows").addEventListener("click", (event) => { const row = event.target.closest(".row"); if (row) void openSample(Number(row.dataset.position)); });
   byId("problems-only").addEventListener("click", toggleProblems);
+  byId("overview").addEventListener("click", showOverview);
   byId("groups").addEventListener("click", showGroups);
   byId("theme").addEventListener("click", toggleTheme);
   byId("help").addEventListener("click", showKeys);
   document.addEventListener("keydown", onKey);
   addEventListener("resize", drawRows);
   addEventListener("hashchange", readHash);
-  byId("sample").append(make("p", "empty", "choose a sample: j and k, then Enter; ? for all keys"));
   readHash();
   if (state.live) void poll(null); else watchPage();
 }

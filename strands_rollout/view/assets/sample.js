@@ -4,7 +4,7 @@ const VIEWS = [["talk", "conversation"], ["tokens", "tokens"], ["facts", "facts"
 
 async function openSample(position, { view = state.view, token = null } = {}) {
   if (!state.rows[position]) return;
-  Object.assign(state, { picked: position, view, token, byGroup: false });
+  Object.assign(state, { picked: position, view, token, pane: "sample" });
   document.body.classList.add("opened");
   revealPicked();
   drawRows();
@@ -16,7 +16,7 @@ async function openSample(position, { view = state.view, token = null } = {}) {
     banner(`sample ${position} can't be read: ${error.message}`);
     return;
   }
-  if (state.picked === position) timed("open", () => drawSample(state.rows[position], detail));
+  if (state.picked === position && state.pane === "sample") timed("open", () => drawSample(state.rows[position], detail));
 }
 
 function openToken(token) { void openSample(state.picked, { view: "tokens", token }); }
@@ -24,7 +24,7 @@ function openToken(token) { void openSample(state.picked, { view: "tokens", toke
 function drawSample(row, detail) {
   const pane = byId("sample");
   const body = make("div");
-  pane.replaceChildren(sampleHead(row), ...errorLine(detail), ...foundBox(detail), ...timeline(row, detail), ...siblings(row), tabs(), body);
+  pane.replaceChildren(sampleHead(row), ...verdictLine(row, detail), ...errorLine(detail), ...foundBox(detail), ...tokenBar(detail), ...timeline(row, detail), ...siblings(row), tabs(), body);
   ({ talk: talkView, tokens: tokensView, facts: factsView })[state.view](detail, body);
   body.addEventListener("mouseover", (event) => { const t = event.target.closest(".t[data-i]"); if (t) showTip(detail, t); });
   body.addEventListener("mouseout", () => { byId("tip").hidden = true; });
@@ -44,17 +44,24 @@ function pickToken(detail, element) {
 }
 
 function sampleHead(row) {
-  const back = button("", "‹ list", closeSample);
+  const back = button("", "‹ samples", closeSample);
   back.id = "back";
-  const head = make("div", "head", "", back, make("h2", "", "#" + (row.index ?? row.position)), make("span", "badge " + row.status, row.status));
+  const head = make("div", "head", "", back, ...runBadge(row), make("h2", "", nameOf(row)), make("span", "badge " + row.status, row.status));
   if (row.stop && row.stop !== row.status) head.append(make("span", "badge " + row.status, row.stop));
-  head.append(rewardBadge(row));
   if (row.part) head.append(make("span", "badge", row.part));
-  if (row.label) head.append(make("span", "dim", "label " + row.label));
+  if (row.step !== null) head.append(make("span", "dim", `step ${row.step}`));
   if (row.advantage !== null) head.append(make("span", "dim", "advantage " + signed(row.advantage)));
   const counts = `${counted(row.turns, "turn")} · ${counted(row.calls, "call")} · ${counted(row.length, "token")}, ${row.trained} trained` + (row.drift === null ? "" : ` · drift ${row.drift}`);
   head.append(make("span", "dim", counts), make("span", "where", row.where));
   return head;
+}
+
+// reward, answer and label, and the other numbers that the reward has
+function verdictLine(row, detail) {
+  const given = detail.reward && typeof detail.reward === "object" ? detail.reward : {};
+  const line = make("div", "verdict", "", ...verdict(row), ...Object.entries(row.parts).map(([name, value]) => make("span", "", "", make("span", "dim", name + " "), number(value, 3))));
+  if (typeof given.error === "string" && given.error) line.append(make("span", "wrong", "not graded: " + given.error));
+  return [line];
 }
 
 function errorLine(detail) {
@@ -74,33 +81,49 @@ function foundBox(detail) {
   return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];
 }
 
+// the rewards of its group, and what other runs got for the same question
 function siblings(row) {
-  if (row.group === null || row.group === undefined) return [];
-  const others = state.rows.filter((other) => groupKey(other) === groupKey(row));
-  if (others.length < 2) return [];
-  const strip = make("div", "siblings", "", make("span", "dim", `group ${row.group}:`));
-  for (const other of others) {
-    const text = `${number(other.reward)} (${other.advantage === null ? "–" : signed(other.advantage)})`;
-    const chip = button((other === row ? "picked " : "") + (other.reward > 0 ? "right" : "wrong"), text, () => void openSample(other.position));
-    chip.title = `sample #${other.index}: reward, and advantage within its group`;
+  const strips = [];
+  const ofGroup = row.group === null || row.group === undefined ? [] : state.rows.filter((other) => groupKey(other) === groupKey(row));
+  if (ofGroup.length > 1) strips.push(rewardStrip(row, `group ${row.group}, rewards${row.advantage === null ? "" : " (advantages)"}:`, ofGroup));
+  state.runs.forEach((name, run) => {
+    const others = run === row.run || !row.question ? [] : state.rows.filter((other) => other.run === run && other.question === row.question);
+    if (others.length) strips.push(rewardStrip(row, `the same question in ${name}:`, others.slice(0, 16)));
+  });
+  return strips;
+}
+
+function rewardStrip(row, title, rows) {
+  const strip = make("div", "siblings", "", make("span", "dim", title));
+  for (const other of rows) {
+    const text = number(other.reward) + (other.advantage === null ? "" : ` (${signed(other.advantage)})`);
+    const chip = button((other === row ? "picked " : "") + toneOf(other), text, () => void openSample(other.position));
+    chip.title = `sample ${nameOf(other)}: reward, and advantage within its group`;
     strip.append(chip);
   }
-  return [strip];
+  return strip;
 }
 
 function signed(value) { return (value > 0 ? "+" : "") + value.toFixed(2); }
 
 function tabs() {
-  return make("div", "tabs", "", ...VIEWS.map(([view, text]) => {
+  const bar = make("div", "tabs", "", ...VIEWS.map(([view, text]) => {
     const tab = button("", text, () => void openSample(state.picked, { view }));
     tab.setAttribute("aria-pressed", String(state.view === view));
     return tab;
   }));
+  if (state.view === "talk") {
+    const toggle = button("", "Markdown", togglePlain);
+    toggle.title = "Markdown, formulas and colors, or the text as it was written (m)";
+    toggle.setAttribute("aria-pressed", String(!state.isPlain));
+    bar.append(make("span", "gap"), toggle);
+  }
+  return bar;
 }
 
 function factsView(detail, target) {
   for (const name of ["facts", "reward", "label", "metadata"]) {
     if (detail[name] === null || detail[name] === undefined) continue;
-    target.append(card("", [name === "facts" ? "facts of the episode" : name], make("pre", "", JSON.stringify(detail[name], null, 2))));
+    target.append(card("", [name === "facts" ? "facts of the episode" : name], codeBlock(JSON.stringify(detail[name], null, 2), "json")));
   }
 }

@@ -7,7 +7,10 @@ const ONLY_MARKUP = /^(?:<\|[^|<>]*\|>|<\/?[a-z_]+>|<｜[^｜<>]*｜>|\[\/?[A-Z_
 function talkView(detail, target) {
   for (const message of messagesOf(detail.messages)) target.append(message);
   if (!detail.ids.length || !detail.bytes.size) {
-    target.append(card("turn", ["response"], make("pre", "", detail.response || "(no text in this dump; open it with --tokenizer)")));
+    const response = card("turn", ["response"]);
+    // without token texts calls and results are in it too, and stay as they were written
+    appendText(response, detail.response || "(no text in this dump; open it with --tokenizer)", !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(detail.response));
+    target.append(response);
     return;
   }
   const marks = tokenMarks(detail);
@@ -28,8 +31,10 @@ function messagesOf(prompt) {
   return messages.map((message) => {
     const content = contentOf(message);
     const role = String((message && message.role) || "message");
-    if (role === "system" || content.length > FOLDED_CHARS) return folded(role, content);
-    return card("", [role], make("pre", "", content));
+    if (role === "system" || content.length > FOLDED_CHARS) return folded(role, content, "", true);
+    const shown = card("", [role]);
+    appendText(shown, content, true);
+    return shown;
   });
 }
 
@@ -69,10 +74,10 @@ function turnCard(detail, marks, stretch, text, parts, results) {
   element.dataset.turn = turn;
   const isCut = turn === detail.turns.length - 1 && CUT.has(detail.facts && detail.facts.stop_reason);
   const made = new Map(callsOf(detail, turn).map((call) => [String(call.id), call]));
-  if (!parts) appendText(element, text);
+  if (!parts) appendText(element, text, true);
   for (const part of parts || []) {
     const [kind] = part;
-    if (kind === "text") appendText(element, text.slice(part[1], part[2]));
+    if (kind === "text") appendText(element, text.slice(part[1], part[2]), true);
     else if (kind === "think") element.append(think(text.slice(part[1], part[2])));
     else if (kind === "call") element.append(callBox(part[2], part[3], outcomeOf(detail, made, part[1]), results.get(part[1])));
     else if (kind === "malformed") element.append(malformedBox(text.slice(part[1], part[2]), isCut ? "the turn was cut here" : part[5], results.get(part[3]), isCut));
@@ -93,7 +98,7 @@ function tone(call) { return call.status === "success" ? "dim" : "wrong"; }
 
 function callBox(name, given, outcome, output) {
   const box = make("div", "call", "", make("b", "", "calls " + name));
-  for (const [key, value] of Object.entries(given)) box.append(make("div", "dim", key), make("pre", "", typeof value === "string" ? value : JSON.stringify(value, null, 1)));
+  for (const [key, value] of Object.entries(given)) box.append(make("div", "dim", key), state.isPlain && typeof value === "string" ? make("pre", "", value) : givenBlock(key, value));
   if (outcome) box.append(make("div", "made " + outcome.tone, outcome.words));
   if (output !== undefined) box.append(resultBox(output));
   return box;
@@ -126,13 +131,14 @@ function contextCard(detail, marks, stretch, text, parts) {
   return element;
 }
 
-// control tokens as chips, many of one kind as one; the rest as it is
-function appendText(target, text) {
+// control tokens as chips, many of one kind as one; the rest as Markdown, or as it is
+function appendText(target, text, isProse = false) {
   if (!text.trim()) return;
-  const pre = make("pre");
+  const isRendered = isProse && !state.isPlain;
+  const pre = make(isRendered ? "div" : "pre", isRendered ? "prose" : "");
   for (const piece of text.replace(/^\n+|\n+$/g, "").split(/((?:<\|[^|<>\s]{1,60}\|>)+)/)) {
     if (!piece) continue;
-    if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(visible(piece)); continue; }
+    if (!(piece.startsWith("<|") && piece.endsWith("|>"))) { pre.append(isRendered ? rendered(piece) : visible(piece)); continue; }
     for (const [chip, count] of alike(piece.match(/<\|[^|<>\s]+\|>/g) || [piece])) pre.append(make("span", "control", count > 1 ? `${chip} × ${count}` : chip));
   }
   target.append(pre);
@@ -149,15 +155,15 @@ function alike(items) {
 
 function think(text) {
   const words = text.trim().split(/\s+/).filter(Boolean).length;
-  return folded(words ? `thought, ${words} word${words === 1 ? "" : "s"}` : "thought nothing", text.trim(), "think");
+  return folded(words ? `thought, ${words} word${words === 1 ? "" : "s"}` : "thought nothing", text.trim(), "think", true);
 }
 
 function card(className, facts, ...children) {
   return make("div", "card " + className, "", make("header", "", "", ...facts.map((fact) => make("span", "", fact))), ...children);
 }
 
-function folded(title, text, className = "") {
+function folded(title, text, className = "", isProse = false) {
   const element = make("details", className, "", make("summary", "", title));
-  element.addEventListener("toggle", () => { if (element.open && element.childElementCount === 1) { const pre = make("pre"); appendText(pre, text); element.append(pre.firstChild || pre); } });
+  element.addEventListener("toggle", () => { if (element.open && element.childElementCount === 1) { const pre = make("pre"); appendText(pre, text, isProse); element.append(pre.firstChild || pre); } });
   return element;
 }

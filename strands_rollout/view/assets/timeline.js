@@ -8,8 +8,9 @@ function timeline(row, detail) {
   const all = Math.max(row.times ? row.times.all : 0, ...ends);
   if (!all) return [];
   const bar = detail.steps.length ? placed(detail, all) : sequence(row.times, detail, sums);
-  const words = make("div", "time-words dim");
-  for (const sum of sums) words.append(make("span", "key " + sum.kind), `${sum.kind} ${sum.s.toFixed(2)} s`);
+  const words = make("div", "time-words dim", "", make("b", "", "time"));
+  for (const sum of sums) words.append(keyed(sum.kind, `${sum.kind} ${sum.s.toFixed(2)} s`));
+  if (bar.querySelector(".wait") && detail.steps.length) words.append(keyed("queued", "waiting for a place in the sandbox"));
   words.append(make("span", "gap"), detail.steps.length ? `0 to ${seconds(all)}` : "in order; when is not told");
   bar.setAttribute("role", "img");
   bar.setAttribute("aria-label", `timeline of ${seconds(all)}: ` + sums.map((sum) => `${sum.kind} ${sum.s.toFixed(2)} s`).join(", "));

@@ -45,11 +45,38 @@ function tokenBlock(detail, stretch) {
   return [make("div", "block", "", title, tokens), tokens];
 }
 
-function legend(detail) {
+function countKinds(detail) {
   const counts = new Map();
   for (const [kind, start, end] of detail.kinds) counts.set(kind, (counts.get(kind) || 0) + end - start);
-  const shown = LEGEND.filter(([kind]) => counts.has(kind)).map(([kind, text]) => make("span", "t " + kind, `${text} ${counts.get(kind)}`));
-  shown.push(make("span", "dim", "the less likely, the stronger"));
+  return LEGEND.filter(([kind]) => counts.has(kind)).map(([kind, text]) => [kind, text, counts.get(kind)]);
+}
+
+// All tokens from the first to the last, by what became of them; a click leads to the token.
+function tokenBar(detail) {
+  if (!detail.ids.length) return [];
+  const bar = make("div", "token-bar");
+  for (const [kind, start, end] of detail.kinds) {
+    const part = make("span", "k-" + kind);
+    part.style.flex = `${end - start} 1 0`;
+    part.title = `${kind}: tokens ${start} to ${end - 1}`;
+    part.addEventListener("click", () => openToken(start));
+    bar.append(part);
+  }
+  const counts = countKinds(detail);
+  bar.setAttribute("role", "img");
+  bar.setAttribute("aria-label", "tokens: " + counts.map(([, text, count]) => `${text} ${count}`).join(", "));
+  const words = make("div", "time-words dim", "", make("b", "", "tokens"), ...counts.map(([kind, text, count]) => keyed("k-" + kind, `${text} ${count}`)));
+  return [bar, words];
+}
+
+function legend(detail) {
+  const shown = countKinds(detail).map(([kind, text, count]) => make("span", "t " + kind, `${text} ${count}`));
+  if (detail.logprobs.length) {
+    const names = ["> 0.95", "> 0.74", "> 0.37", "> 0.05", "less"];
+    shown.push(make("span", "", "", make("span", "dim", "probability "), ...names.map((name, place) => make("span", "t trained" + (place ? " p" + place : ""), name))));
+  }
+  if (detail.problems.some(([kind, , start]) => start !== null && problemTone(kind) === "problem")) shown.push(make("span", "t odd", "a problem"));
+  if (detail.problems.some(([kind]) => problemTone(kind) === "older")) shown.push(make("span", "t old", "older weights"));
   if (detail.drift) shown.push(make("span", "t drift", `would be retokenised ${detail.drift.reduce((sum, [s, e]) => sum + e - s, 0)}`));
   else shown.push(make("span", "dim", "drift: open with --tokenizer to see it"));
   return make("div", "legend", "", ...shown);

@@ -1,0 +1,116 @@
+// Charts of plain elements: bars, histograms and lines, a color for each run; what is clicked narrows the list.
+
+const MOST_BINS = 16;
+const MOST_BARS = 8;
+
+function vector(tag, attributes) {
+  const element = document.createElementNS(byId("svg").namespaceURI, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+function panel(title, ...children) {
+  return make("section", "panel", "", make("h3", "", title), ...children.filter(Boolean));
+}
+
+function mean(values) { return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null; }
+
+function known(rows, valueOf) { return rows.map(valueOf).filter((value) => value !== null && value !== undefined && Number.isFinite(value)); }
+
+function share(value) { return value === null ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)}%`; }
+
+function compact(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  return size >= 10000 ? `${(value / 1000).toFixed(0)}k` : Number.isInteger(value) ? String(value) : size >= 100 ? value.toFixed(0) : size >= 10 ? value.toFixed(1) : value.toFixed(2);
+}
+
+// Named bars, the longest first; a part of each may be in another tone.
+function bars(title, entries, note = "") {
+  if (!entries.length) return null;
+  const most = Math.max(...entries.flatMap(({ counts }) => counts));
+  const list = make("div", "bars");
+  for (const { name, counts, tone, words, act, marked } of entries.slice(0, MOST_BARS)) {
+    const lines = counts.map((count, run) => {
+      const fill = make("span", `fill ${tone || "run" + run}`);
+      fill.style.width = (most ? (100 * count) / most : 0) + "%";
+      return make("span", "track", "", fill);
+    });
+    const text = counts.map((count, run) => (words ? words[run] : number(count))).join(" | ");
+    const entry = button("entry", "", act);
+    entry.append(make("span", "name", name), make("span", "lines", "", ...lines), make("span", "amount", text));
+    if (marked) entry.setAttribute("aria-pressed", "true");
+    list.append(entry);
+  }
+  if (entries.length > MOST_BARS) list.append(make("span", "dim", `and ${entries.length - MOST_BARS} more`));
+  return panel(title, list, note && make("p", "note dim", note));
+}
+
+// edges of at most so many bins, at round numbers; each value its own where there are few of them
+function binsOf(values) {
+  const distinct = [...new Set(values)].sort((a, b) => a - b);
+  if (distinct.length <= 8) return distinct.map((value) => ({ from: value, to: value, name: compact(value) }));
+  const [low, high] = [distinct[0], distinct[distinct.length - 1]];
+  const rough = (high - low) / MOST_BINS;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const width = unit * [1, 2, 2.5, 5, 10].find((times) => times * unit >= rough);
+  const bins = [];
+  for (let step = Math.floor(low / width); step * width <= high; step += 1) {
+    const [from, to] = [step * width, (step + 1) * width].map((edge) => Number(edge.toPrecision(8)));
+    bins.push({ from, to, name: compact(from) });
+  }
+  return bins;
+}
+
+function histogram(title, byRun, field, toneOfBin = () => "", note = "") {
+  const all = byRun.flatMap((rows) => known(rows, FIELDS[field]));
+  if (!all.length) return null;
+  const bins = binsOf(all);
+  const inBin = (value, { from, to }) => (from === to ? value === from : value >= from && value < to);
+  const counts = bins.map((bin) => byRun.map((rows) => known(rows, FIELDS[field]).filter((value) => inBin(value, bin)).length));
+  // runs of different sizes are compared by their shares
+  const sizes = byRun.map((rows) => Math.max(1, known(rows, FIELDS[field]).length));
+  const most = Math.max(...counts.flatMap((one) => one.map((count, run) => count / sizes[run])));
+  const columns = make("div", "columns-chart");
+  bins.forEach((bin, place) => {
+    const words = bin.from === bin.to ? [`${field}=${bin.from}`] : [`${field}>=${bin.from}`, `${field}<${bin.to}`];
+    const column = button("column", "", () => toggleWords(field, words));
+    column.title = `${words.join(" ")}: ${counts[place].join(" | ")}`;
+    column.setAttribute("aria-label", column.title);
+    const fills = counts[place].map((count, run) => {
+      const fill = make("span", `fill ${(byRun.length === 1 && toneOfBin(bin)) || "run" + run}`);
+      fill.style.height = (100 * count) / sizes[run] / most + "%";
+      return fill;
+    });
+    column.append(make("span", "stack", "", ...fills), make("span", "tick", bins.length <= 8 || place % 2 === 0 ? bin.name : ""));
+    columns.append(column);
+  });
+  const values = byRun.map((rows) => known(rows, FIELDS[field])).map((own) => (own.length ? `mean ${compact(mean(own))}, highest ${compact(own.reduce((a, b) => Math.max(a, b)))}` : "none"));
+  return panel(title, columns, make("p", "note dim", values.join(" | ") + (note ? ` · ${note}` : "")));
+}
+
+// Lines over steps: [{name, color, points: [{x, y, count}]}].
+function lines2d(series, shown, picked, onPick) {
+  const points = series.flatMap((one) => one.points);
+  const [left, right] = [Math.min(...points.map(({ x }) => x)), Math.max(...points.map(({ x }) => x))];
+  const [least, most] = [Math.min(...points.map(({ y }) => y)), Math.max(...points.map(({ y }) => y))];
+  const margin = (most - least || Math.abs(most) || 1) * 0.12;
+  const [low, high] = [least - margin, most + margin];
+  const place = ({ x, y }) => [right > left ? 2 + (96 * (x - left)) / (right - left) : 50, 100 - (100 * (y - low)) / (high - low)];
+  const drawing = vector("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
+  const plot = make("div", "plot", "", drawing);
+  for (const { name, color, points: own } of series) {
+    drawing.append(vector("polyline", { class: `line ${color}`, points: own.map((point) => place(point).join(",")).join(" "), "vector-effect": "non-scaling-stroke" }));
+    for (const point of own) {
+      const dot = button(`dot ${color}` + (picked === String(point.x) ? " picked" : ""), "", () => onPick(point.x));
+      const [across, down] = place(point);
+      Object.assign(dot.style, { left: across + "%", top: down + "%" });
+      dot.title = `${name}, step ${point.x}: ${shown(point.y)}, ${counted(point.count, "sample")}`;
+      dot.setAttribute("aria-label", dot.title);
+      plot.append(dot);
+    }
+  }
+  const axis = make("div", "axis dim", "", make("span", "", shown(most)), make("span", "", shown(least)));
+  const below = make("div", "axis-x dim", "", make("span", "", `step ${left}`), make("span", "", right > left ? `step ${right}` : ""));
+  return [make("div", "chart", "", axis, plot), below];
+}

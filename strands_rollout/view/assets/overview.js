@@ -1,0 +1,238 @@
+// How the run is: what it comes to in numbers, charts that narrow the list, and samples worth seeing.
+
+const METRICS = [
+  ["accuracy", (rows) => mean(known(rows, (row) => row.right)), share],
+  ["mean reward", (rows) => mean(known(rows, (row) => row.reward)), compact],
+  ["tokens of a response", (rows) => mean(known(rows, (row) => row.length)), compact],
+  ["turns", (rows) => mean(known(rows, (row) => row.turns)), compact],
+  ["tool calls", (rows) => mean(known(rows, (row) => row.calls)), compact],
+  ["tool calls with an error", errorShare, share],
+  ["truncated", (rows) => statusShare(rows, "truncated"), share],
+  ["groups with spread", (rows) => spreadOf(rows)[2], share],
+  ["seconds of an episode", (rows) => mean(known(rows, FIELDS.seconds)), compact],
+];
+
+function statusShare(rows, status) { return rows.length ? rows.filter((row) => row.status === status).length / rows.length : null; }
+
+function toolSums(rows) {
+  const sums = new Map();
+  for (const row of rows) for (const [name, [calls, failed]] of Object.entries(row.tools)) {
+    const before = sums.get(name) || [0, 0];
+    sums.set(name, [before[0] + calls, before[1] + failed]);
+  }
+  return sums;
+}
+
+function errorShare(rows) {
+  const [calls, failed] = [...toolSums(rows).values()].reduce((sum, one) => [sum[0] + one[0], sum[1] + one[1]], [0, 0]);
+  if (calls) return failed / calls;
+  const told = known(rows, (row) => row.calls).reduce((sum, count) => sum + count, 0); // results of eval name no tool
+  return told ? known(rows, (row) => row.errors).reduce((sum, count) => sum + count, 0) / told : null;
+}
+
+// groups in which the rewards differ, which is where GRPO learns: how many, of how many, and their share
+function spreadOf(rows) {
+  const groups = grouped(rows.filter((row) => row.group !== null && row.reward !== null), groupKey);
+  const several = [...groups.values()].filter((own) => own.length > 1);
+  const spread = several.filter((own) => own.some((row) => row.reward !== own[0].reward)).length;
+  return [spread, several.length, several.length ? spread / several.length : null];
+}
+
+function showOverview() {
+  state.pane = "overview";
+  document.body.classList.add("opened");
+  timed("overview", drawOverview);
+  byId("sample").scrollTop = 0;
+  writeHash();
+}
+
+function drawOverview() {
+  const rows = state.shown.map((position) => state.rows[position]);
+  const runs = state.runs.length ? state.runs : [""];
+  const byRun = runs.map((_, run) => rows.filter((row) => row.run === run));
+  const pane = byId("sample");
+  pane.replaceChildren(overviewHead(rows), ...runLegend());
+  if (!rows.length) {
+    pane.append(make("p", "empty", state.rows.length ? "no sample matches the filters" : "no samples yet; they are shown as they come"));
+    return;
+  }
+  const columns = make("div", "panels", "",
+    ...[worthSeeing(rows), ...setBars(byRun), rewardChart(byRun), histogram("response lengths, in tokens", byRun, "length"), stopBars(byRun), toolBars(byRun),
+      problemBars(byRun), driftPanel(byRun), timeSplit(runs, byRun)].filter(Boolean));
+  pane.append(tiles(byRun), ...[stepChart(runs)].filter(Boolean), columns);
+}
+
+function overviewHead(rows) {
+  const back = button("", "‹ samples", closeSample);
+  back.id = "back";
+  const head = make("div", "head", "", back, make("h2", "", state.runs.length ? "How the runs are" : "How the run is"));
+  if (rows.length < state.rows.length) head.append(make("span", "dim", `${rows.length} of ${counted(state.rows.length, "sample")}, as filtered`), button("", "all samples", clearFilters));
+  return head;
+}
+
+function runLegend() {
+  if (!state.runs.length) return [];
+  return [make("div", "time-words", "", ...state.runs.map((name, run) => keyed(`run${run}`, name)), button("", "question by question", showGroups))];
+}
+
+function tiles(byRun) {
+  const found = METRICS.map(([name, valueOf, shown]) => [name, byRun.map(valueOf), shown]).filter(([, values]) => values.some((value) => value !== null)).map(([name, values, shown]) => [name, values.map(shown).join(" | ")]);
+  const spread = byRun.map((rows) => spreadOf(rows));
+  const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
+  const more = [["samples", byRun.map((rows) => rows.length).join(" | ")], ...found];
+  if (drifted.some((values) => values.length)) more.push(["samples with drift", drifted.map((values) => share(mean(values.map((value) => Number(value > 0))))).join(" | ")]);
+  if (byRun.flat().some((row) => row.problems.length)) more.push(["samples with problems", byRun.map((rows) => rows.filter((row) => row.problems.length).length).join(" | ")]);
+  return make("div", "tiles", "", ...more.map(([name, text]) => {
+    const tile = make("div", "tile", "", make("b", "", text), make("span", "dim", name));
+    if (name === "groups with spread") tile.title = `${spread.map(([some, all]) => `${some} of ${all}`).join(" | ")}: rewards differ within them; GRPO learns from no other`;
+    return tile;
+  }));
+}
+
+// a line for each run and set, of what is chosen; a click narrows to the step
+function stepChart(runs) {
+  const rows = state.ofAnyStep.filter((row) => row.step !== null);
+  if (new Set(rows.map((row) => row.step)).size < 2) return null;
+  const metrics = METRICS.filter(([, valueOf]) => valueOf(rows) !== null);
+  const [name, valueOf, shown] = metrics.find(([one]) => one === state.metric) || metrics[0];
+  const series = [];
+  for (const [run, runName] of runs.entries()) {
+    const sets = [...grouped(rows.filter((row) => row.run === run), (row) => row.set)];
+    sets.forEach(([set, ofSet], place) => {
+      const points = [...grouped(ofSet, (row) => row.step)].map(([x, held]) => ({ x, y: valueOf(held), count: held.length })).filter(({ y }) => y !== null).sort((a, b) => a.x - b.x);
+      if (points.length) series.push({ name: [runName, sets.length > 1 || !runName ? set : ""].filter(Boolean).join(" "), color: `run${runs.length > 1 ? run : place % 4}${runs.length > 1 && place ? " dashed" : ""}`, points });
+    });
+  }
+  const choice = make("select");
+  choice.setAttribute("aria-label", "what is drawn");
+  choice.append(...metrics.map(([one]) => { const o = make("option", "", one); o.value = one; return o; }));
+  choice.value = name;
+  choice.addEventListener("input", () => { state.metric = choice.value; drawOverview(); });
+  const chart = lines2d(series, shown, byId("step").value, (x) => toggleChoice("step", String(x)));
+  const legend = series.length > 1 ? make("div", "time-words", "", ...series.map((one) => keyed(one.color, one.name))) : null;
+  const made = panel("", ...chart, legend);
+  made.firstChild.append(choice, " per step");
+  return made;
+}
+
+function setBars(byRun) {
+  const sets = [...new Set(byRun.flat().map((row) => row.set))];
+  if (sets.length < 2) return [];
+  const isGraded = byRun.flat().some((row) => row.right !== null);
+  const [name, valueOf, shown] = METRICS[isGraded ? 0 : 1];
+  const entries = sets.map((set) => {
+    const values = byRun.map((rows) => valueOf(rows.filter((row) => row.set === set)));
+    return { name: set, counts: values.map((value) => Math.max(0, value ?? 0)), words: values.map(shown), act: () => toggleChoice("set", set), marked: byId("set").value === set };
+  });
+  return [bars(`${name} by set`, entries)];
+}
+
+function rewardChart(byRun) {
+  const rows = byRun.flat().filter((row) => row.right === null);
+  const wrongBelow = rows.length ? 0 : known(byRun.flat().filter((row) => !(row.right > 0)), (row) => row.reward).reduce((a, b) => Math.max(a, b), -Infinity);
+  return histogram("rewards", byRun, "reward", (bin) => (bin.from > wrongBelow ? "good" : bin.to <= wrongBelow || bin.from === bin.to ? "bad" : ""));
+}
+
+function countsBy(byRun, valuesOf) {
+  const names = new Map();
+  byRun.forEach((rows, run) => {
+    for (const row of rows) for (const value of valuesOf(row)) {
+      if (!names.has(value)) names.set(value, byRun.map(() => 0));
+      names.get(value)[run] += 1;
+    }
+  });
+  return [...names].sort((a, b) => Math.max(...b[1]) - Math.max(...a[1]));
+}
+
+function stopBars(byRun) {
+  const entries = countsBy(byRun, (row) => [row.stop || row.status]).map(([name, counts]) => {
+    const id = byRun.flat().some((row) => row.stop === name) ? "stop" : "status";
+    const tone = name === "completed" ? "" : name.endsWith("error") || name === "failed" ? "bad" : "warn";
+    return { name, counts, tone: byRun.length === 1 ? tone : "", act: () => toggleChoice(id, name), marked: byId(id).value === name };
+  });
+  return bars("how episodes ended", entries);
+}
+
+function toolBars(byRun) {
+  const sums = byRun.map(toolSums);
+  const names = [...new Set(sums.flatMap((one) => [...one.keys()]))];
+  const of = (name) => sums.map((one) => one.get(name) || [0, 0]);
+  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), act: () => toggleWords("errors", ["errors>0"]) }));
+  return bars("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), "failed: an error, a timeout, no such tool, or code that exits with an error");
+}
+
+function problemBars(byRun) {
+  const entries = countsBy(byRun, (row) => row.problems).map(([name, counts]) => ({ name, counts, tone: byRun.length === 1 ? (problemTone(name) === "older" ? "aged" : "bad") : "", act: () => { byId("query").value = `"${name}"`; filtersChanged(); } }));
+  return bars("problems, in samples", entries);
+}
+
+function driftPanel(byRun) {
+  const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
+  if (!drifted.some((values) => values.length)) return panel("drift", make("p", "note dim", "Not measured: open the dump with --tokenizer to see the tokens that encoding the text again would change."));
+  const words = drifted.map((values, run) => {
+    const tokens = values.reduce((sum, value) => sum + value, 0);
+    const sampled = known(byRun[run], (row) => row.trained).reduce((sum, value) => sum + value, 0);
+    return `${tokens} of ${sampled} trained tokens, in ${values.filter(Boolean).length} of ${counted(values.length, "sample")}`;
+  });
+  const some = drifted.flat().some(Boolean);
+  return panel("drift", make("p", some ? "" : "note dim", words.join(" | ")), some ? button("", "samples with drift", () => toggleWords("drift", ["drift>0"])) : null);
+}
+
+function timeSplit(runs, byRun) {
+  const isSplit = (row) => row.times && row.times.generate + row.times.tool > 0; // eval keeps the whole alone
+  if (!byRun.flat().some(isSplit)) return null;
+  const kinds = ["generate", "tool", "wait"];
+  const lines = byRun.map((rows, run) => {
+    const split = rows.filter(isSplit);
+    if (!split.length) return make("p", "note dim", `${runs[run]}: not recorded`);
+    const sums = kinds.map((kind) => mean(split.map((row) => row.times[kind])) || 0);
+    const all = sums.reduce((sum, s) => sum + s, 0) || 1;
+    const bar = make("div", "time");
+    const words = make("div", "time-words dim", runs[run] ? runs[run] + ":" : "");
+    kinds.forEach((kind, place) => {
+      const part = make("span", kind);
+      part.style.flex = `${(1000 * sums[place]) / all} 1 0`;
+      bar.append(part);
+      words.append(keyed(kind, `${kind} ${seconds(sums[place])} (${share(sums[place] / all)})`));
+    });
+    return make("div", "", "", bar, words);
+  });
+  return panel("where an episode's time goes, on average", ...lines, button("", "slowest first", () => { byId("sort").value = "-seconds"; filtersChanged(); }));
+}
+
+// At most one sample for each reason to look at one, the most telling first.
+function worth(rows) {
+  const mixed = new Set();
+  for (const [key, own] of grouped(rows.filter((row) => row.group !== null), groupKey)) {
+    const tones = own.map(toneOf);
+    if (tones.includes("right") && tones.includes("wrong")) mixed.add(key);
+  }
+  const isWrong = (row) => toneOf(row) === "wrong";
+  const reasons = [
+    ["has a problem", (row) => row.problems.some((kind) => problemTone(kind) === "problem"), (row) => row.problems.length],
+    ["wrong where others of its group are right", (row) => isWrong(row) && mixed.has(groupKey(row)), (row) => row.calls || 0],
+    ["failed tool calls", (row) => failedCalls(row) > 0, failedCalls],
+    ["wrong, and stopped by itself", (row) => isWrong(row) && row.status === "completed", (row) => row.length],
+    ["right, with most calls", (row) => toneOf(row) === "right", (row) => row.calls || 0],
+    ["was cut", (row) => row.status === "truncated", (row) => row.length],
+    ["failed", (row) => row.status === "failed", () => 0],
+    ["most drift", (row) => row.drift > 0, (row) => row.drift],
+    ["longest", () => true, (row) => row.length || 0],
+    ["slowest", (row) => row.times, (row) => row.times.all],
+  ];
+  const found = new Map();
+  for (const [reason, holds, key] of reasons) {
+    const best = rows.filter((row) => holds(row) && !found.has(row)).reduce((one, row) => (one === null || key(row) > key(one) ? row : one), null);
+    if (best && found.size < 6) found.set(best, reason);
+  }
+  return [...found].map(([row, reason]) => [reason, row]);
+}
+
+function worthSeeing(rows) {
+  const list = worth(rows).map(([reason, row]) => {
+    const entry = button("worth", "", () => void openSample(row.position, { view: "talk" }));
+    entry.append(make("span", "", reason), make("span", "small", "", ...runBadge(row), make("span", "dim", nameOf(row)), ...verdict(row)));
+    return entry;
+  });
+  return panel("samples worth seeing", ...list);
+}

@@ -15,6 +15,7 @@ from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, 
 from strands_rollout.cli.dumps import export, view
 from strands_rollout.cli.evaluate import demo, evaluate, train
 from strands_rollout.cli.options import config
+from strands_rollout.cli.project import init
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
@@ -94,6 +95,7 @@ def serve(
 
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
+app.command(epilog="Example: strands-rollout init my-agent --kind tools")(init)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"

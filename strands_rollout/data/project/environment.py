@@ -1,5 +1,7 @@
 """A shop with a state, made anew for each episode: its till counts, and its score takes that into account."""
 
+from typing import Any
+
 import agent
 import reward
 from strands import tool
@@ -30,7 +32,7 @@ class Shop:
         """Called with each answer: a user's next message, or None, which ends the episode."""
         self.reply = reply
 
-    def score(self) -> dict[str, float]:
+    def score(self) -> dict[str, Any]:
         """What the episode is worth."""
         scored = reward.score(self.reply, self.label)
         return scored | {"score": scored["score"] - 0.1 * max(0, self.uses - 1), "uses": self.uses}

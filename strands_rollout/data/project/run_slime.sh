@@ -13,6 +13,7 @@ model="${HF_CHECKPOINT:-/root/models/Qwen3-8B}"
 save="${SAVE_DIR:-$here/checkpoints}"
 gpus="${NUM_GPUS:-8}"
 
+# another model: its name here, and its file in slime's scripts/models
 MODEL_ARGS=("<MODEL_ARGS of scripts/models/qwen3-8B.sh in slime>")
 if [[ -f "$slime/scripts/models/qwen3-8B.sh" ]]; then
   # shellcheck source=/dev/null

@@ -44,7 +44,8 @@ def init(
     It has an agent, a reward, their tests, rows, and what tries and trains them. Writes nothing into a folder that has
     files.
     """
-    place = folder.expanduser().resolve()
+    folder = folder.expanduser()
+    place = folder.resolve()
     if not _NAME.fullmatch(place.name):
         raise ConfigError(f"got the name {place.name!r}; expected letters, digits, dots, dashes and underscores")
     texts = _texts(kind, place)

@@ -15,6 +15,7 @@ from strands_rollout.cli.diagnose import check_template, doctor, drift, replay, 
 from strands_rollout.cli.dumps import export, view
 from strands_rollout.cli.evaluate import demo, evaluate, train, try_row
 from strands_rollout.cli.options import config, finish
+from strands_rollout.cli.project import init
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(
@@ -95,6 +96,7 @@ def serve(
 
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
+app.command(epilog="Example: strands-rollout init my-agent --kind tools")(init)
 app.command("try", epilog="Example: strands-rollout try rollout.yaml --script turns.yaml")(try_row)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
 app.command(

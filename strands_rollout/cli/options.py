@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -46,7 +47,7 @@ class GroupedCommand(TyperCommand):
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """The pieces of the usage line; typer puts a required argument in braces, which a shell would expand."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments, then the groups."""

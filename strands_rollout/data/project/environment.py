@@ -1,0 +1,38 @@
+"""A shop with a state, made anew for each episode: its till counts, and its score takes that into account."""
+
+from typing import Any
+
+import agent
+import reward
+from strands import tool
+
+from strands_rollout import Task
+
+
+class Shop:
+    """The row's label is the amount; each use of the till after the first costs 0.1."""
+
+    def __init__(self, task: Task) -> None:
+        self.label = str(task.label)
+        self.uses = 0
+        self.reply = ""
+        self.tools = [agent.look_up_price, self.execute_python_code]
+
+    @tool
+    def execute_python_code(self, code: str) -> int:
+        """Run Python code and return what it prints.
+
+        Args:
+            code: The Python code to run.
+        """
+        self.uses += 1
+        return agent.execute_python_code(code=code)
+
+    def answer(self, reply: str) -> None:
+        """Called with each answer: a user's next message, or None, which ends the episode."""
+        self.reply = reply
+
+    def score(self) -> dict[str, Any]:
+        """What the episode is worth."""
+        scored = reward.score(self.reply, self.label)
+        return scored | {"score": scored["score"] - 0.1 * max(0, self.uses - 1), "uses": self.uses}

@@ -1,0 +1,19 @@
+"""What an answer is worth: put your own idea of a good answer in its place."""
+
+import re
+from typing import Any
+
+
+def score(response: str, label: str) -> dict[str, Any]:
+    """1 for the right amount, up to 0.3 for a near one, 0 for none.
+
+    Args:
+        response: The policy's final answer, without its reasoning.
+        label: Of the row.
+    """
+    found = re.findall(r"(?:\\boxed\{|Answer: )(-?\d{1,9})", response)
+    if not found:
+        return {"score": 0.0, "acc": 0.0, "near": 0.0}
+    off = abs(int(found[-1]) - int(label))
+    near = max(0.0, 1.0 - off / max(1, int(label)))
+    return {"score": 0.3 * near + 0.7 * (off == 0), "acc": float(off == 0), "near": near, "pred": found[-1]}

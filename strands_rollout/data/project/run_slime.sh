@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Trains this folder's agent in slime: GRPO of Qwen3-8B on one node of 8 GPUs, in the image slimerl/slime.
+#   bash run_slime.sh --dry-run    prints the exact command, and does nothing
+#   bash run_slime.sh --lr 2e-6    further arguments go to slime
+# The arguments are those of scripts/strands_qwen3_8b.sh in strands-rollout's repository, which has more settings and checks;
+# scripts/prepare_model.sh there downloads the model and converts it. Run again, this goes on from the last checkpoint.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+slime="${SLIME_DIR:-/root/slime}"
+megatron="${MEGATRON_DIR:-/root/Megatron-LM}"
+model="${HF_CHECKPOINT:-/root/models/Qwen3-8B}"
+save="${SAVE_DIR:-$here/checkpoints}"
+gpus="${NUM_GPUS:-8}"
+
+# another model: its name here, and its file in slime's scripts/models
+MODEL_ARGS=("<MODEL_ARGS of scripts/models/qwen3-8B.sh in slime>")
+if [[ -f "$slime/scripts/models/qwen3-8B.sh" ]]; then
+  # shellcheck source=/dev/null
+  source "$slime/scripts/models/qwen3-8B.sh"
+elif [[ "${1:-}" != "--dry-run" ]]; then
+  echo "error: no checkout of slime at $slime; work in the image slimerl/slime, or set SLIME_DIR" >&2
+  exit 1
+fi
+
+AGENT_ARGS=(
+  --custom-generate-function-path strands_rollout.generate
+  --custom-rm-path strands_rollout.reward_func
+  --custom-config-path "$here/rollout.yaml"
+  --custom-rollout-log-function-path strands_rollout.log_rollout
+  --custom-eval-rollout-log-function-path strands_rollout.log_eval
+  --custom-reward-post-process-path strands_rollout.normalize_rewards
+  --dynamic-sampling-filter-path strands_rollout.keep_informative_groups
+  --input-key prompt
+  --label-key label
+  --reward-key score
+  --eval-reward-key acc
+)
+DATA_ARGS=(
+  --prompt-data "$here/train.jsonl"
+  --rollout-shuffle
+  --num-rollout 300
+  --rollout-batch-size 16
+  --over-sampling-batch-size 24
+  --n-samples-per-prompt 8
+  --global-batch-size 128
+  --balance-data
+  --rollout-temperature 1.0
+  --rollout-max-response-len 4096
+  --rollout-max-context-len 6144
+  --save-debug-rollout-data "$save/rollouts/{rollout_id}.pt"
+  --eval-interval 20
+  --eval-prompt-data held-out "$here/held_out.jsonl"
+  --n-samples-per-eval-prompt 4
+  --eval-max-response-len 4096
+  --eval-max-context-len 6144
+  --eval-temperature 1.0
+  --eval-top-p 1.0
+  --log-passrate
+)
+TRAIN_ARGS=(
+  --hf-checkpoint "$model"
+  --ref-load "${model}_torch_dist"
+  --load "$save"
+  --override-opt-param-scheduler
+  --save "$save"
+  --save-interval 20
+  --save-retain-interval 6000
+  --advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.0 --use-tis
+  --optimizer adam --lr 1e-6 --lr-decay-style constant --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.98
+  --use-dynamic-batch-size
+  --max-tokens-per-gpu 6144
+)
+GPU_ARGS=(
+  --actor-num-nodes 1 --actor-num-gpus-per-node "$gpus" --num-gpus-per-node "$gpus" --colocate
+  --tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 1 --context-parallel-size 1
+  --expert-model-parallel-size 1 --expert-tensor-parallel-size 1
+  --recompute-granularity full --recompute-method uniform --recompute-num-layers 1
+  --attention-dropout 0.0 --hidden-dropout 0.0
+  --accumulate-allreduce-grads-in-fp32 --attention-softmax-in-fp32 --attention-backend flash
+  --rollout-num-gpus-per-engine 2
+  --sglang-mem-fraction-static 0.7
+  --router-policy consistent_hashing
+)
+
+run=()
+if [[ "${1:-}" == "--dry-run" ]]; then
+  run=(printf '%q ')
+  shift
+else
+  strands-rollout config "$here/rollout.yaml" >/dev/null
+  bash "${BASH_SOURCE[0]}" --dry-run "$@" | strands-rollout doctor --flags - --slime-dir "$slime"
+  ray status >/dev/null 2>&1 || ray start --head --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1
+fi
+environment='{"env_vars": {"PYTHONPATH": "'"$megatron:$slime:$here"'", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}}'
+"${run[@]}" ray job submit --address=http://127.0.0.1:8265 --runtime-env-json="$environment" -- \
+  python3 "$slime/train.py" "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${DATA_ARGS[@]}" "${TRAIN_ARGS[@]}" "${GPU_ARGS[@]}" "$@"

@@ -1,0 +1,29 @@
+"""The tools, the reward, and one whole episode: run pytest in this folder."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from agent import execute_python_code, look_up_price
+from reward import score
+
+
+def test_the_tools() -> None:
+    assert look_up_price(item="cards") == 46
+    assert execute_python_code(code="print(7 * 46 + 2)") == 324
+    with pytest.raises(ValueError, match="one line"):
+        execute_python_code(code="__import__('os').getcwd()")
+
+
+def test_the_reward() -> None:
+    assert score("It costs \\boxed{200}.", "200")["score"] == 1.0
+    assert score("It costs \\boxed{100}.", "200")["score"] == 0.15
+    assert score("I don't know.", "200")["score"] == 0.0
+
+
+def test_an_episode_as_it_is_written_in_turns() -> None:
+    command = [sys.executable, "-m", "strands_rollout.cli", "try", "rollout.yaml", "--script", "turns.yaml"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "score 1" in done.stdout

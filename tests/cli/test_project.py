@@ -1,0 +1,110 @@
+"""`strands-rollout init`, and the walk of docs/tutorial.md from its project to a reward that rises."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from strands_rollout.cli.commands import app
+from strands_rollout.errors import ConfigError
+
+REPOSITORY = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("WANDB")},
+    "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+}
+SHELL = f"""\
+set -e -o pipefail
+strands-rollout() {{ {shlex.quote(sys.executable)} -m strands_rollout.cli "$@"; }}
+pytest() {{ {shlex.quote(sys.executable)} -m pytest -q -p no:cacheprovider "$@"; }}
+"""
+TRAINING = re.compile(r"strands-rollout train|run/weights")
+ELSEWHERE = re.compile(r"pip install|strands-rollout view|bash scripts/")  # a network, a browser, a clone
+
+
+def tutorial() -> list[str]:
+    """The commands of the tutorial that run in the project's folder, and those that make it."""
+    text = (REPOSITORY / "docs/tutorial.md").read_text()
+    lines = [line for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    return [line for line in lines if not ELSEWHERE.search(line)]
+
+
+def shell(*lines: str, cwd: Path) -> str:
+    command = ["bash", "-c", SHELL + "\n".join(lines)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
+    walk = [line for line in tutorial() if not TRAINING.search(line)]
+    assert [line.split()[0] for line in walk[:4]] == ["strands-rollout", "cd", "pytest", "strands-rollout"]
+    shown = shell(*(re.sub(r"(.* eval .*)", r"\1 --samples-per-problem 1", line) for line in walk), cwd=tmp_path)
+    transcript = re.search(r"```text\n(.*?)```", (REPOSITORY / "docs/tutorial.md").read_text(), re.DOTALL)[1]
+    for words in ("next: cd my-agent && strands-rollout try", "3 passed", transcript, "mean reward", "all known"):
+        assert words in shown, shown
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(900)
+def test_the_tutorials_own_reward_rises(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    made, entered = tutorial()[:2]
+    train, evaluate = (line for line in tutorial() if TRAINING.search(line))
+    shell(made, entered, f"{train} --steps 4", evaluate, cwd=tmp_path)
+    summary = json.loads((tmp_path / "my-agent/run/summary.json").read_text())
+    assert summary["held_out_reward_end"] > summary["held_out_reward_start"] + 0.1
+
+
+@pytest.mark.parametrize("kind", ["factory", "environment", "mcp"])
+def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path) -> None:
+    made = CliRunner().invoke(app, ["init", str(tmp_path / "it"), "--kind", kind])
+    assert made.exit_code == 0, made.output
+    next_command = made.stdout.partition("next: ")[2]
+    assert "score 1" in shell(next_command, cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [("full", "full is not empty, it holds notes.txt"), ("a b", "the name 'a b'"), ("full/notes.txt/x", "can't write")],
+)
+def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(
+    folder: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    done = CliRunner().invoke(app, ["init", folder])
+    assert isinstance(done.exception, ConfigError)
+    assert words in str(done.exception)
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "notes.txt"]
+
+
+def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
+    """slime's flags in a script's dry run, with their values but for paths, which differ."""
+    done = subprocess.run(["bash", script, "--dry-run", *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    words = shlex.split(done.stdout.rpartition("train.py")[2].replace("\\\n", ""))
+    starts = [place for place, word in enumerate(words) if word.startswith("--")]
+    given = [words[start:end] for start, end in zip(starts, [*starts[1:], len(words)], strict=True)]
+    return {flag: "" if "/" in " ".join(values) else " ".join(values) for flag, *values in given}
+
+
+def test_a_projects_script_gives_slime_what_the_launch_kit_does() -> None:
+    kit = slime_flags(
+        REPOSITORY / "scripts/strands_qwen3_8b.sh",
+        *("--max-response-len", "4096", "--num-rollout", "300", "--eval-samples", "4", "--slime-dir", "none"),
+    )
+    assert len(kit) > 60
+    assert slime_flags(REPOSITORY / "strands_rollout/data/project/run_slime.sh") == kit
+
+
+def test_the_script_of_another_model_is_shown_as_it_is() -> None:
+    script = (REPOSITORY / "scripts/strands_qwen3_4b.sh").read_text()
+    assert f"```bash\n{script}```" in (REPOSITORY / "docs/training.md").read_text()

@@ -118,6 +118,9 @@ class TryOptions:
             callback=existing_data,
         ),
     ] = None
+    input_key: InputKey = "prompt"
+    label_key: LabelKey = None
+    reward: RewardPath = None
     row: Annotated[int, Option(help="Which row of it, from 0.", min=0, metavar="N")] = 0
     script: Annotated[
         Path | None,

@@ -54,7 +54,7 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 EXIT_OK: Final = 0
-EXIT_INCOMPLETE: Final = 1
+EXIT_FAILED: Final = 1
 EXIT_INTERRUPTED: Final = 130
 REPORT_NAME: Final = "report.json"
 _LEAST_PATIENCE: Final = 8
@@ -88,7 +88,7 @@ def run_evaluation(options: EvalOptions) -> int:
     print(json.dumps(without_problems(report)), flush=True)
     if report["complete"] and not options.json_only:
         show_next("view", options.out)
-    return EXIT_OK if report["complete"] and not report["violations"] else EXIT_INCOMPLETE
+    return EXIT_OK if report["complete"] and not report["violations"] else EXIT_FAILED
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:

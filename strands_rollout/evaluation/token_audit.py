@@ -103,16 +103,22 @@ async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=True) as session:
         recorder = WireRecorder(session, str(target).rstrip("/"))
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.router.add_route("*", "/{path:.*}", recorder.forward)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            recorder.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        async with local_server(web.route("*", "/{path:.*}", recorder.forward)) as recorder.url:
             yield recorder
-        finally:
-            await runner.cleanup()
+
+
+@asynccontextmanager
+async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
+    """Answer a route on a free port of 127.0.0.1 until the block ends; yields its URL."""
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.add_routes([route])
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
 
 
 def _answered(asked: Exchange, body: bytes) -> Exchange:

@@ -10,8 +10,8 @@ import asyncio
 import json
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -27,10 +27,12 @@ from strands_rollout.agent.environment import place_in_users_code
 from strands_rollout.dump.terminal import make_console, print_transcript
 from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
 from strands_rollout.evaluation.evaluate import Outcome, playing, served_engine, served_tokenizer, start_executor
-from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, slime_sampling_params
+from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
 from strands_rollout.evaluation.plan import load_settings, shipped_model_note
 from strands_rollout.evaluation.policies import Asked, ChatApi, Person, Script, Turn
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
+from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from strands_rollout.evaluation.token_audit import local_server
 from strands_rollout.samples import Sample
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
@@ -38,12 +40,8 @@ from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import system_text, to_chat_messages, to_chat_tools, tool_result_text
 from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
 
-EXIT_OK: Final = 0
-EXIT_FAILED: Final = 1
-EXIT_INTERRUPTED: Final = 130
 _GUTTER: Final = 7
 _STYLES: Final = {"policy": "bold green", "call": "green", "result": "cyan", "error": "red", "thinks": "dim green"}
-_MAX_BODY_BYTES: Final = 1 << 28
 _TOKENS, _EMBEDDED_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
 WrittenPolicy: TypeAlias = Script | Person | ChatApi
@@ -122,7 +120,7 @@ class Transcript(HookProvider):
         """Print how the episode ended, and what of it would be trained."""
         sample, facts = outcome.sample, outcome.facts
         reward = sample.reward if isinstance(sample.reward, Mapping) else {"score": sample.reward}
-        parts = {**reward, "label": sample.label}.items()
+        parts = {**reward, "label": sample.label, "error": ""}.items()
         self._console.print()
         self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in parts if value not in ("", None)))
         counts = [f"{name.replace('_', ' ')}: {facts.get(name, 0)}" for name in ("turns", "tool_calls", "tool_errors")]
@@ -133,9 +131,15 @@ class Transcript(HookProvider):
         read = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
         others = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
         self.show("tokens", f"{trained} trained, {read} read{others}" if has_tokens else _NO_TOKENS)
-        error = [str(facts["error"])] if facts.get("error") else []
-        for words in (*error, *outcome.contract_violations, *outcome.tito_violations):
+        for words in _errors(outcome):
             self.show("error", words)
+
+
+def _errors(outcome: Outcome) -> list[str]:
+    """What failed: the episode, its reward, or a check of its tokens."""
+    reward = outcome.sample.reward
+    own = outcome.facts.get("error"), reward.get("error") if isinstance(reward, Mapping) else None
+    return [*(str(error) for error in own if error), *outcome.contract_violations, *outcome.tito_violations]
 
 
 def _short(value: object) -> str:
@@ -164,18 +168,9 @@ class PolicyServer:
         self._policy, self._transcript = policy, transcript
         self.error: RolloutError | None = None
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        """Listen on a free port of 127.0.0.1 until the block ends; yields the URL."""
-        app = web.Application(client_max_size=_MAX_BODY_BYTES)
-        app.add_routes([web.post("/generate", self._generate)])
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
+    def running(self) -> AbstractAsyncContextManager[str]:
+        """Listen until the block ends; yields the URL."""
+        return local_server(web.post("/generate", self._generate))
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = orjson.loads(await request.read())
@@ -240,7 +235,8 @@ async def _try(options: TryOptions) -> int:
     def note(words: str) -> None:
         log.print(words, markup=False, soft_wrap=True)
 
-    settings = await load_settings(options.config, options.changes, options.base_url, options.model_dir)
+    changes = all_changes(options.changes, options.reward)
+    settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
     row = _row(options, note, needs_label=settings.needs_labels)
     policy = _policy(options, note)
     if CODE_TOOL_PATH in settings.tools:
@@ -273,7 +269,7 @@ async def _try(options: TryOptions) -> int:
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    if outcome.sample.status is Sample.Status.FAILED or outcome.contract_violations or outcome.tito_violations:
+    if outcome.sample.status is Sample.Status.FAILED or _errors(outcome):
         return EXIT_FAILED
     if isinstance(policy, Script):
         policy.check_end(outcome.facts.get("stop_reason"))
@@ -291,7 +287,7 @@ def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
 def _row(options: TryOptions, note: Callable[[str], None], *, needs_label: bool) -> Row:
     beside = options.config and options.config.parent / "train.jsonl"
     data = options.data or (beside if beside and beside.is_file() else shipped_rows())
-    rows = load_rows(data, needs_label=needs_label)
+    rows = load_rows(data, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
     if options.row >= len(rows):
         raise ConfigError(f"got --row {options.row}; {data} has {len(rows)} rows, 0 to {len(rows) - 1}")
     shipped = " (the shipped problems: name your own with --data FILE)" if data == shipped_rows() else ""

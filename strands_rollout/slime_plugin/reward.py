@@ -267,5 +267,5 @@ def _report(error: Exception) -> str:
     kind = text[:_LONGEST_SHOWN_CHARS]
     if kind not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add(kind)
-        _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error)
+        _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error.__cause__ or error)
     return text

@@ -100,6 +100,18 @@ def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: 
     assert words in f"{done.output} {done.exception}"
 
 
+def test_rows_of_a_table_are_scored_by_a_reward_that_is_named(folder: Path) -> None:
+    (folder / "rows.csv").write_text("question,answer\nWhat does an apple cost?,3\n")
+    (folder / "shop_rewards.py").write_text(
+        "def short(response, label): return len(response) < 9\ndef word(_a, _b): return 'good'\n"
+    )
+    table = ["--data", "rows.csv", "--input-key", "question", "--label-key", "answer"]
+    done = play("--script", script(folder, ["3."]), *table, "--reward", "./shop_rewards.py:short")
+    assert (done.exit_code, "score 1, acc 1, label 3, method function" in done.stdout) == (0, True), done.output
+    done = play("--script", "turns.yaml", *table, "--reward", "./shop_rewards.py:word")
+    assert (done.exit_code, "word is 'good'; expected a finite `score`" in done.stdout) == (1, True), done.output
+
+
 def test_a_person_types_the_turns(folder: Path) -> None:
     call = '/call lookup {"item": "apple"}'
     done = play("--you", typed=f"/call lookup 3\nI look.\\\n{call}\n{call}\nAn apple is \\boxed{{3}} coins.\n")

@@ -16,18 +16,13 @@ from typing import Final
 
 from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall
 
-EXECUTE: Final = 1 << 0
 WRITE_FILE: Final = 1 << 1
 READ_FILE: Final = 1 << 2
 READ_DIR: Final = 1 << 3
 REMOVE_DIR: Final = 1 << 4
 REMOVE_FILE: Final = 1 << 5
-MAKE_CHAR: Final = 1 << 6
 MAKE_DIR: Final = 1 << 7
 MAKE_REG: Final = 1 << 8
-MAKE_SOCK: Final = 1 << 9
-MAKE_FIFO: Final = 1 << 10
-MAKE_BLOCK: Final = 1 << 11
 MAKE_SYM: Final = 1 << 12
 REFER: Final = 1 << 13  # ABI 2; before it, a rename or link into another directory is always refused
 TRUNCATE: Final = 1 << 14  # ABI 3

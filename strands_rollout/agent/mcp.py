@@ -17,8 +17,9 @@ from typing import Any, Final
 
 from strands.tools import ToolProvider
 from strands.tools.mcp import MCPClient
-from strands.types.tools import AgentTool, ToolGenerator, ToolSpec, ToolUse
+from strands.types.tools import AgentTool, ToolGenerator, ToolUse
 
+from strands_rollout.agent.tool_call import WrappedTool
 from strands_rollout.errors import SandboxError, ToolError, foreign_code
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
@@ -151,25 +152,12 @@ class GuardedMcpClient(ToolProvider):
         return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
 
 
-class _GuardedTool(AgentTool):
+class _GuardedTool(WrappedTool):
     """A server's tool that raises when the server is gone."""
 
     def __init__(self, tool: AgentTool, client: GuardedMcpClient) -> None:
-        super().__init__()
-        self._tool = tool
+        super().__init__(tool)
         self._client = client
-
-    @property
-    def tool_name(self) -> str:
-        return self._tool.tool_name
-
-    @property
-    def tool_spec(self) -> ToolSpec:
-        return self._tool.tool_spec
-
-    @property
-    def tool_type(self) -> str:
-        return self._tool.tool_type
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """The tool's events; a SandboxError where the server does not answer any more."""

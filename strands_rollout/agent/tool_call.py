@@ -90,24 +90,12 @@ ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""
 
 
-class BoundedTool(AgentTool):
-    """The same tool under the same specification, bounded in time.
+class WrappedTool(AgentTool):
+    """A tool in the place of another, whose name and specification it has."""
 
-    Args:
-        tool: Any Strands tool.
-        timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
-        stats: Where this call is counted.
-        span: Entered around each call.
-    """
-
-    def __init__(
-        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan | None = None
-    ) -> None:
+    def __init__(self, tool: AgentTool) -> None:
         super().__init__()
-        self._tool = _threaded(tool)
-        self._timeout_s = timeout_s
-        self._stats = stats
-        self._span = span
+        self._tool = tool
 
     @property
     def tool_name(self) -> str:
@@ -123,6 +111,25 @@ class BoundedTool(AgentTool):
     def tool_type(self) -> str:
         """The wrapped tool's type."""
         return self._tool.tool_type
+
+
+class BoundedTool(WrappedTool):
+    """The same tool under the same specification, bounded in time.
+
+    Args:
+        tool: Any Strands tool.
+        timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
+        stats: Where this call is counted.
+        span: Entered around each call.
+    """
+
+    def __init__(
+        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan | None = None
+    ) -> None:
+        super().__init__(_threaded(tool))
+        self._timeout_s = timeout_s
+        self._stats = stats
+        self._span = span
 
     @property
     def is_simple(self) -> bool:

@@ -75,7 +75,7 @@ def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, mo
     folder = tmp_path / "hub" / "sums"
     folder.mkdir(parents=True)
     for split in ("train", "test"):
-        (folder / f"{split}.csv").write_text(f"prompt,label\nof {split},7\n")
+        (folder / f"{split}.jsonl").write_text(json.dumps({"prompt": f"of {split}", "label": "7"}) + "\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     honest = datasets.load_dataset

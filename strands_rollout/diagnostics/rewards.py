@@ -46,8 +46,8 @@ _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 500
 _SAMPLES_AT_ONCE: Final = 200
 _UNSCORED: Final = frozenset({"aborted", "pending"})
-_FAILED: Final = frozenset({"error", "no_judge"})
-_OF_USERS: Final = frozenset({"function", "parts"}) | _FAILED
+_FAILED: Final = "error"
+_OF_USERS: Final = frozenset({"function", "parts", _FAILED})
 _EQUAL_WITHIN: Final = 1e-9
 _TEXT_WIDTH: Final = 60
 
@@ -296,7 +296,7 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
-    if reward.is_own and isinstance(answer, Mapping) and answer["method"] in _FAILED:
+    if reward.is_own and isinstance(answer, Mapping) and answer["method"] == _FAILED:
         return record, replace(unscored, error=answer["error"])
     new = reward.number(answer)
     if new is None:

@@ -25,6 +25,7 @@ from strands_rollout.samples import METADATA_KEY, QUESTION_KEY, SCORE_KEY, Sampl
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.config_file import search_beside
+from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.slime_plugin.row import episode_prompt, with_row_settings
@@ -191,6 +192,8 @@ class _Finished:
 async def _run(job: RolloutJob) -> _Finished:
     settings, resume = job.settings, job.beginning.resume
     await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
+    if settings.reward.is_own:
+        await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
     task = await _task(job, model)
     code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None

@@ -29,9 +29,9 @@ from strands_rollout.settings import Judge, RewardPart, RewardSettings
 
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
-# a number that is none of a fraction or percentage: "Score: 7/10" has no scale that is known here
-_SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d+(?:\.\d+)?)(?!\d|\.\d|\s*[/%])", re.IGNORECASE)
-_NUMBER: Final = re.compile(r"-?\d+(?:\.\d+)?")
+# a number that is not part of a fraction, a percentage or one with a decimal comma, whose scale is unknown
+_SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?\d*\.?\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,9 @@ class Answer:
 
 
 async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
-    """The score of the user's function, or the weighted sum of parts; `built_in` is for one without function and judge.
+    """The score of the user's function, or the weighted sum of parts, which are asked for all at once.
+
+    `built_in` scores a part that has neither function nor judge.
 
     Raises:
         EnvironmentFaultError: A judge gave no number.
@@ -71,9 +73,10 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
         async with asyncio.timeout(settings.timeout_s):
             if settings.function is not None:
                 return await _called(settings.function, answer)
-            scored = {name: await part(one) for name, one in settings.parts.items()}
+            found = await asyncio.gather(*map(part, settings.parts.values()), return_exceptions=True)
     except TimeoutError as e:
         raise RolloutError(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
+    scored = dict(zip(settings.parts, map(_raised_or_scored, found), strict=True))
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
     return Scored(
@@ -82,6 +85,12 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
     )
+
+
+def _raised_or_scored(found: Scored | BaseException) -> Scored:
+    if isinstance(found, BaseException):
+        raise found
+    return found
 
 
 def scored_as(found: object, what: str) -> Scored:

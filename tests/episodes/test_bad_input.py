@@ -156,7 +156,11 @@ async def test_a_rendered_prompt(shipped_tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [({"max_tool_iteration": 3}, "did you mean 'max_tool_iterations'"), ({"tools": ["no.such.tool"]}, "no.such.tool")],
+    [
+        ({"max_tool_iteration": 3}, "did you mean 'max_tool_iterations'"),
+        ({"tools": ["no.such.tool"]}, "no.such.tool"),
+        ({"reward": "no.such.reward"}, "no.such.reward"),
+    ],
 )
 async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: Any, words: str) -> None:
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)

@@ -119,10 +119,24 @@ async def test_a_reward_of_any_form_scores(reward: Any, score: float, acc: float
 async def test_a_reward_that_fails_is_an_error_and_logged_once(
     reward: Any, error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = [await scored(reward) for _ in range(2)][-1]
-    assert (found["score"], found["acc"], found["method"]) == (-1.0, 0.0, "error")
+    sample = Sample(prompt="?", response="\\boxed{42}", label="42")
+    found = [await scored(reward, sample) for _ in range(2)][-1]
+    assert (found["score"], found["acc"], found["method"], found["label"]) == (-1.0, 0.0, "error", "42")
+    assert sample.remove_sample  # no fault of the policy
     (logged,) = [record for record in caplog.records if "reward_failed" in record.message]
     assert re.search(error, logged.getMessage())
+
+
+MEETING: list[asyncio.Event] = []
+
+
+async def meeting(sample: Sample) -> float:
+    """Comes back when both parts that it scores have begun."""
+    MEETING.append(asyncio.Event())
+    if len(MEETING) == 2:
+        MEETING[0].set()
+    await MEETING[0].wait()
+    return 1.0
 
 
 @asynccontextmanager
@@ -165,14 +179,23 @@ async def test_a_judge_is_asked_again_until_it_answers(monkeypatch: pytest.Monke
         ((503, 429), "no answer in 2 attempts, the last ended with: HTTP 429"),
         ((401,), "HTTP 401; check its base_url, model and api_key"),
         (("Score: 7/10",), "a judge replied 'Score: 7/10'; expected a line like `Score: 0.5`"),
+        (("Score: 0,5",), "a judge replied 'Score: 0,5'; expected a line like `Score: 0.5`"),
     ],
 )
 async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...], why: str) -> None:
     sample = Sample(prompt="?", response="4")
     async with judging(*replies) as (judge, _):
         found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
-    assert (found["method"], why in found["error"]) == ("no_judge", True)
+    assert (found["method"], why in found["error"]) == ("error", True)
     assert sample.remove_sample
+
+
+async def test_the_parts_are_asked_for_at_once() -> None:
+    async with judging("Score: .5", ".25") as (judge, requests):
+        parts = {"meeting": {"function": f"{HERE}.meeting"}, "a": {"judge": judge}, "b": {"judge": judge}}
+        MEETING.clear()
+        found = await scored({"parts": {**parts, "last": {"function": f"{HERE}.meeting"}}})
+    assert (found["score"], found["error"], len(requests)) == (2.75, "", 2)
 
 
 def test_config_finds_what_a_reward_names_and_shows_no_secret(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import label_texts
 from strands_rollout.samples import Sample, finite
-from strands_rollout.slime_plugin.reward import reward_func
+from strands_rollout.slime_plugin.reward import FAILED_METHODS, reward_func
 
 SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
 """How a policy may write an answer, with its label in place of `{label}`."""
@@ -46,8 +46,7 @@ _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 500
 _SAMPLES_AT_ONCE: Final = 200
 _UNSCORED: Final = frozenset({"aborted", "pending"})
-_FAILED: Final = "error"
-_OF_USERS: Final = frozenset({"function", "parts", _FAILED})
+_OF_USERS: Final = frozenset({"function", "parts"}) | FAILED_METHODS
 _EQUAL_WITHIN: Final = 1e-9
 _TEXT_WIDTH: Final = 60
 
@@ -296,7 +295,7 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
-    if reward.is_own and isinstance(answer, Mapping) and answer["method"] == _FAILED:
+    if reward.is_own and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
         return record, replace(unscored, error=answer["error"])
     new = reward.number(answer)
     if new is None:

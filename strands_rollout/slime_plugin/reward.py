@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import RolloutError, foreign_code
+from strands_rollout.errors import EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
 from strands_rollout.grading.grade import slime_example_grade
 from strands_rollout.samples import (
@@ -38,8 +38,11 @@ _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
 _reported: set[str] = set()
 
-_ERROR: Final = "error"
-"""The method of a reward that failed."""
+REWARD_FAILED: Final = "error"
+NO_JUDGE: Final = "no_judge"
+"""The method of a reward whose judge failed: an outage."""
+FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
+"""The methods of rewards that say nothing of the answer: the sample is not trained."""
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"
@@ -67,7 +70,7 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         For each sample, in lists like those given, a dict with the keys `score` (the settings' `correct` or `wrong`,
         perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
         decided), `error` (why the answer could not be judged; else ""), and `parts/NAME` for each further number of the
-        user's reward or of an environment. A sample whose reward failed (method `error`) is not trained
+        user's reward or of an environment. A sample whose reward failed (method `error` or `no_judge`) is not trained
         (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither
         `reward_key` nor `eval_reward_key`, or, of a sample in training, only the latter; the dict is then kept in
         `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and mean the dict.
@@ -101,7 +104,7 @@ def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """The reward in the form in which slime reads it from this sample."""
     with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("the sample", RuntimeError):
-        if details["method"] == _ERROR:  # not the policy's fault
+        if details["method"] in FAILED_METHODS:  # not the policy's fault
             sample.remove_sample = True
         if _reads_a_key(args, sample):
             return details
@@ -150,8 +153,9 @@ async def _reward(args: object, sample: object) -> RewardDict:
             settings = RewardSettings.model_validate({} if options is None else options)
             return await (_own_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
     except Exception as e:  # a reward that raises ends slime's training run
+        method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else REWARD_FAILED
         label = _named(getattr(sample, "label", None))
-        return _as_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=_ERROR), _report(e))
+        return _as_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=method), _report(e))
 
 
 async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:

@@ -186,7 +186,7 @@ async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...
     sample = Sample(prompt="?", response="4")
     async with judging(*replies) as (judge, _):
         found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
-    assert (found["method"], why in found["error"]) == ("error", True)
+    assert (found["method"], why in found["error"]) == ("no_judge", True)
     assert sample.remove_sample
 
 

@@ -21,7 +21,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 from strands_rollout.model.conversation import call_id
 from strands_rollout.samples import finite, kept
-from strands_rollout.template.drift import token_bytes
+from strands_rollout.template.tokens import token_bytes
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall, ToolParser, get_parser, parser_names
 from strands_rollout.view.problems import Problem, find_problems, reward_key
 from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, is_control, runs, token_kinds

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig
+from strands_rollout.engine.qwen3 import Doubles, Floats, Ints, ModelConfig, TextCodec
 from strands_rollout.engine.requests import GenerateRequest, SamplingParams
-from strands_rollout.engine.text import TextCodec
 
 ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 """The finish reason of a generation that was aborted while it waited, or between two chunks of its prompt."""

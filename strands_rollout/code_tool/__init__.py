@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from strands_rollout.code_tool.local.executor import LocalExecutor as LocalExecutor
     from strands_rollout.code_tool.local.supervisor_link import SandboxReport as SandboxReport
     from strands_rollout.code_tool.ray import RayExecutor as RayExecutor
+    from strands_rollout.code_tool.remote import SubprocessExecutor as SubprocessExecutor
     from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor as SandboxFusionExecutor
     from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox as CodeExecutorSandbox
     from strands_rollout.code_tool.strands_sandbox import StrandsSandboxExecutor as StrandsSandboxExecutor
-    from strands_rollout.code_tool.subprocess import SubprocessExecutor as SubprocessExecutor
 
 _MODULES = {
     "CamelExecutor": "camel",
@@ -30,7 +30,7 @@ _MODULES = {
     "SandboxFusionExecutor": "sandbox_fusion",
     "SandboxReport": "local.supervisor_link",
     "StrandsSandboxExecutor": "strands_sandbox",
-    "SubprocessExecutor": "subprocess",
+    "SubprocessExecutor": "remote",
 }
 
 __all__ = sorted(_MODULES)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, Self
 
-from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall_numbers
+from strands_rollout.code_tool.local.sandbox.kernel import PR_SET_NO_NEW_PRIVS, prctl, syscall_numbers
 
 _ALLOWED_NAMES: Final = """
     read write readv writev pread64 pwrite64 preadv pwritev close lseek
@@ -124,7 +124,6 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7, "arm64": 0xC000_00B7}
 _X32_BIT: Final = 0x4000_0000
 _PR_SET_SECCOMP: Final = 22
-_PR_SET_NO_NEW_PRIVS: Final = 38
 _MODE_FILTER: Final = 2
 
 _KILL_PROCESS: Final = 0x8000_0000
@@ -204,7 +203,7 @@ def install(program: bytes) -> None:
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header))
 
 

@@ -19,7 +19,6 @@ from httpx_aiohttp import AiohttpTransport
 
 from strands_rollout import errors
 from strands_rollout.client.generate_api import NotJsonError, load_json
-from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 
 PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
@@ -370,7 +369,7 @@ def create_client(
     numbers = {"max_connections": max_connections, "connect_timeout": connect_timeout, "timeout": timeout}
     for name, value in numbers.items():
         if value is not None and value <= 0:
-            raise ConfigError(f"{name} is {value!r}; expected a number above 0")
+            raise errors.ConfigError(f"{name} is {value!r}; expected a number above 0")
     limits = httpx.Limits(
         max_connections=max_connections,
         max_keepalive_connections=max_keepalive_connections,
@@ -391,15 +390,15 @@ def parse_base_url(base_url: str) -> httpx.URL:
     try:
         url = httpx.URL(text if "://" in text else f"http://{text}")
     except httpx.InvalidURL as e:
-        raise ConfigError(f"base_url can't be read as a URL ({e}); {expected}") from e
+        raise errors.ConfigError(f"base_url can't be read as a URL ({e}); {expected}") from e
     shown = redacted(url)
     if url.scheme not in ("http", "https") or not url.host:
-        raise ConfigError(f"base_url is {shown!r}; {expected}")
+        raise errors.ConfigError(f"base_url is {shown!r}; {expected}")
     if url.query or url.fragment:
-        raise ConfigError(f"base_url {shown!r} has a query or a fragment, which no engine has; {expected}")
+        raise errors.ConfigError(f"base_url {shown!r} has a query or a fragment, which no engine has; {expected}")
     path = url.path.rstrip("/")
     if path.endswith("/generate"):
-        raise ConfigError(f"base_url {shown!r} names the endpoint; leave '/generate' off: {expected}")
+        raise errors.ConfigError(f"base_url {shown!r} names the endpoint; leave '/generate' off: {expected}")
     return url.copy_with(path=path or "/")
 
 
@@ -438,7 +437,7 @@ async def exchange(
     except READ_TIMEOUTS:
         return slow
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, ValueError) as e:  # aiohttp: a header's ValueError
-        raise ConfigError(f"the request can't be sent to {url}: {e}") from e
+        raise errors.ConfigError(f"the request can't be sent to {url}: {e}") from e
     except CONNECTION_ERRORS as e:
         return Fault(FaultKind.UNREACHABLE, _words(e))
     try:

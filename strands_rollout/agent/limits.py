@@ -1,7 +1,7 @@
 """Why an episode ends; and its limits as Strands hooks: tool calls, iterations, time, aborts, calls that can't be read.
 
-`EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode. `ToolLimiter` works for
-any Strands agent; `EpisodeWatch` is for the agents of an episode.
+`EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode. `ToolLimiter` works
+for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
 from __future__ import annotations

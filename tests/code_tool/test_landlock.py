@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ordinary_code import USERS, WORKS
 
-from strands_rollout.code_tool.local.sandbox import kernel
-from strands_rollout.code_tool.local.sandbox.kernel import Ruleset
+from strands_rollout.code_tool.sandbox import kernel
+from strands_rollout.code_tool.sandbox.kernel import Ruleset
 
 KERNEL_ABI = kernel.landlock_abi()
 needs_landlock = pytest.mark.skipif(KERNEL_ABI == 0, reason="the kernel offers no Landlock")
@@ -20,7 +20,7 @@ ABIS = [
 
 PROLOGUE = """
 import ctypes, errno, fcntl, json, os, platform, shutil, signal, socket, subprocess, sys, threading, traceback
-from strands_rollout.code_tool.local.sandbox import kernel, seccomp
+from strands_rollout.code_tool.sandbox import kernel, seccomp
 
 def confine(abi=None, user=0, read=(), devices=("/dev/null",)):
     rules = kernel.Ruleset(abi)

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from ordinary_code import DENIED, NEEDED
 
-from strands_rollout.code_tool.local.sandbox import kernel, seccomp
-from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter
+from strands_rollout.code_tool.sandbox import kernel, seccomp
+from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter
 
 needs_seccomp = pytest.mark.skipif(not seccomp.is_supported(), reason="the kernel takes no seccomp filters")
 
 
 PROLOGUE = """
 import ctypes, errno, json, os, platform, signal, sys, threading
-from strands_rollout.code_tool.local.sandbox import seccomp
-from strands_rollout.code_tool.local.sandbox.kernel import syscall
-from strands_rollout.code_tool.local.sandbox.kernel import syscall_numbers
+from strands_rollout.code_tool.sandbox import seccomp
+from strands_rollout.code_tool.sandbox.kernel import syscall
+from strands_rollout.code_tool.sandbox.kernel import syscall_numbers
 
 NUMBERS = syscall_numbers(platform.machine())
 FILTER = seccomp.SyscallFilter.for_machine(platform.machine())

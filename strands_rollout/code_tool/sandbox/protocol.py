@@ -45,7 +45,7 @@ class FrameReader:
         return taken
 
 
-_PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[4])
+_PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[3])
 
 
 def python_command(module: str, link: int, settings: Mapping[str, Any]) -> list[str]:

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
-from strands_rollout.code_tool.local.sandbox import kernel
-from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter, install, is_supported
+from strands_rollout.code_tool.sandbox import kernel
+from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter, install, is_supported
 
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}

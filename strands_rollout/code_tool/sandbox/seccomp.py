@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, Self
 
-from strands_rollout.code_tool.local.sandbox.kernel import PR_SET_NO_NEW_PRIVS, prctl, syscall_numbers
+from strands_rollout.code_tool.sandbox.kernel import PR_SET_NO_NEW_PRIVS, prctl, syscall_numbers
 
 _ALLOWED_NAMES: Final = """
     read write readv writev pread64 pwrite64 preadv pwritev close lseek

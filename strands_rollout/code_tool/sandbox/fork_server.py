@@ -31,11 +31,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.code_tool.local.sandbox import scratch
-from strands_rollout.code_tool.local.sandbox.child import FAILED, READY, STARTED, become_child
-from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
-from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits, prctl
-from strands_rollout.code_tool.local.sandbox.protocol import frame
+from strands_rollout.code_tool.sandbox import scratch
+from strands_rollout.code_tool.sandbox.child import FAILED, READY, STARTED, become_child
+from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits, prctl
+from strands_rollout.code_tool.sandbox.protocol import frame
 
 # fmt: off
 _STANDARD: Final = (

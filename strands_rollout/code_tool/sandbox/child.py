@@ -27,9 +27,9 @@ import threading
 from collections.abc import Collection
 from typing import Final
 
-from strands_rollout.code_tool.local.sandbox import code_runner
-from strands_rollout.code_tool.local.sandbox.confinement import Confinement, LayerError, Place
-from strands_rollout.code_tool.local.sandbox.protocol import FrameReader
+from strands_rollout.code_tool.sandbox import code_runner
+from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, Place
+from strands_rollout.code_tool.sandbox.protocol import FrameReader
 
 READY: Final = b"R"
 FAILED: Final = b"E"

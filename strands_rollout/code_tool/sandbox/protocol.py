@@ -13,6 +13,11 @@ from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
 _CHUNK_BYTES: Final = 1 << 16
+# what a child writes to its control socket; see `fork_server.py`
+READY: Final = b"R"
+FAILED: Final = b"E"
+STARTED: Final = b"S"
+DONE: Final = b"D"
 
 
 def frame(message: object) -> bytes:

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from strands_rollout.code_tool.sandbox import scratch
-from strands_rollout.code_tool.sandbox.protocol import FrameReader, frame, python_command
+from strands_rollout.code_tool.sandbox import FrameReader, frame, python_command, scratch
 from strands_rollout.errors import SandboxError
 from strands_rollout.files import Json
 

@@ -47,10 +47,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.code_tool.sandbox import code_runner, scratch
+from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits, prctl
-from strands_rollout.code_tool.sandbox.protocol import DONE, FAILED, READY, STARTED, FrameReader, frame
 
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1

@@ -21,10 +21,9 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strands_rollout.code_tool.sandbox import scratch
+from strands_rollout.code_tool.sandbox import LENGTH, frame, scratch
 from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
 from strands_rollout.code_tool.sandbox.confinement import readable_files
-from strands_rollout.code_tool.sandbox.protocol import LENGTH, frame
 from strands_rollout.code_tool.sandbox.watch import DiskWatch, RunWatch
 
 _READY_LIMIT_S: Final = 30.0

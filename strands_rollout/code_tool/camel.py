@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.remote import LoopExecutor
-from strands_rollout.code_tool.sandbox.output import shorten, signal_words
+from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.user_code import resolve
 

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
-from strands_rollout.code_tool.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
 ObjectRef: TypeAlias = Any

@@ -30,7 +30,7 @@ from typing import Any, Final
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.sandbox import scratch
-from strands_rollout.code_tool.sandbox.output import shorten, signal_words
+from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
 from strands_rollout.errors import SandboxError
 
 _EXIT_JOIN_S: Final = 2.0  # a loop that does not stop must not keep the process from ending
@@ -151,7 +151,7 @@ async def _drained(running: _Running) -> None:
 
 START_ALLOWANCE_S: Final = 10.0  # for the interpreter to start and, after the time limit, for the report
 MAX_OUTPUT_MB: Final = 64
-_SENT: Final = ("remote_supervisor", "sandbox/code_runner", "sandbox/output")
+_SENT: Final = ("remote_supervisor", "sandbox/code_runner")
 _MAX_REPORT_BYTES: Final = 16 << 20  # unpacked; no honest report comes near it
 _UNREADABLE: Final = "[DecodeError]"  # what SandboxFusion puts in the place of output that is not UTF-8
 _SHOWN_CHARS: Final = 300

@@ -8,30 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
+import jinja2.ext
+import jinja2.sandbox
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.engine.requests import RequestRefusedError
+from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.files import open_regular, read_regular
 
 if TYPE_CHECKING:
     from strands_rollout.engine.kv_cache import KvRows
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import NoReturn
 
-import jinja2.ext
-import jinja2.sandbox
-from tokenizers import Tokenizer
-
-from strands_rollout.engine.requests import RequestRefusedError
-from strands_rollout.errors import foreign_code
 
 _ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_CONFIG_BYTES = 16_000_000

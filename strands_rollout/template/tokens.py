@@ -15,8 +15,11 @@ text lies that it was made of. Time is linear in the tokens.
 
 from __future__ import annotations
 
+import codecs
+import functools
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,11 +29,7 @@ from strands_rollout.errors import TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-import codecs
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
 
 LONG_TEXT_CHARS: Final = 10_000
 """Texts of so many characters are encoded in a thread: they take 3 ms, 8 where they are digits."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from strands_rollout.code_tool.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, frame, python_command
-from strands_rollout.code_tool.sandbox.output import CappedOutput
+from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 
 _CHUNK_BYTES: Final = 65536
 _DRAIN_S: Final = 0.5  # a process that escaped in a weaker mode may hold the pipes open for ever

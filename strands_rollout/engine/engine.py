@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from strands_rollout.engine import EngineSettings
 from strands_rollout.engine.generation import Generation, GenerationOutput
 from strands_rollout.engine.qwen3 import (
     ModelConfig,
@@ -29,7 +30,6 @@ from strands_rollout.engine.qwen3 import (
 )
 from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
 from strands_rollout.engine.scheduler import PauseMode, Scheduler
-from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.errors import ConfigError, foreign_code
 
 logger = logging.getLogger(__name__)

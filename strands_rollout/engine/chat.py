@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from strands_rollout.engine.engine import Engine
-from strands_rollout.engine.generation import GenerationOutput, output_text, weight_versions
-from strands_rollout.engine.qwen3 import TextCodec
+from strands_rollout.engine.generation import GenerationOutput, TextCodec, output_text, weight_versions
 from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
 
 T = TypeVar("T")

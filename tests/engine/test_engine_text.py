@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from strands_rollout.engine.qwen3 import read_text_codec
+from strands_rollout.engine.generation import read_text_codec
 from strands_rollout.engine.requests import RequestRefusedError
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "<b> & ü", "parameters": {"type": "object"}}}

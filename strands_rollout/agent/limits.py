@@ -22,11 +22,7 @@ from strands.hooks import (
     HookProvider,
     HookRegistry,
 )
-from strands.types.exceptions import (
-    ContextWindowOverflowException,
-    MaxTokensReachedException,
-    StructuredOutputException,
-)
+from strands.types import exceptions
 
 from strands_rollout import errors
 from strands_rollout.agent.loop import History
@@ -88,12 +84,12 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
         cut_by: The limit that cut the last turn.
         has_turns: Whether the policy has sampled a turn.
     """
-    if isinstance(error, MaxTokensReachedException):
+    if isinstance(error, exceptions.MaxTokensReachedException):
         return _LENGTH_REASONS[cut_by or "turn"]
-    if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
+    if isinstance(error, errors.BudgetExhaustedError | exceptions.ContextWindowOverflowException):
         budget = getattr(error, "budget", "context")
         return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
-    if isinstance(error, StructuredOutputException) and has_turns:
+    if isinstance(error, exceptions.StructuredOutputException) and has_turns:
         return StopReason.COMPLETED  # the policy has answered, in another form than it should
     kinds: list[tuple[type[BaseException], StopReason]] = [
         (errors.EngineAbortedError, StopReason.ABORTED),

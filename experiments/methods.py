@@ -13,14 +13,14 @@ from strands_rollout.errors import ConfigError, TrajectoryError
 from strands_rollout.evaluation.evaluate import Player
 from strands_rollout.samples import Sample, episode_facts, finished_samples
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
-from strands_rollout.template.drift import (
+from strands_rollout.template.tokens import (
     Drift,
     encoded_again,
     placed_again,
     placed_tokens,
+    shared_length,
     token_bytes,
 )
-from strands_rollout.template.tokens import shared_length
 from strands_rollout.tool_parsers import AUTO
 from strands_rollout.train.batch import (
     StepBatch,

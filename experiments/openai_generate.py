@@ -31,8 +31,7 @@ from strands.agent.conversation_manager import NullConversationManager
 from experiments.chat_policy import ChatPolicy, RecordedChat, chat_client, engine_context, request_params
 from experiments.chat_transcript import ChatRenderer, Transcript
 from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.agent.limits import EpisodeLimits
-from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_loading import load_hooks
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool

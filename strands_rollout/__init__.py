@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from strands_rollout.agent.environment import Task, current_task
-    from strands_rollout.agent.limits import EpisodeLimits, ToolLimiter
+    from strands_rollout.agent.limits import EpisodeLimits, StopReason, ToolLimiter
     from strands_rollout.agent.multi_agent import sub_agent_model
-    from strands_rollout.agent.stop_reason import StopReason
     from strands_rollout.client.client import SGLangClient, create_client
     from strands_rollout.code_tool.tool import execute_python_code
     from strands_rollout.model.sampling import TokenLimits
@@ -57,7 +56,7 @@ _HOMES = {
     "SGLangClient": "client.client",
     "SGLangModel": "model.sglang_model",
     "Sample": "samples",
-    "StopReason": "agent.stop_reason",
+    "StopReason": "agent.limits",
     "Task": "agent.environment",
     "TokenLimits": "model.sampling",
     "ToolLimiter": "agent.limits",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from strands_rollout.template.drift import token_bytes
+from strands_rollout.template.tokens import token_bytes
 
 
 class Respeller:

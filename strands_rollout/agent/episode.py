@@ -19,16 +19,18 @@ from strands.types.exceptions import EventLoopException, MaxTokensReachedExcepti
 from strands_rollout import errors
 from strands_rollout.agent.limits import (
     EpisodeLimits,
+    EpisodeProgress,
     EpisodeWatch,
+    StopReason,
     bound_others,
     bound_tools,
     contain_exits,
     join_episode,
     limiter_of,
+    reason_of_error,
 )
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, History, TurnTools
 from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
-from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason, reason_of_error
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
 from strands_rollout.errors import EngineAbortedError, EngineUnavailableError, RolloutError, TeamLimitError

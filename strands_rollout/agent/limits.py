@@ -1,13 +1,15 @@
-"""Limits of an episode as Strands hooks: tool calls, iterations, time, aborts; and answers to calls that can't be read.
+"""Why an episode ends; and its limits as Strands hooks: tool calls, iterations, time, aborts, calls that can't be read.
 
-`ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
+`EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode. `ToolLimiter` works
+for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, Literal
 
 from strands import Agent
@@ -20,14 +22,123 @@ from strands.hooks import (
     HookProvider,
     HookRegistry,
 )
+from strands.types import exceptions
 
+from strands_rollout import errors
 from strands_rollout.agent.loop import History
 from strands_rollout.agent.multi_agent import Team, structures_in
-from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ConfigError, EngineAbortedError
 from strands_rollout.model.conversation import UNPARSED, failure_message
+
+
+class StopReason(StrEnum):
+    """Why an episode ended.
+
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
+    length, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
+    the episode at any time. The first that holds counts.
+    """
+
+    COMPLETED = "completed"
+    """The policy answered without asking for a tool."""
+    TURN_LENGTH = "turn_length"
+    """A turn reached its own cap."""
+    RESPONSE_LENGTH = "response_length"
+    """The response budget (slime's max_new_tokens) is used up."""
+    CONTEXT_LENGTH = "context_length"
+    """The context, the configured or the engine's own, is full."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The first prompt leaves no token to answer."""
+    MAX_TOOL_ITERATIONS = "max_tool_iterations"
+    """The policy asked for tools once more than it may."""
+    MAX_TOOL_CALLS = "max_tool_calls"
+    """The policy asked for more calls than it may."""
+    MAX_USER_TURNS = "max_user_turns"
+    """The environment would have answered the policy once more than it may."""
+    TEAM_LIMIT = "team_limit"
+    """A swarm or graph ended at a limit of its own, or before the agent spoke whose tokens are the sample's."""
+    UNSENDABLE_TEXT = "unsendable_text"
+    """The policy or a tool wrote an image token that stands for no image, so that the episode can't continue."""
+    EPISODE_TIMEOUT = "episode_timeout"
+    """The episode's wall-clock is used up."""
+    ABORTED = "aborted"
+    """The rollout, or the engine, was told to abort."""
+    ENGINE_ERROR = "engine_error"
+    """The engine did not deliver."""
+    SANDBOX_ERROR = "sandbox_error"
+    """The code executor itself, or an MCP server, failed."""
+    ENVIRONMENT_ERROR = "environment_error"
+    """A resource or the environment failed."""
+    SETUP_ERROR = "setup_error"
+    """The prompt, the template or a setting can't be used."""
+    INTERNAL_ERROR = "internal_error"
+    """A bug, here or in a hook or tool provider."""
+
+
+def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
+    """The reason that an exception of the agent's loop stands for.
+
+    Args:
+        error: As raised by the model, a tool or a hook.
+        cut_by: The limit that cut the last turn.
+        has_turns: Whether the policy has sampled a turn.
+    """
+    if isinstance(error, exceptions.MaxTokensReachedException):
+        return _LENGTH_REASONS[cut_by or "turn"]
+    if isinstance(error, errors.BudgetExhaustedError | exceptions.ContextWindowOverflowException):
+        budget = getattr(error, "budget", "context")
+        return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
+    if isinstance(error, exceptions.StructuredOutputException) and has_turns:
+        return StopReason.COMPLETED  # the policy has answered, in another form than it should
+    kinds: list[tuple[type[BaseException], StopReason]] = [
+        (errors.EngineAbortedError, StopReason.ABORTED),
+        (errors.EngineError, StopReason.ENGINE_ERROR),
+        (errors.SandboxError, StopReason.SANDBOX_ERROR),
+        (errors.EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
+        (errors.TeamLimitError, StopReason.TEAM_LIMIT),
+        (errors.UnsendableTextError, StopReason.UNSENDABLE_TEXT if has_turns else StopReason.SETUP_ERROR),
+        (errors.RolloutError, StopReason.SETUP_ERROR),
+    ]
+    return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+
+
+_LENGTH_REASONS = {
+    "turn": StopReason.TURN_LENGTH,
+    "response": StopReason.RESPONSE_LENGTH,
+    "context": StopReason.CONTEXT_LENGTH,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeProgress:
+    """An episode between two of its steps.
+
+    Attributes:
+        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that asks
+            for tools, or with the results of those.
+        covered: How many of the messages the policy has read.
+        finished: By tool-use id, results of the calls of the last message that had ended; they are not run again.
+        tool_iterations: Turns whose tools were run, that of unfinished calls not counted.
+        tool_calls: Calls of those turns.
+        tool_errors: Results with status error.
+        tool_timeouts: Calls that were cut at their limit.
+        tool_s: Seconds in tools.
+        duration_s: Wall-clock seconds of the episode.
+        calls: What each call that ended came to; see `ToolStats.calls`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    covered: int
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    tool_iterations: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    tool_timeouts: int = 0
+    tool_s: float = 0.0
+    duration_s: float = 0.0
+    calls: Sequence[Mapping[str, Any]] = ()
+
 
 ToolLimit = Literal["max_iterations", "max_calls"]
 
@@ -58,7 +169,7 @@ class ToolLimiter(HookProvider):
         limits = {"max_iterations": max_iterations, "max_calls": max_calls, "max_parallel_calls": max_parallel_calls}
         for name, limit in limits.items():
             if limit is not None and limit < 0:
-                raise ConfigError(f"got {name}={limit}; expected a count of at least 0, or None for no limit")
+                raise errors.ConfigError(f"got {name}={limit}; expected a count of at least 0, or None for no limit")
         self._max_iterations = max_iterations
         self._max_calls = max_calls
         self._max_parallel = max_parallel_calls
@@ -130,11 +241,11 @@ class EpisodeWatch(HookProvider):
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
         if self._should_abort():
-            raise EngineAbortedError("the rollout was aborted before a model call")
+            raise errors.EngineAbortedError("the rollout was aborted before a model call")
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         if self._should_abort():
-            raise EngineAbortedError("the rollout was aborted before the turn's tools were run")
+            raise errors.EngineAbortedError("the rollout was aborted before the turn's tools were run")
         wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
         for finished_before in self._stats.finished.keys() - wanted:
             del self._stats.finished[finished_before]

@@ -15,19 +15,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, cast
 
 from opentelemetry import trace
-from strands import Agent
+from strands import Agent, hooks
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import null_callback_handler
-from strands.hooks import (
-    AfterToolsEvent,
-    BaseHookEvent,
-    BeforeInvocationEvent,
-    BeforeModelCallEvent,
-    BeforeToolCallEvent,
-    BeforeToolsEvent,
-    HookProvider,
-    HookRegistry,
-)
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
 from strands.types.content import Message, Messages, split_system_prompt
 from strands.types.exceptions import MaxTokensReachedException
@@ -50,7 +40,7 @@ Next = Callable[[Any], AsyncGenerator[Any, None]]
 _OUT_OF_TURNS: Final = "limit_turns"
 
 
-class FlatCycles(HookProvider):
+class FlatCycles(hooks.HookProvider):
     """One agent's cycles: `Agent(..., hooks=[*hooks, cycles])`, then `await cycles.run(agent, prompt)`.
 
     While a span records the invocation, for OpenTelemetry, spans hold what Strands puts in them, at Strands' price.
@@ -60,21 +50,21 @@ class FlatCycles(HookProvider):
             send; None where there are others.
     """
 
-    def __init__(self, listeners: Sequence[HookProvider] | None = None) -> None:
+    def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:
         self._listeners = listeners
         self._limits: dict[str, int] = {}
         self._is_added = False
         self._whole: Messages | None = None
 
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
+    def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
         if not HAS_MIDDLEWARE:
             return
         # before and after any order of a user's: no hook may see the history put aside, or copy one that is lent
-        registry.add_callback(BeforeInvocationEvent, self._before_invocation, order=math.inf)
-        registry.add_callback(BeforeModelCallEvent, self._bring_history_back, order=-math.inf)
-        registry.add_callback(BeforeToolsEvent, self._bring_history_back, order=-math.inf)
-        registry.add_callback(BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
+        registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
+        registry.add_callback(hooks.BeforeModelCallEvent, self._bring_history_back, order=-math.inf)
+        registry.add_callback(hooks.BeforeToolsEvent, self._bring_history_back, order=-math.inf)
+        registry.add_callback(hooks.BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
         """Invoke the agent once, until it stops of its own accord; what Strands says of its end.
@@ -131,17 +121,17 @@ class FlatCycles(HookProvider):
         if self._whole is not None:
             agent.messages, self._whole = self._whole, None
 
-    def _before_invocation(self, event: BeforeInvocationEvent) -> None:
+    def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
         """Add the middleware after all others, hooks' too, so that they see what it gives."""
         if not self._is_added:
             self._is_added = True
             event.agent.add_middleware(AgentStreamStage, self._cycles)
             event.agent.add_middleware(InvokeModelStage, _answered)
 
-    def _bring_history_back(self, event: BeforeModelCallEvent | BeforeToolsEvent) -> None:
+    def _bring_history_back(self, event: hooks.BeforeModelCallEvent | hooks.BeforeToolsEvent) -> None:
         self._bring_back(event.agent)
 
-    def _last_before_model_call(self, event: BeforeModelCallEvent) -> None:
+    def _last_before_model_call(self, event: hooks.BeforeModelCallEvent) -> None:
         history = event.agent.messages
         if isinstance(history, History):
             history.is_lent = not event.cancel and _is_unseen(event.agent)
@@ -230,9 +220,9 @@ class UnwatchedCycles:
         listeners: The only hooks; called before a model call, a turn's tools and a call, and after a turn's tools.
     """
 
-    def __init__(self, agent: Agent, listeners: Sequence[HookProvider]) -> None:
+    def __init__(self, agent: Agent, listeners: Sequence[hooks.HookProvider]) -> None:
         self._agent = agent
-        self._listeners = HookRegistry()
+        self._listeners = hooks.HookRegistry()
         for listener in listeners:
             self._listeners.add_hook(listener)
         # what Strands' executor hands to tools too
@@ -259,7 +249,7 @@ class UnwatchedCycles:
     async def _answer(self) -> str:
         """The policy's next turn, in the agent's messages."""
         agent = self._agent
-        self._tell(BeforeModelCallEvent(agent=agent, invocation_state=self._state))
+        self._tell(hooks.BeforeModelCallEvent(agent=agent, invocation_state=self._state))
         text, blocks = split_system_prompt(agent.system_prompt_content)
         answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
         answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
@@ -270,7 +260,7 @@ class UnwatchedCycles:
 
     async def _run_tool(self, message: Message, call: ToolUse) -> End | None:
         agent = self._agent
-        before = BeforeToolsEvent(agent=agent, message=message, invocation_state=self._state)
+        before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=self._state)
         self._tell(before)
         if before.cancel:
             words = before.cancel if isinstance(before.cancel, str) else "Tool cancelled by hook"
@@ -280,7 +270,7 @@ class UnwatchedCycles:
             if "tool_interrupt_event" in result:
                 return "interrupt", message
         results: Message = {"role": "user", "content": [{"toolResult": result}]}
-        after = AfterToolsEvent(agent=agent, message=results, invocation_state=self._state)
+        after = hooks.AfterToolsEvent(agent=agent, message=results, invocation_state=self._state)
         self._tell(after)
         agent.messages.append(results)
         if not after.end_turn:
@@ -291,7 +281,9 @@ class UnwatchedCycles:
 
     async def _result(self, call: ToolUse) -> Any:  # noqa: ANN401 - a ToolResult, or a ToolInterruptEvent
         tool = self._agent.tool_registry.registry[call["name"]]
-        before = BeforeToolCallEvent(agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state)
+        before = hooks.BeforeToolCallEvent(
+            agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state
+        )
         self._tell(before)
         if before.cancel_tool:
             return error_result(call["toolUseId"], str(before.cancel_tool))
@@ -305,7 +297,7 @@ class UnwatchedCycles:
             return error_result(call["toolUseId"], f"Tool '{call['name']}' did not return a result")
         return getattr(last, "tool_result", last)
 
-    def _tell(self, event: BaseHookEvent) -> None:
+    def _tell(self, event: hooks.BaseHookEvent) -> None:
         for listen in self._listeners.get_callbacks_for(event):
             listen(event)
 

@@ -21,7 +21,7 @@ import orjson
 
 from strands_rollout import errors
 from strands_rollout.aio import EpisodeDeadline, LoopCache
-from strands_rollout.client import retry, transport
+from strands_rollout.client import transport
 from strands_rollout.client.generate_api import (
     EncodedIds,
     FinishReason,
@@ -31,8 +31,7 @@ from strands_rollout.client.generate_api import (
     load_json,
     read_generation,
 )
-from strands_rollout.client.retry import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy
-from strands_rollout.client.transport import create_client
+from strands_rollout.client.transport import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy, create_client
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
@@ -78,8 +77,8 @@ class SGLangClient:
         vocab_size: int | None = None,
         patience_s: float = PATIENCE_S,
         max_attempts: int | None = None,
-        backoff_base_s: float = retry.BACKOFF_BASE_S,
-        backoff_cap_s: float = retry.BACKOFF_CAP_S,
+        backoff_base_s: float = transport.BACKOFF_BASE_S,
+        backoff_cap_s: float = transport.BACKOFF_CAP_S,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
@@ -449,7 +448,7 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
         raise errors.EngineResponseError(f"no answer from {url}{path} within {_INFO_TIMEOUT_S:g} s") from e
     except transport.CONNECTION_ERRORS as e:
         raise errors.EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
-    if response.status_code in retry.BUSY_STATUSES:
+    if response.status_code in transport.BUSY_STATUSES:
         raise errors.EngineResponseError(
             f"got HTTP {response.status_code} from {url}{path}; expected an engine that is not busy"
         )

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from strands_rollout.code_tool.executors import CodeExecutor as CodeExecutor
     from strands_rollout.code_tool.executors import ExecutionResult as ExecutionResult
     from strands_rollout.code_tool.executors import ExecutorFacts as ExecutorFacts
-    from strands_rollout.code_tool.local.executor import LocalExecutor as LocalExecutor
-    from strands_rollout.code_tool.local.supervisor_link import SandboxReport as SandboxReport
+    from strands_rollout.code_tool.local import LocalExecutor as LocalExecutor
     from strands_rollout.code_tool.ray import RayExecutor as RayExecutor
+    from strands_rollout.code_tool.remote import SubprocessExecutor as SubprocessExecutor
     from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor as SandboxFusionExecutor
     from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox as CodeExecutorSandbox
     from strands_rollout.code_tool.strands_sandbox import StrandsSandboxExecutor as StrandsSandboxExecutor
-    from strands_rollout.code_tool.subprocess import SubprocessExecutor as SubprocessExecutor
+    from strands_rollout.code_tool.supervisor_link import SandboxReport as SandboxReport
 
 _MODULES = {
     "CamelExecutor": "camel",
@@ -25,12 +25,12 @@ _MODULES = {
     "CodeExecutorSandbox": "strands_sandbox",
     "ExecutionResult": "executors",
     "ExecutorFacts": "executors",
-    "LocalExecutor": "local.executor",
+    "LocalExecutor": "local",
     "RayExecutor": "ray",
     "SandboxFusionExecutor": "sandbox_fusion",
-    "SandboxReport": "local.supervisor_link",
+    "SandboxReport": "supervisor_link",
     "StrandsSandboxExecutor": "strands_sandbox",
-    "SubprocessExecutor": "subprocess",
+    "SubprocessExecutor": "remote",
 }
 
 __all__ = sorted(_MODULES)

@@ -26,8 +26,8 @@ from types import ModuleType
 from typing import Any, Final
 
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
-from strands_rollout.code_tool.local.sandbox.output import shorten, signal_words
 from strands_rollout.code_tool.remote import LoopExecutor
+from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.user_code import resolve
 

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult
-from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 
 ObjectRef: TypeAlias = Any
@@ -192,8 +192,8 @@ class RayCluster:
         Raises:
             SandboxError: No node is ready; says why.
         """
-        if self._is_fresh():
-            return
+        if self._any_ready() and time.monotonic() - self._looked_at <= _REFRESH_S:
+            return  # `take` gives a node
         is_first = self._connection is None
         give_up_at = time.monotonic() + _START_LIMIT_S
         with foreign_code("Ray may raise anything while it connects or starts an actor") as outcome:
@@ -213,10 +213,6 @@ class RayCluster:
             where = "offers CPUs" if self._wanted is None else f"is one of {sorted(self._wanted)}"
             found = "; ".join(faults or [f"no alive node {where}"])
             raise SandboxError(f"no node of the Ray cluster can run code: {found}")
-
-    def _is_fresh(self) -> bool:
-        """Whether `take` would give a node."""
-        return self._any_ready() and time.monotonic() - self._looked_at <= _REFRESH_S
 
     def close(self) -> None:
         """Close and kill this object's actors, and disconnect if it connected. Blocks."""

@@ -1,9 +1,8 @@
 """The program that a remote sandbox is sent: it forks the code off, reads, caps, times and kills it, and reports once.
 
 Runs where neither this package nor Python 3.11 is: Python 3.8 and its standard library, on POSIX. `remote.py`
-sends it with the sources of `code_runner.py` and `output.py`, and reads what it prints: a line when the code
-starts, and a line with the report. Until the first line, whatever goes wrong is the sandbox's fault; after it, the
-code's.
+sends it with the source of `code_runner.py`, and reads what it prints: a line when the code starts, and a line with
+the report. Until the first line, whatever goes wrong is the sandbox's fault; after it, the code's.
 
 Three processes, so that who kills the first one (a sandbox that gives up, by process group) ends the others: the first
 only waits and cleans up; the second, in a group of its own, watches the code and sees by a pipe that the first is gone;
@@ -54,7 +53,7 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
             os.close(descriptor)
         say(job["token"] + " start")  # before the code can do anything: it can't take this back
         os.write(go[1], b"1")
-        watch = Watch(child, (stdout[0], stderr[0], lifeline), job, load("output", sources["output"]))
+        watch = Watch(child, (stdout[0], stderr[0], lifeline), job, load("code_runner", sources["code_runner"]))
         say(job["token"] + " report " + watch.report())
     finally:
         remove(scratch)

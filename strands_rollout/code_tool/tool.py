@@ -20,7 +20,7 @@ from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
-from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import ConfigError, SandboxError, foreign_code
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 

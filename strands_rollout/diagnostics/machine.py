@@ -19,8 +19,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from strands_rollout.code_tool.local.executor import LocalExecutor
-from strands_rollout.code_tool.local.supervisor_link import LAYERS, Isolation, SandboxReport
+from strands_rollout.code_tool.local import LocalExecutor
+from strands_rollout.code_tool.supervisor_link import LAYERS, Isolation, SandboxReport
 from strands_rollout.diagnostics import diagnosis
 from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, skipped, warning
 from strands_rollout.errors import RolloutError

@@ -29,7 +29,7 @@ from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files import Json
 from strands_rollout.samples import Sample, SampleLike, finite
 from strands_rollout.secret_mask import masked, without_values
-from strands_rollout.template.drift import is_byte_level, token_bytes
+from strands_rollout.template.tokens import is_byte_level, token_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

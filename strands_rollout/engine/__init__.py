@@ -1,8 +1,158 @@
 """The embedded engine: a small Qwen3 on NumPy behind SGLang's API, with the model that ships with the package.
 
-Importing this is cheap; NumPy and aiohttp are imported when an engine starts.
+Starts its HTTP server, inside another program or as a program of its own. Importing this is cheap: aiohttp and NumPy,
+which reads its thread settings when it is first imported, are imported when an engine starts.
 """
 
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR, EngineSettings, running_engine, serve
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypedDict, Unpack
 
-__all__ = ["SHIPPED_MODEL_DIR", "EngineSettings", "running_engine", "serve"]
+from strands_rollout.errors import ConfigError
+
+SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
+
+_SMALLEST_CONTEXT = 8
+logger = logging.getLogger(__name__)
+_BLAS_THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+# Seconds until a thread that waits for the interpreter gets it; Python's 5 ms are longer than a decode step.
+_SWITCH_INTERVAL_S = 0.0005
+_STOP_TIMEOUT_S = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings of one engine.
+
+    Attributes:
+        model_dir: A Qwen3 folder in Hugging Face layout.
+        served_model_name: The name at /v1/models; None: the folder's path, as SGLang.
+        context_length: The longest sequence in tokens; None: what the model's config says.
+        max_running_requests: The most generations that decode together; the others wait.
+        prefill_chunk_tokens: The most prompt tokens computed between two decode steps.
+        prefix_cache_mb: The most memory that the prefix cache takes.
+        random_seed: Makes generations without a sampling_seed repeatable, given the same order of requests; None: not.
+
+    Raises:
+        ConfigError: A number is not positive.
+    """
+
+    model_dir: Path = SHIPPED_MODEL_DIR
+    served_model_name: str | None = None
+    context_length: int | None = None
+    max_running_requests: int = 32
+    prefill_chunk_tokens: int = 256
+    prefix_cache_mb: int = 512
+    random_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_running_requests", "prefill_chunk_tokens", "prefix_cache_mb"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.context_length is not None and self.context_length < _SMALLEST_CONTEXT:
+            raise ConfigError(f"context_length must be at least {_SMALLEST_CONTEXT}, got {self.context_length}")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The optional settings by name, for functions that take them as keywords; see `EngineSettings`."""
+
+    served_model_name: str | None
+    context_length: int | None
+    max_running_requests: int
+    prefill_chunk_tokens: int
+    prefix_cache_mb: int
+    random_seed: int | None
+
+
+@asynccontextmanager
+async def running_engine(
+    model_dir: Path | str | None = None, host: str = "127.0.0.1", port: int = 0, **options: Unpack[EngineOptions]
+) -> AsyncIterator[str]:
+    """Serve an engine on this event loop while the context lasts.
+
+    Args:
+        model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
+        host: The address to listen on.
+        port: The port; 0: a free one.
+        **options: Limits and names; see `EngineSettings`.
+
+    Yields:
+        The base URL, such as "http://127.0.0.1:43211".
+
+    Raises:
+        ConfigError: The model folder is missing or foreign, or the port is taken.
+    """
+    from aiohttp import web
+
+    from strands_rollout.engine.engine import load_engine
+    from strands_rollout.engine.http_server import engine_app
+
+    settings = EngineSettings(Path(model_dir) if model_dir else SHIPPED_MODEL_DIR, **options)
+    engine = await asyncio.to_thread(load_engine, settings)
+    runner = web.AppRunner(engine_app(engine, host), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port)
+        try:
+            await site.start()
+        except OSError as e:
+            raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+        engine.worker.start()
+        try:
+            yield f"http://{host}:{runner.addresses[0][1]}"
+        finally:
+            await asyncio.to_thread(engine.worker.stop)
+    finally:
+        await runner.cleanup()
+
+
+def serve(
+    model_dir: Path | str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 30000,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    **options: Unpack[EngineOptions],
+) -> None:
+    """Serve an engine until interrupted (SIGINT or SIGTERM); what has not ended 4 s later is killed.
+
+    `on_ready` is called with the base URL once requests are accepted; for the rest see `running_engine`.
+    """
+    # BLAS with one thread: a small model's matrices are too small to share, and the HTTP side needs a core.
+    if "numpy" in sys.modules:
+        logger.debug("numpy is already imported; its BLAS keeps its own number of threads")
+    for name in _BLAS_THREAD_VARIABLES:
+        os.environ.setdefault(name, "1")
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        running = running_engine(model_dir, host, port, **options)
+        asyncio.run(_serve(running, on_ready or partial(logger.info, "engine ready url=%s")))
+    finally:
+        signal.alarm(0)
+
+
+async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[str], None]) -> None:
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def stop(*_: object) -> None:
+        # Threads can't be stopped from outside: if a step or a request takes longer, SIGALRM ends the process.
+        signal.alarm(_STOP_TIMEOUT_S)
+        loop.call_soon_threadsafe(stopping.set)
+
+    # Not the loop's own handlers, which would run once it is no longer busy.
+    earlier = [(signum, signal.signal(signum, stop)) for signum in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        async with running as base_url:
+            on_ready(base_url)
+            await stopping.wait()
+    finally:
+        for signum, handler in earlier:
+            signal.signal(signum, handler)

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from strands_rollout.engine.engine import Engine
-from strands_rollout.engine.generation import GenerationOutput, output_text, weight_versions
+from strands_rollout.engine.generation import GenerationOutput, TextCodec, output_text, weight_versions
 from strands_rollout.engine.requests import GenerateRequest, RequestRefusedError, check_generation, encoded
-from strands_rollout.engine.text import TextCodec
 
 T = TypeVar("T")
 _THINK, _THINK_END = "<think>", "</think>"

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from strands_rollout.engine.generation import Generation, GenerationOutput
+from strands_rollout.engine import EngineSettings
+from strands_rollout.engine.generation import Generation, GenerationOutput, TextCodec, read_text_codec
 from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights, Qwen3, load_weights, read_model_config
 from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
 from strands_rollout.engine.scheduler import PauseMode, Scheduler
-from strands_rollout.engine.serving import EngineSettings
-from strands_rollout.engine.text import TextCodec, read_text_codec
 from strands_rollout.errors import ConfigError, foreign_code
 
 logger = logging.getLogger(__name__)

@@ -1,23 +1,127 @@
 """Decides what the model computes next: which generations wait, prefill and decode, and what interrupts them.
 
-Continuous batching: generations join between steps, prompts are prefilled in chunks so that none stalls the others.
-Everything here runs in the worker's thread.
+Continuous batching: generations join between steps, prompts are prefilled in chunks so that none stalls the others,
+and what they share with those seen before comes from a prefix cache. Everything here runs in the worker's thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from strands_rollout.engine.generation import ABORTED_IN_QUEUE, DecodeBatch, Generation, aborted, out_of_length
-from strands_rollout.engine.kv_cache import KvRows, PrefixCache
-from strands_rollout.engine.qwen3 import Floats, Ints, ModelWeights, Qwen3
+from strands_rollout.engine.qwen3 import Floats, Ints, KvRows, ModelWeights, Qwen3
 
 PauseMode = Literal["abort", "retract", "in_place"]
+# After an overflow the cache shrinks to this share of its capacity, so that not every insertion has to evict.
+_KEPT_SHARE = 0.9
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
+
+    tokens: Ints
+    block: Floats
+    parent: _Node | None
+    last_used: int = 0
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """Maps token sequences to their keys and values, for at most `capacity_tokens` tokens.
+
+    A radix tree: each node holds a run of tokens, so that shared prefixes are stored once. The runs that were not used
+    for longest are dropped first, leaves before their parents.
+    """
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._root = _Node(np.empty(0, np.int64), np.empty(0, np.float32), None)
+        self.size_tokens = 0
+        self._clock = 0
+
+    def match(self, tokens: Ints) -> list[Floats]:
+        """The blocks of the longest known prefix of `tokens`, in order; they must not be written to."""
+        return [node.block[..., :count] for node, count in self._walk(tokens)]
+
+    def insert(self, tokens: Ints, copy_out: Callable[[int, int], Floats]) -> None:
+        """Remember `tokens`, a whole sequence from position 0.
+
+        `copy_out` gives the block of tokens start..stop-1 to keep; it is called once, for what is not yet known.
+        """
+        path = self._walk(tokens)
+        known = sum(count for _, count in path)
+        if known == len(tokens) or len(tokens) > self.capacity_tokens:
+            return
+        parent = self._root
+        if path:
+            last, count = path[-1]
+            parent = last if count == len(last.tokens) else self._split(last, count)
+        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent, self._clock)
+        parent.children[int(node.tokens[0])] = node
+        self.size_tokens += len(node.tokens)
+        if self.size_tokens > self.capacity_tokens:
+            self._evict(int(self.capacity_tokens * _KEPT_SHARE))
+
+    def _walk(self, tokens: Ints) -> list[tuple[_Node, int]]:
+        """The nodes along `tokens` with how many of each one's tokens match; all but the last match whole."""
+        self._clock += 1
+        path: list[tuple[_Node, int]] = []
+        node, done = self._root, 0
+        while done < len(tokens):
+            child = node.children.get(int(tokens[done]))
+            if child is None:
+                break
+            count = min(len(child.tokens), len(tokens) - done)
+            differing = np.flatnonzero(child.tokens[:count] != tokens[done : done + count])
+            count = int(differing[0]) if len(differing) else count
+            path.append((child, count))
+            if count < len(child.tokens):
+                break
+            child.last_used = self._clock
+            node, done = child, done + count
+        return path
+
+    def _split(self, node: _Node, count: int) -> _Node:
+        """Cut `node` after `count` tokens and return the new upper part."""
+        # Copies, because a view would keep the whole block alive after one of the parts is evicted.
+        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
+        (node.parent or self._root).children[int(upper.tokens[0])] = upper
+        node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
+        node.parent = upper
+        upper.children[int(node.tokens[0])] = node
+        return upper
+
+    def _evict(self, target_tokens: int) -> None:
+        while self.size_tokens > target_tokens:
+            # What this very insertion used must survive it.
+            leaves = [leaf for leaf in self._leaves() if leaf.last_used != self._clock]
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda leaf: leaf.last_used):
+                if self.size_tokens <= target_tokens:
+                    return
+                del (leaf.parent or self._root).children[int(leaf.tokens[0])]
+                self.size_tokens -= len(leaf.tokens)
+
+    def _leaves(self) -> list[_Node]:
+        leaves, stack = [], list(self._root.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if not node.children:
+                leaves.append(node)
+        return leaves
 
 
 class _Prefill:

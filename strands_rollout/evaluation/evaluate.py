@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.code_tool.executors import shared_executor
-from strands_rollout.code_tool.local.executor import LocalExecutor
+from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.engine.process import engine_process
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.rows import Row

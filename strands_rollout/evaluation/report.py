@@ -14,8 +14,8 @@ import mpmath
 
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.results import SampleResult
+from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
-from strands_rollout.grading.grade import NO_ANSWER
 from strands_rollout.samples import parts_of
 
 FORMAT: Final = 1

@@ -17,7 +17,7 @@ from strands.types.exceptions import ContextWindowOverflowException, StructuredO
 
 from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
-from strands_rollout.client.retry import PATIENCE_S, Fault
+from strands_rollout.client.transport import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.conversation import Answer, Conversation, ModelCall, StreamEvent, answer_events, token_count

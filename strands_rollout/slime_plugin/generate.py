@@ -12,9 +12,8 @@ from typing import Any, Final
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, open_context, running
 from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.agent.limits import EpisodeLimits
+from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
-from strands_rollout.agent.stop_reason import StopReason
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
 from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool

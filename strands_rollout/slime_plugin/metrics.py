@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from strands_rollout.agent.stop_reason import StopReason
+from strands_rollout.agent.limits import StopReason
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import settings_from_args

@@ -21,7 +21,7 @@ from strands import Agent
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.aio import LoopCache
-from strands_rollout.client.retry import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
+from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.secret_mask import masked_text

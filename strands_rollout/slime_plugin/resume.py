@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from strands_rollout.agent.stop_reason import EpisodeProgress
+from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
 from strands_rollout.model.trajectory import Part, Trajectory
 from strands_rollout.samples import (

@@ -25,16 +25,16 @@ from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.files import Json
 from strands_rollout.samples import QUESTION_KEY, FinishedSample, SampleLike, fan_out_part, kept
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.template.drift import (
+from strands_rollout.template.messages import ChatMessage
+from strands_rollout.template.probe import TOOLS
+from strands_rollout.template.tokens import (
     Placed,
     decoded,
     encoded_again,
+    shared_length,
     token_bytes,
     unlike_tokens,
 )
-from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.probe import TOOLS
-from strands_rollout.template.tokens import shared_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

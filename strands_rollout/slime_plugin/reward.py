@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, RolloutError, foreign_code
-from strands_rollout.grading import Grade, grade, last_assistant_text, spoken_text
-from strands_rollout.grading.grade import slime_example_grade
+from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
 from strands_rollout.samples import (
     METADATA_KEY,
     PART_PREFIX,

@@ -12,8 +12,8 @@ from typing import Any, Final, cast
 import numpy as np
 
 from strands_rollout.agent.episode import Episode
+from strands_rollout.agent.limits import StopReason
 from strands_rollout.agent.multi_agent import MadeModel
-from strands_rollout.agent.stop_reason import StopReason
 from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.model.conversation import HistorySegment

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept
 from strands_rollout.secret_mask import secret_values, without_values

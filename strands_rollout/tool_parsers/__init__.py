@@ -17,9 +17,8 @@ from strands_rollout.tool_parsers.base import (
     UntypedParser,
     random_id,
 )
-from strands_rollout.tool_parsers.gpt_oss import GptOssParser
+from strands_rollout.tool_parsers.json_arguments import DeepSeekV3Parser, GptOssParser, KimiK2Parser
 from strands_rollout.tool_parsers.json_object import HermesParser, Llama3JSONParser, MistralParser
-from strands_rollout.tool_parsers.sections import DeepSeekV3Parser, KimiK2Parser
 
 __all__ = [
     "AUTO",

@@ -20,7 +20,7 @@ from strands_rollout.samples import Sample, episode_facts, fan_out_part, finishe
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
-from strands_rollout.template.drift import Drift
+from strands_rollout.template.tokens import Drift
 from strands_rollout.tool_parsers import AUTO
 from strands_rollout.train.options import TrainOptions
 

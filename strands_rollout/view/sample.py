@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from strands_rollout.code_tool.local.sandbox.output import shorten
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json
 from strands_rollout.model.conversation import call_id
 from strands_rollout.samples import finite, kept
-from strands_rollout.template.drift import token_bytes
+from strands_rollout.template.tokens import token_bytes
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall, ToolParser, get_parser, parser_names
 from strands_rollout.view.problems import Problem, find_problems, reward_key
 from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, is_control, runs, token_kinds

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
 from strands_rollout.samples import finite, kept
-from strands_rollout.template.drift import unlike_tokens
+from strands_rollout.template.tokens import unlike_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 from attack_targets import remove_tree
 
 import strands_rollout
-from strands_rollout.code_tool.local.executor import library_files
+from strands_rollout.code_tool.local import library_files
 
 USER_ID: Final = 54_321  # nobody's
 _TESTS: Final = Path(__file__).parents[1]

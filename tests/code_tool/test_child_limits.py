@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from strands_rollout.code_tool.local.sandbox import watch as run_watch
-from strands_rollout.code_tool.local.sandbox.fork_server import ForkServer
-from strands_rollout.code_tool.local.sandbox.watch import RunWatch
+from strands_rollout.code_tool.sandbox import watch as run_watch
+from strands_rollout.code_tool.sandbox.fork_server import ForkServer
+from strands_rollout.code_tool.sandbox.watch import RunWatch
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the limits are Linux's")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -18,8 +18,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 PROGRAM = """
 import _thread, json, os, resource, threading
 from pathlib import Path
-from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits, shared_thread_limit
-from strands_rollout.code_tool.local.sandbox.kernel import be_counted_alone
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits, shared_thread_limit
+from strands_rollout.code_tool.sandbox.kernel import be_counted_alone
 
 as_root = shared_thread_limit(20)
 if (ceiling := {ceiling}) is not None:

@@ -18,7 +18,7 @@ from strands_rollout.code_tool.executors import (
     shared_executor,
     usable_cpus,
 )
-from strands_rollout.code_tool.local.sandbox.output import CappedOutput
+from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 from strands_rollout.errors import ConfigError
 
 

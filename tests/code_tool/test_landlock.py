@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from ordinary_code import USERS, WORKS
 
-from strands_rollout.code_tool.local.sandbox import landlock
-from strands_rollout.code_tool.local.sandbox.landlock import Ruleset
+from strands_rollout.code_tool.sandbox import kernel
+from strands_rollout.code_tool.sandbox.kernel import Ruleset
 
-KERNEL_ABI = landlock.abi_version()
+KERNEL_ABI = kernel.landlock_abi()
 needs_landlock = pytest.mark.skipif(KERNEL_ABI == 0, reason="the kernel offers no Landlock")
 ABIS = [
     pytest.param(abi, marks=pytest.mark.skipif(abi > KERNEL_ABI, reason=f"the kernel offers ABI {KERNEL_ABI}"))
@@ -20,10 +20,10 @@ ABIS = [
 
 PROLOGUE = """
 import ctypes, errno, fcntl, json, os, platform, shutil, signal, socket, subprocess, sys, threading, traceback
-from strands_rollout.code_tool.local.sandbox import landlock, seccomp
+from strands_rollout.code_tool.sandbox import kernel, seccomp
 
 def confine(abi=None, user=0, read=(), devices=("/dev/null",)):
-    rules = landlock.Ruleset(abi)
+    rules = kernel.Ruleset(abi)
     rules.allow_scratch("work")
     for path in read:
         rules.allow_read(path)
@@ -163,10 +163,10 @@ def test_the_descriptor_is_closed_once_and_on_exec(place):
 
 @needs_landlock
 def test_a_newer_abi_than_is_known_is_used_like_the_newest_known():
-    if KERNEL_ABI < landlock.NEWEST_ABI:
+    if KERNEL_ABI < kernel.NEWEST_LANDLOCK_ABI:
         pytest.skip(f"the kernel offers ABI {KERNEL_ABI}")
-    rules = Ruleset(landlock.NEWEST_ABI + 5)
-    assert rules.abi == landlock.NEWEST_ABI
+    rules = Ruleset(kernel.NEWEST_LANDLOCK_ABI + 5)
+    assert rules.abi == kernel.NEWEST_LANDLOCK_ABI
     rules.close()
 
 
@@ -179,7 +179,7 @@ def test_a_kernel_without_landlock_is_said_to_have_none(monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "no such call")
 
-    monkeypatch.setattr(landlock, "syscall", refuse)
-    assert landlock.abi_version() == 0
+    monkeypatch.setattr(kernel, "syscall", refuse)
+    assert kernel.landlock_abi() == 0
     with pytest.raises(OSError, match="offers no Landlock"):
         Ruleset()

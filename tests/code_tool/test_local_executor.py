@@ -17,8 +17,8 @@ import pytest
 from processes import is_running
 
 from strands_rollout.code_tool import LocalExecutor
-from strands_rollout.code_tool.local.sandbox.supervisor import Supervisor
-from strands_rollout.code_tool.local.supervisor_link import SupervisorLink
+from strands_rollout.code_tool.sandbox.supervisor import Supervisor
+from strands_rollout.code_tool.supervisor_link import SupervisorLink
 from strands_rollout.errors import ConfigError, SandboxError
 
 ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
@@ -237,7 +237,7 @@ async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(
 @pytest.mark.slow
 @LINUX
 async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    grace, kill = "strands_rollout.code_tool.local.executor._GRACE_S", SupervisorLink.kill
+    grace, kill = "strands_rollout.code_tool.local._GRACE_S", SupervisorLink.kill
 
     def kill_and_give_the_next_one_time(link: SupervisorLink) -> None:
         monkeypatch.setattr(grace, 90.0)
@@ -316,7 +316,7 @@ async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: Local
 
 
 async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_rollout.code_tool.local.sandbox.supervisor._FORK_PAUSE_S", 0.0)
+    monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PAUSE_S", 0.0)
     limits = {"disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
     keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object())  # type: ignore[arg-type]
     child, outcomes = object(), [RuntimeError("Resource temporarily unavailable")] * 3
@@ -328,7 +328,7 @@ async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monk
 
     monkeypatch.setattr(keeper, "_next_child", next_child)
     assert await keeper._ready_child() is child
-    monkeypatch.setattr("strands_rollout.code_tool.local.sandbox.supervisor._FORK_PATIENCE_S", -1.0)
+    monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PATIENCE_S", -1.0)
     outcomes.append(RuntimeError("Resource temporarily unavailable"))
     assert "temporarily" in (await keeper.run("1", 1.0, None))["infra_error"]
 
@@ -357,9 +357,7 @@ async def test_no_run_can_leave_an_access_time_at_a_library_for_a_later_one(monk
         for name in ("__init__.py", "a.py", "b.py"):
             (library / name).write_text("x = 1\n")
             os.utime(library / name, (1_000_000_000, 1_500_000_000))
-        monkeypatch.setattr(
-            "strands_rollout.code_tool.local.executor.library_files", lambda _: {folder: ["message_board"]}
-        )
+        monkeypatch.setattr("strands_rollout.code_tool.local.library_files", lambda _: {folder: ["message_board"]})
         asked = f"import os\n[os.stat({str(library)!r} + '/' + n).st_atime_ns for n in ('a.py', 'b.py', '.')]"
         read = f"import os\nopen({str(library / 'a.py')!r}).read(), os.listdir({str(library)!r})"
         async with bare(max_concurrency=1) as executor:
@@ -507,7 +505,7 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
 async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], words: str
 ) -> None:
-    link = "strands_rollout.code_tool.local.supervisor_link"
+    link = "strands_rollout.code_tool.supervisor_link"
     monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
     monkeypatch.setattr(f"{link}._START_LIMIT_S", 1.0 if words == "timed out" else 60.0)
     with pytest.raises(SandboxError, match=f"did not start: {words}"):

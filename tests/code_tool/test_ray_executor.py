@@ -19,7 +19,7 @@ import pytest
 from processes import ends, written_number
 
 from strands_rollout.code_tool import CodeExecutor
-from strands_rollout.code_tool.local.executor import LocalExecutor
+from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.code_tool.ray import RayExecutor
 from strands_rollout.errors import ConfigError, SandboxError
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strands_rollout.code_tool.local.sandbox import scratch
+from strands_rollout.code_tool.sandbox import scratch
 
 
 def measured(folder: Path, max_bytes: int = 1 << 40, max_entries: int = 10_000) -> scratch.Usage:

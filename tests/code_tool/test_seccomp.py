@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from ordinary_code import DENIED, NEEDED
 
-from strands_rollout.code_tool.local.sandbox import kernel, landlock, seccomp
-from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter
+from strands_rollout.code_tool.sandbox import kernel, seccomp
+from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter
 
 needs_seccomp = pytest.mark.skipif(not seccomp.is_supported(), reason="the kernel takes no seccomp filters")
 
 
 PROLOGUE = """
 import ctypes, errno, json, os, platform, signal, sys, threading
-from strands_rollout.code_tool.local.sandbox import seccomp
-from strands_rollout.code_tool.local.sandbox.kernel import syscall
-from strands_rollout.code_tool.local.sandbox.kernel import syscall_numbers
+from strands_rollout.code_tool.sandbox import seccomp
+from strands_rollout.code_tool.sandbox.kernel import syscall
+from strands_rollout.code_tool.sandbox.kernel import syscall_numbers
 
 NUMBERS = syscall_numbers(platform.machine())
 FILTER = seccomp.SyscallFilter.for_machine(platform.machine())
@@ -299,7 +299,7 @@ def test_an_unknown_machine_is_refused_by_name():
 
 def test_elsewhere_than_on_linux_no_call_is_made(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert (seccomp.is_supported(), landlock.abi_version()) == (False, 0)
+    assert (seccomp.is_supported(), kernel.landlock_abi()) == (False, 0)
     for call in (lambda: kernel.syscall(20), lambda: kernel.prctl(16), lambda: seccomp.install(b"")):
         with pytest.raises(OSError, match="it needs Linux") as caught:
             call()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from strands_rollout.code_tool.local import sandbox
+from strands_rollout.code_tool import sandbox
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be less than that")
@@ -23,9 +23,9 @@ DOCKERS = """
 # Runs apart: it forks, and needs the low descriptors. Each break leaves a layer promised and takes it away in a child.
 SCRIPT = """
 import os, sys, tempfile
-from strands_rollout.code_tool.local.sandbox.kernel import ChildLimits
-from strands_rollout.code_tool.local.sandbox.confinement import Confinement
-from strands_rollout.code_tool.local.sandbox.fork_server import find_broken_layer
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits
+from strands_rollout.code_tool.sandbox.confinement import Confinement
+from strands_rollout.code_tool.sandbox.fork_server import find_broken_layer
 while os.open(os.devnull, os.O_RDONLY) <= 3:
     pass
 class Broken(Confinement):

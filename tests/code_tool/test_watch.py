@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.code_tool.local.sandbox import scratch
-from strands_rollout.code_tool.local.sandbox import watch as disk_watch
-from strands_rollout.code_tool.local.sandbox import watch as run_watch
-from strands_rollout.code_tool.local.sandbox.children import RunningChild
-from strands_rollout.code_tool.local.sandbox.watch import DiskWatch, RunWatch
+from strands_rollout.code_tool.sandbox import scratch
+from strands_rollout.code_tool.sandbox import watch as disk_watch
+from strands_rollout.code_tool.sandbox import watch as run_watch
+from strands_rollout.code_tool.sandbox.children import RunningChild
+from strands_rollout.code_tool.sandbox.watch import DiskWatch, RunWatch
 
 MEBIBYTE = 1 << 20
 PLENTY = 1 << 40

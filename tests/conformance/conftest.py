@@ -19,8 +19,7 @@ from processes import is_running
 from real_server import RealServer, start_sglang, version_of
 from served_engine import EngineFacts, ServedEngine, facts_of
 
-from strands_rollout.engine import running_engine
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

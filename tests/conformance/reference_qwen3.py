@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 from strands_rollout.engine.qwen3 import read_model_config, read_tensors
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
 
 Doubles = np.ndarray
 

@@ -5,7 +5,7 @@ from prompts import turn_prompts
 from served_engine import LOGPROB_KEYS, META_KEYS
 from tokenizers import Tokenizer
 
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 TURN = turn_prompts()[0]
 END = "<|im_end|>"

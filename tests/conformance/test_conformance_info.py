@@ -3,7 +3,7 @@
 import pytest
 from engine_api import Answer
 
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 
 @pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready", "/ping"])

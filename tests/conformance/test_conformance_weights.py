@@ -8,7 +8,7 @@ from engine_api import IDS, held, in_flight, streaming, until_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
 from served_engine import ABORTED
 
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
 TWO = {"max_new_tokens": 2, "ignore_eos": True}

@@ -10,7 +10,7 @@ from engine_api import IDS, Api, client_session
 from prompts import CHAT_IDS
 from real_server import start_sglang
 
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 ONE = {"max_new_tokens": 1}
 

@@ -16,8 +16,7 @@ import pytest
 from engine_api import IDS, in_flight, until_load
 from tiny_qwen3 import TinyQwen3
 
-from strands_rollout.engine.kv_cache import KvRows
-from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
+from strands_rollout.engine.qwen3 import KvRows, Qwen3, load_weights, read_model_config
 
 NARROWED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.01}
 SHAPES = {

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_qwen3 import TinyQwen3
 
-from strands_rollout.engine.kv_cache import KvRows, PrefixCache
-from strands_rollout.engine.qwen3 import read_model_config
+from strands_rollout.engine.qwen3 import KvRows, read_model_config
+from strands_rollout.engine.scheduler import PrefixCache
 
 AMPLE = 1000
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=12)
@@ -24,7 +24,7 @@ def test_attention_is_the_same_with_one_token_per_product_and_with_several(shape
     ]
     mixed = []
     for together in (1, 4):
-        monkeypatch.setattr("strands_rollout.engine.kv_cache.tokens_at_once", lambda *_, n=together, **__: n)
+        monkeypatch.setattr("strands_rollout.engine.qwen3.tokens_at_once", lambda *_, n=together, **__: n)
         kv = KvRows(config, 1, 512)
         kv.attend_chunk(0, 0, 0, *chunks[0])
         mixed.append(kv.attend_chunk(0, 70, 0, *chunks[1]))

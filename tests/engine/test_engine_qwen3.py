@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from tiny_qwen3 import END_IDS, TinyQwen3
 
+from strands_rollout.engine import EngineSettings
 from strands_rollout.engine.engine import load_engine
 from strands_rollout.engine.qwen3 import read_model_config, read_tensors
-from strands_rollout.engine.serving import EngineSettings
 from strands_rollout.errors import ConfigError
 
 

@@ -16,8 +16,8 @@ import pytest
 from engine_api import Api, until_load
 
 from strands_rollout.engine import running_engine
-from strands_rollout.engine.kv_cache import KvRows
 from strands_rollout.engine.process import engine_process
+from strands_rollout.engine.qwen3 import KvRows
 from strands_rollout.errors import ConfigError, EngineUnavailableError
 
 SERVE = """

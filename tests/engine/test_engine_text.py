@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from strands_rollout.engine.generation import read_text_codec
 from strands_rollout.engine.requests import RequestRefusedError
-from strands_rollout.engine.text import read_text_codec
 
 TOOL = {"type": "function", "function": {"name": "add", "description": "<b> & ü", "parameters": {"type": "object"}}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "text": "日本"}}}

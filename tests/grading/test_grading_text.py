@@ -6,8 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.grading import last_assistant_text, spoken_text
-from strands_rollout.grading.grade import extract_answer
+from strands_rollout.grading import extract_answer, last_assistant_text, spoken_text
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 CALL = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "print(1)"}}\n</tool_call>'

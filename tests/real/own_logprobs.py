@@ -8,8 +8,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from strands_rollout import Sample
-from strands_rollout.engine.kv_cache import KvRows
-from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
+from strands_rollout.engine.qwen3 import KvRows, Qwen3, load_weights, read_model_config
 
 _CONTEXT_LENGTH = 2048
 

@@ -10,7 +10,7 @@ from real_server import version_of
 
 from strands_rollout.diagnostics.diagnosis import Finding, Question
 from strands_rollout.diagnostics.doctor import check_server
-from strands_rollout.engine.serving import SHIPPED_MODEL_DIR
+from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 pytestmark = pytest.mark.real
 CONTEXT = json.loads((SHIPPED_MODEL_DIR / "config.json").read_text())["max_position_embeddings"]

@@ -3,7 +3,7 @@
 import functools
 from typing import Any
 
-from strands_rollout.template.drift import token_bytes
+from strands_rollout.template.tokens import token_bytes
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:

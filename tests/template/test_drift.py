@@ -9,7 +9,7 @@ from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.template.drift import token_bytes, unlike_tokens
+from strands_rollout.template.tokens import token_bytes, unlike_tokens
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
 

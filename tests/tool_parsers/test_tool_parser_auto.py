@@ -11,8 +11,7 @@ from strands import Agent, tool
 
 from strands_rollout import SGLangModel
 from strands_rollout.agent.episode import run_episode
-from strands_rollout.agent.limits import EpisodeLimits
-from strands_rollout.agent.stop_reason import EpisodeProgress, StopReason
+from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import Text, ToolCall, format_of_call, get_parser, register_parser

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
-from strands_rollout.code_tool.local.supervisor_link import (
+from strands_rollout.code_tool.supervisor_link import (
     LAYERS,
     Isolation,
     SandboxProcesses,

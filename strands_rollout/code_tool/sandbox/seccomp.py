@@ -4,7 +4,6 @@ What is not listed is refused with EPERM. Calls that C libraries try first, and 
 that, as do numbers that are not known here; what file systems and older kernels need not have is answered as they would
 answer. Advice about the page cache and byte-range locks are answered with success and have no effect. A call by another
 architecture's convention ends the process.
-Knows the kernel's interface only. Files are not its business: which may be opened is up to another layer.
 """
 
 import ctypes
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, Self
 
-from strands_rollout.code_tool.local.sandbox.kernel import prctl, syscall_numbers
+from strands_rollout.code_tool.sandbox.kernel import PR_SET_NO_NEW_PRIVS, prctl, syscall_numbers
 
 _ALLOWED_NAMES: Final = """
     read write readv writev pread64 pwrite64 preadv pwritev close lseek
@@ -39,7 +38,6 @@ ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 NO_LINKS: Final = frozenset({"readlink", "readlinkat"})
 # what the first two are asked lies in memory, where a filter can't look; libraries do without the others
 ABSENT: Final = frozenset({"clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"})
-
 # space that is taken at once is not measured in time; attributes tell of files that may not be read
 UNSUPPORTED: Final = frozenset(
     {"fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"}
@@ -124,7 +122,6 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7, "arm64": 0xC000_00B7}
 _X32_BIT: Final = 0x4000_0000
 _PR_SET_SECCOMP: Final = 22
-_PR_SET_NO_NEW_PRIVS: Final = 38
 _MODE_FILTER: Final = 2
 
 _KILL_PROCESS: Final = 0x8000_0000
@@ -204,7 +201,7 @@ def install(program: bytes) -> None:
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.addressof(header))
 
 
@@ -212,8 +209,7 @@ def _verdicts(numbers: dict[str, int]) -> list[tuple[int, _Block]]:
     """What becomes of every number: first number of a range and its verdict, ascending."""
     by_number = {number: _verdict(name) for name, number in numbers.items()}
     last = max(by_number)
-    refused = _returns(_ERRNO | errno.EPERM)
-    verdicts = [(number, by_number.get(number, refused)) for number in range(last + 1)]
+    verdicts = [(number, by_number.get(number, _returns(_ERRNO | errno.EPERM))) for number in range(last + 1)]
     verdicts.append((last + 1, _returns(_ERRNO | errno.ENOSYS)))
     return [next(run) for _, run in groupby(verdicts, key=lambda verdict: verdict[1])]
 

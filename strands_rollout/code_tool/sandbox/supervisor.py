@@ -21,11 +21,10 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from strands_rollout.code_tool.local.sandbox import scratch
-from strands_rollout.code_tool.local.sandbox.children import ForkServerLink, RunningChild
-from strands_rollout.code_tool.local.sandbox.confinement import readable_files
-from strands_rollout.code_tool.local.sandbox.protocol import LENGTH, frame
-from strands_rollout.code_tool.local.sandbox.watch import DiskWatch, RunWatch
+from strands_rollout.code_tool.sandbox import LENGTH, frame, scratch
+from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
+from strands_rollout.code_tool.sandbox.confinement import readable_files
+from strands_rollout.code_tool.sandbox.watch import DiskWatch, RunWatch
 
 _READY_LIMIT_S: Final = 30.0
 _FORK_PATIENCE_S: Final = 5.0  # what other runs have used up (processes, descriptors, memory) is free again soon

@@ -25,8 +25,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, TypeVar
 
-from strands_rollout.code_tool.local.sandbox import kernel, landlock
-from strands_rollout.code_tool.local.sandbox.seccomp import SyscallFilter, install, is_supported
+from strands_rollout.code_tool.sandbox import kernel
+from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter, install, is_supported
 
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
@@ -145,7 +145,7 @@ class Place:
 
     folder: str
     user: int | None  # that it becomes; None for the one that it is
-    ruleset: landlock.Ruleset | None  # admits it to the directory and to what everybody may read
+    ruleset: kernel.Ruleset | None  # admits it to the directory and to what everybody may read
     uses: int = 0  # directories before this one that the ruleset admits to
 
     def retire(self) -> None:
@@ -304,7 +304,7 @@ class Confinement:
             self.enforced["user"] = f"from number {self._first_user}"
 
     def _decide_files(self) -> None:
-        self._landlock_abi = 0 if "landlock" in self._disabled else landlock.abi_version()
+        self._landlock_abi = 0 if "landlock" in self._disabled else kernel.landlock_abi()
         if self._landlock_abi:
             self.enforced["files"] = f"Landlock, ABI {self._landlock_abi}"
             self._readable = readable_files(self._libraries)
@@ -328,8 +328,8 @@ class Confinement:
         self._filter = SyscallFilter.for_machine(platform.machine())
         self.enforced["syscalls"] = "seccomp, a list of what is allowed"
 
-    def _make_ruleset(self, folder: str) -> landlock.Ruleset:
-        ruleset = landlock.Ruleset(self._landlock_abi)
+    def _make_ruleset(self, folder: str) -> kernel.Ruleset:
+        ruleset = kernel.Ruleset(self._landlock_abi)
         for path in self._readable:
             ruleset.allow_read(path)
         for path in DEVICES:

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
-from strands_rollout.code_tool.local.sandbox import scratch
-from strands_rollout.code_tool.local.sandbox.protocol import FrameReader, frame, python_command
+from strands_rollout.code_tool.sandbox import FrameReader, frame, python_command, scratch
 from strands_rollout.errors import SandboxError
 from strands_rollout.files import Json
 
@@ -239,7 +238,7 @@ def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) 
     # macOS would end a fork that uses what its parent has loaded
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     return subprocess.Popen(  # noqa: S603 - a fixed command
-        python_command("strands_rollout.code_tool.local.sandbox.supervisor", link.fileno(), settings),
+        python_command("strands_rollout.code_tool.sandbox.supervisor", link.fileno(), settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=errors,

@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
-from strands_rollout.code_tool.local.sandbox.child import DONE, FAILED, READY, STARTED
-from strands_rollout.code_tool.local.sandbox.output import CappedOutput
-from strands_rollout.code_tool.local.sandbox.protocol import frame, python_command
+from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, frame, python_command
+from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 
 _CHUNK_BYTES: Final = 65536
 _DRAIN_S: Final = 0.5  # a process that escaped in a weaker mode may hold the pipes open for ever
@@ -209,7 +208,7 @@ class ForkServerLink:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - a fixed command
-                python_command("strands_rollout.code_tool.local.sandbox.fork_server", theirs.fileno(), settings),
+                python_command("strands_rollout.code_tool.sandbox.fork_server", theirs.fileno(), settings),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
                 pass_fds=(theirs.fileno(),),

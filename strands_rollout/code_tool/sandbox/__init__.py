@@ -1,6 +1,8 @@
-"""How the sandbox's processes are started, and what they send each other.
+"""The sandbox's own processes: supervisor, fork server and the confined children that run code.
 
-A message on a stream is a length of four bytes (big-endian), then JSON. Text may hold lone surrogates.
+Imports the standard library and itself only: nothing else of the package is loaded where model-written code runs. Here
+is how the processes are started, and what they send each other: a message on a stream is a length of four bytes
+(big-endian), then JSON. Text may hold lone surrogates.
 """
 
 import json
@@ -13,6 +15,11 @@ from typing import Any, Final
 
 LENGTH: Final = struct.Struct("!I")
 _CHUNK_BYTES: Final = 1 << 16
+# what a child writes to its control socket; see `fork_server.py`
+READY: Final = b"R"
+FAILED: Final = b"E"
+STARTED: Final = b"S"
+DONE: Final = b"D"
 
 
 def frame(message: object) -> bytes:
@@ -45,7 +52,7 @@ class FrameReader:
         return taken
 
 
-_PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[4])
+_PACKAGE_FOLDER: Final = str(Path(__file__).resolve().parents[3])
 
 
 def python_command(module: str, link: int, settings: Mapping[str, Any]) -> list[str]:

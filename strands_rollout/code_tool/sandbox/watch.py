@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.code_tool.local.sandbox import scratch
-from strands_rollout.code_tool.local.sandbox.children import ForkServerLink, RunningChild
-from strands_rollout.code_tool.local.sandbox.kernel import shared_thread_limit, syscall, syscall_numbers
-from strands_rollout.code_tool.local.sandbox.output import signal_words
+from strands_rollout.code_tool.sandbox import scratch
+from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
+from strands_rollout.code_tool.sandbox.code_runner import signal_words
+from strands_rollout.code_tool.sandbox.kernel import shared_thread_limit, syscall, syscall_numbers
 
 _MAX_MAPS_BYTES: Final = 1 << 20  # ten times what numpy and sympy come to
 

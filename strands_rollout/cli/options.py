@@ -193,7 +193,7 @@ def config(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
     if file is not None or changes:
-        from strands_rollout.slime_plugin.config_file import check_names
+        from strands_rollout.slime_plugin.inputs import check_names
 
         asyncio.run(check_names(file, settings))
     if file is not None and not as_json:

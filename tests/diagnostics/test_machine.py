@@ -11,8 +11,8 @@ from processes import ends
 from stand_in_machine import assert_fault, installed, only, program, question
 
 from strands_rollout.code_tool import SandboxReport
-from strands_rollout.diagnostics import machine
-from strands_rollout.diagnostics.machine import check_gpus, check_packages, check_wandb, judge_sandbox
+from strands_rollout.diagnostics import doctor
+from strands_rollout.diagnostics.doctor import check_gpus, check_packages, check_wandb, judge_sandbox
 
 HERE = Path("nowhere")
 OURS = "strands-rollout"
@@ -78,7 +78,7 @@ def test_gpus_are_counted_and_compared_with_what_is_asked_for(
 
 
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SMI_S", 0.2)
+    monkeypatch.setattr(doctor, "_SMI_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
     found = check_gpus(question(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
@@ -89,7 +89,7 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatc
 
 def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password() -> None:
     def found(env: dict[str, str]) -> Any:
-        return only(machine.check_proxies(question(HERE, env)), "proxies")
+        return only(doctor.check_proxies(question(HERE, env)), "proxies")
 
     for env in ({}, {**PROXY, "no_proxy": "127.0.0.1, 10.1.2.3"}, {**PROXY, "NO_PROXY": "*"}):
         assert found(env).status == "ok"
@@ -112,7 +112,7 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
 def test_wandb_must_be_installed_where_it_is_on(
     env: dict[str, str], is_installed: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "find_spec", lambda _: is_installed or None)
+    monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
     found = only(check_wandb(question(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
@@ -129,5 +129,5 @@ def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() ->
 
 def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    found = machine.check_sandbox(question(HERE, isolation="rlimits"))
+    found = doctor.check_sandbox(question(HERE, isolation="rlimits"))
     assert_fault(found, "sandbox", "error", "does not start", remedy="another executor")

@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.console import Console
 
-from strands_rollout.evaluation.display import accuracy_bar, print_outcomes, print_summary
 from strands_rollout.evaluation.evaluate import Outcome, Summary
+from strands_rollout.evaluation.run import accuracy_bar, print_outcomes, print_summary
 from strands_rollout.samples import Sample
 
 

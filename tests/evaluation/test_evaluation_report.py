@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation import evaluate as evaluate_module
-from strands_rollout.evaluation.report import accuracy_of, majority_of, mean_pass_at_k, t_quantile
+from strands_rollout.evaluation.results import accuracy_of, majority_of, mean_pass_at_k, t_quantile
 
 
 async def test_problems_that_are_all_alike_have_no_interval(run, shipped_tokenizer, capsys):

@@ -9,7 +9,7 @@ from experiments.methods import retokenised_batch
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.batch import TrainingMethod, batch_figures, check_gap
+from strands_rollout.train.rollouts import TrainingMethod, batch_figures, check_gap
 
 step_batch = TrainingMethod().batch
 

@@ -8,7 +8,7 @@ import pytest
 from recorded_runs import records
 
 from experiments.curves import curve_of
-from strands_rollout.train.curves import draw_run
+from strands_rollout.train.reporting import draw_run
 from strands_rollout.train.run_folder import StepRecord
 
 

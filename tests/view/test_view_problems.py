@@ -17,8 +17,7 @@ from planted import (
 
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import Sample
-from strands_rollout.view.problems import Problem, find_problems
-from strands_rollout.view.sample import Retokeniser, view_sample
+from strands_rollout.view.sample import Problem, Retokeniser, find_problems, view_sample
 from strands_rollout.view.tokens import TokenLists, TurnHabits, habits_of, token_kinds
 
 

@@ -48,7 +48,6 @@ _START: Final = "start it, and check host and port: python -m sglang.launch_serv
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies cut in different ways
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
-
 _OURS: Final = "strands-rollout"
 _NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras of those who work on this package
 _GB: Final = 1e9

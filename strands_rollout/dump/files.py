@@ -41,7 +41,6 @@ _LINES: Final = (".jsonl", ".jsonl.gz")
 _TORCH: Final = (".pt", ".pth")
 _FIRST: Final = 16
 _KINDS: Final = ", ".join([*_LINES, *_TORCH])
-
 _STORAGE_DTYPES: Final = {
     "FloatStorage": "<f4",
     "DoubleStorage": "<f8",

@@ -70,7 +70,6 @@ REPORT_NAME: Final = "report.json"
 _LEAST_PATIENCE: Final = 8
 _MOST_ERRORS: Final = 5
 _COUNTS: Final = ("sampled_tokens", "turns", "tool_calls", "tool_errors", "unknown_tools", "parse_failures")
-
 _TEXTS: Final = frozenset({"question", "label", "predicted", "status", "stop reason", "majority"})
 _OTHER_COLUMNS_WIDTH: Final = 84
 _MIN_QUESTION_WIDTH, _MAX_QUESTION_WIDTH = 24, 60

@@ -33,7 +33,6 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
 _TOLD_AFTER: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread
 _PROJECT: Final = "strands-rollout-train"
-
 _LOG_FROM_RATIO: Final = 100.0
 NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
 _COLUMNS: Final = 3

@@ -54,10 +54,8 @@ _SCRIPTS: Final = (
     *("sample.js", "groups.js", "charts.js", "overview.js", "main.js"),
 )
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
-
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _STOP_TIMEOUT_S: Final = 0.1
-
 _TEXT_COLUMNS: Final = (
     *("", "index", "status", "stop reason", "reward", "advantage", "turns", "calls", "tokens"),
     *("drift", "problems"),

@@ -60,7 +60,6 @@ _PREVIEW_CHARS: Final = 160
 _MOST_TEXT_CHARS: Final = 20_000
 _MOST_PARTS: Final = 12
 _PART_CHARS: Final = 40
-
 _MOST_CONTRACT: Final = 20
 _POSITION: Final = re.compile(r"\[(\d+)\] is")
 _FEW_TOKENS: Final = 4

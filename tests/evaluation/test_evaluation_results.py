@@ -171,7 +171,7 @@ async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path
     assert f"mean reward {found['mean_reward']:.4g}: words 2, labels 0" in (shown := capsys.readouterr().out)
     assert ("majority" in shown, "label " in shown) == (False, False)
     with pytest.raises(ConfigError, match=r"holds another run: .*reward"):
-        await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_report:brevity"})
+        await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_results:brevity"})
     with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without"):
         await run(out=tmp_path / "graded", **given | {"reward": None})
     with pytest.raises(PromptError, match="no 'gold'"):  # what was named must be there

@@ -147,7 +147,9 @@ class RolloutCollector:
             RolloutError: The engine did not take the abort.
         """
         wanted = self._options.prompts
-        new = [self._begin() for _ in range(wanted + self._options.extra_prompts - len(self.waiting))]
+        missing = range(wanted + self._options.extra_prompts - len(self.waiting))
+        new = [Group(self.next_position + number) for number in missing]
+        self.next_position += len(new)
         running = self.waiting + new
         self.waiting = []
         resumed = sum(len(group.episodes) - group.finished() for group in running)
@@ -156,7 +158,8 @@ class RolloutCollector:
         try:
             for next_done in asyncio.as_completed(list(tasks)):
                 await next_done
-                done = [group for task, group in tasks.items() if task.done() and self._is_finished(group)]
+                over = [group for task, group in tasks.items() if task.done()]
+                done = [group for group in over if group.finished() == self._options.samples_per_prompt]
                 if len(done) >= wanted:
                     break
             if left := [task for task in tasks if not task.done()]:
@@ -184,14 +187,6 @@ class RolloutCollector:
             return outcome.sample
 
         return list(await asyncio.gather(*(play(at, row) for at, row in enumerate(rows))))
-
-    def _begin(self) -> Group:
-        group = Group(self.next_position)
-        self.next_position += 1
-        return group
-
-    def _is_finished(self, group: Group) -> bool:
-        return group.finished() == self._options.samples_per_prompt
 
     async def _play(self, group: Group) -> None:
         places = range(self._options.samples_per_prompt)
@@ -294,6 +289,42 @@ class StepBatch:
         samples = [sample for group in groups for sample in group]
         kept = [one for one in sequences if any(one.loss_mask)]
         return cls(samples, kept, drifts, list(measured), dropped_groups, dict(extra_figures or {}))
+
+    def figures(self, version: int) -> dict[str, float]:
+        """What the step's record says of it; siblings of a fan-out are one episode: the main agent's reward and status.
+
+        `version` is of the weights that are about to be updated; older tokens are stale.
+        """
+        episodes = [sample for sample in self.samples if not fan_out_part(sample)]
+        graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
+        statuses = Counter(sample.status for sample in episodes)
+        sampled = sum(drift.sampled_tokens for drift in self.drifts)
+        figures: dict[str, float] = {
+            "episodes": len(episodes),
+            "samples": len(self.samples),
+            "reward": _mean(float(reward["score"]) for reward in graded),
+            "accuracy": _mean(float(reward["acc"]) for reward in graded),
+            **{name: _mean(values) for name, values in parts_of(graded).items()},
+            "response_length": _mean(sample.response_length for sample in self.samples),
+            **{
+                name: sum(float(episode_facts(sample).get(name) or 0) for sample in self.samples)
+                / max(len(episodes), 1)
+                for name in ("sampled_tokens", "tool_calls", "turns")
+            },
+            "dropped_groups": self.dropped_groups,
+            **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
+            **_staleness(self.samples, version),
+        }
+        figures |= self.extra_figures
+        if sampled:
+            figures["drift_tokens"] = sum(drift.drift_tokens for drift in self.drifts) / sampled
+            figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in self.drifts)
+        if self.measured:
+            totals = totals_of(self.measured)
+            figures["off_policy_tokens"] = totals.off_policy_share
+            if totals.mismatched_tokens is not None:
+                figures["mismatch_tokens"] = totals.mismatched_tokens
+        return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +458,12 @@ class LogprobGap:
             tokens=len(log_ratios),
         )
 
+    def figures(self) -> dict[str, float]:
+        """The gap by the names of the log; empty where no token could be compared."""
+        if not self.tokens:
+            return {}
+        return {"kl_k3": self.k3, "logprob_gap_max": self.largest, "logprob_gap_mean": self.mean}
+
 
 def check_gap(
     sequences: Sequence[TrainingSequence],
@@ -471,50 +508,6 @@ def check_gap(
 def _place(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
     before = tokens[max(0, position - _CONTEXT_TOKENS) : position]
     return f"token {position} of {len(tokens)}: {decode([tokens[position]])!r} after {decode(before)!r}"
-
-
-def batch_figures(batch: StepBatch, version: int) -> dict[str, float]:
-    """The figures of a step's samples; siblings of a fan-out are one episode, with the main agent's reward and status.
-
-    `version` is of the weights that are about to be updated; older tokens are stale.
-    """
-    samples = batch.samples
-    episodes = [sample for sample in samples if not fan_out_part(sample)]
-    graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
-    statuses = Counter(sample.status for sample in episodes)
-    sampled = sum(drift.sampled_tokens for drift in batch.drifts)
-    figures: dict[str, float] = {
-        "episodes": len(episodes),
-        "samples": len(samples),
-        "reward": _mean(float(reward["score"]) for reward in graded),
-        "accuracy": _mean(float(reward["acc"]) for reward in graded),
-        **{name: _mean(values) for name, values in parts_of(graded).items()},
-        "response_length": _mean(sample.response_length for sample in samples),
-        **{
-            name: sum(float(episode_facts(sample).get(name) or 0) for sample in samples) / max(len(episodes), 1)
-            for name in ("sampled_tokens", "tool_calls", "turns")
-        },
-        "dropped_groups": batch.dropped_groups,
-        **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
-        **_staleness(samples, version),
-    }
-    figures |= batch.extra_figures
-    if sampled:
-        figures["drift_tokens"] = sum(drift.drift_tokens for drift in batch.drifts) / sampled
-        figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in batch.drifts)
-    if batch.measured:
-        totals = totals_of(batch.measured)
-        figures["off_policy_tokens"] = totals.off_policy_share
-        if totals.mismatched_tokens is not None:
-            figures["mismatch_tokens"] = totals.mismatched_tokens
-    return figures
-
-
-def gap_figures(gap: LogprobGap) -> dict[str, float]:
-    """The gap by the names of the log; nothing where no token could be compared."""
-    if not gap.tokens:
-        return {}
-    return {"kl_k3": gap.k3, "logprob_gap_max": gap.largest, "logprob_gap_mean": gap.mean}
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:

@@ -40,16 +40,7 @@ from strands_rollout.slime_plugin.transcripts import write_step_dump
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
 from strands_rollout.train.reporting import NOT_DRAWN, TrainingProgress, WandbLog, can_draw, draw_run
-from strands_rollout.train.rollouts import (
-    AbortFlag,
-    LogprobGap,
-    RolloutCollector,
-    StepBatch,
-    TrainingMethod,
-    batch_figures,
-    check_gap,
-    gap_figures,
-)
+from strands_rollout.train.rollouts import AbortFlag, LogprobGap, RolloutCollector, StepBatch, TrainingMethod, check_gap
 from strands_rollout.train.run_folder import (
     POLICY_FILE,
     RunState,
@@ -345,8 +336,8 @@ class Trainer:
         figures = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
         entropy = [value for one in before for value in one.entropy.tolist()]
         return {
-            **batch_figures(batch, step),
-            **gap_figures(gap),
+            **batch.figures(step),
+            **gap.figures(),
             "entropy": sum(entropy) / len(entropy) if entropy else None,
             **figures.to_record(),
             "train_s": time.monotonic() - started,

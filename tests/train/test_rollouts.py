@@ -22,7 +22,6 @@ from strands_rollout.train.rollouts import (
     PromptOrder,
     RolloutCollector,
     TrainingMethod,
-    batch_figures,
     check_gap,
 )
 
@@ -184,7 +183,7 @@ def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
     advantages = [one.advantage for one in batch.sequences]
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], abs=1e-4)
     assert batch.dropped_groups == 1
-    figures = batch_figures(batch, 4)
+    figures = batch.figures(4)
     assert (figures["reward"], figures["accuracy"], figures["completed"]) == (-0.75, 0.125, 8)
 
 
@@ -202,7 +201,7 @@ def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(token
     group = [sample(tokenizer, ["four"], 1.0), sample(tokenizer, ["five"], -1.0), failed]
     batch = step_batch([group], tokenizer)
     assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, -0.7071], abs=1e-3)
-    assert batch_figures(batch, 4)["failed"] == 1
+    assert batch.figures(4)["failed"] == 1
 
 
 def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
@@ -213,7 +212,7 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
     other = sample(tokenizer, ["5"], -1.0, rollout_id=2)
     for make_batch in (step_batch, retokenised_batch):
         batch = make_batch([[*pair, other]], tokenizer)
-        figures = batch_figures(batch, 4)
+        figures = batch.figures(4)
         assert (figures["episodes"], figures["samples"], figures["reward"], figures["accuracy"]) == (2, 3, 0.0, 0.5)
         assert (figures["completed"], figures["truncated"]) == (2, 0)
         sampled = [sum(one.loss_mask or []) for one in (*pair, other)]

@@ -14,7 +14,7 @@ from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException
-from strands_rollout.slime_plugin.row import to_episode_prompt
+from strands_rollout.slime_plugin.inputs import to_episode_prompt
 from vision import (
     FAMILIES,
     TEMPLATE,

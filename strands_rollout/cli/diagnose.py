@@ -21,7 +21,7 @@ from strands_rollout.cli import options
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.diagnostics.diagnosis import Question
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluation.options import DATA_HELP, existing_data
+from strands_rollout.evaluation.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
 
 if TYPE_CHECKING:
     from strands_rollout.diagnostics.diagnosis import Diagnosis
@@ -105,7 +105,7 @@ def drift(
             dir_okay=False,
         ),
     ] = None,
-    changes: options.Changes = None,
+    changes: Changes = None,
     show: Annotated[int, typer.Option(help="Episodes to list, those that lose most first.", min=0)] = 10,
     as_json: options.JsonLines = False,
 ) -> None:
@@ -125,8 +125,8 @@ def drift(
 def replay(
     dump: options.Dump,
     sample: Annotated[int, typer.Option(help="Which of the dump's samples, from 0.", min=0)] = 0,
-    base_url: options.BaseUrl = None,
-    model: options.Model = None,
+    base_url: BaseUrl = None,
+    model: Model = None,
     tokenizer: options.DumpTokenizer = None,
     temperature: Annotated[
         float | None,
@@ -162,9 +162,9 @@ def replay(
 
 def rescore(
     dump: options.Dump,
-    reward: options.RewardPath = None,
+    reward: RewardPath = None,
     config: options.Config = None,
-    changes: options.Changes = None,
+    changes: Changes = None,
     reward_key: options.RewardKey = None,
     group_rm: options.GroupRm = False,
     out: Annotated[
@@ -190,8 +190,8 @@ def rescore(
 def validate(
     data: Annotated[Path, typer.Argument(help=f"{DATA_HELP}.", dir_okay=False, callback=existing_data)],
     config: options.Config = None,
-    changes: options.Changes = None,
-    reward: options.RewardPath = None,
+    changes: Changes = None,
+    reward: RewardPath = None,
     reward_key: options.RewardKey = None,
     label_key: Annotated[str, typer.Option(help="Where a row has its label.")] = "label",
     input_key: Annotated[

@@ -18,10 +18,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
-from strands_rollout.evaluation.options import BaseUrl as BaseUrl
-from strands_rollout.evaluation.options import Changes as Changes
-from strands_rollout.evaluation.options import Model as Model
-from strands_rollout.evaluation.options import RewardPath as RewardPath
+from strands_rollout.evaluation.options import Changes
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter

@@ -14,7 +14,6 @@ from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.types.exceptions import EventLoopException
-from strands_rollout.slime_plugin.inputs import to_episode_prompt
 from vision import (
     FAMILIES,
     TEMPLATE,
@@ -40,6 +39,7 @@ from strands_rollout.evaluation.token_audit import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model.images import image_block as block_of
+from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
 QUESTION = [image_block(picture(100, 70, seed=1)), {"text": "What is it?"}]

@@ -63,7 +63,7 @@ def compare(
 def _check_plot(plot: Path | None) -> None:
     if plot is None:
         return
-    from strands_rollout.train.curves import NOT_DRAWN, can_draw
+    from strands_rollout.train.reporting import NOT_DRAWN, can_draw
 
     if plot.suffix != ".png":
         raise ConfigError(f"got --plot {plot}; expected a file that ends in .png")

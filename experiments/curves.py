@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from strands_rollout.train.curves import PANELS, Panel, draw_page, values_of
+from strands_rollout.train.reporting import PANELS, Panel, draw_page, values_of
 from strands_rollout.train.run_folder import StepRecord
 
 if TYPE_CHECKING:

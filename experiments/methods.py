@@ -22,7 +22,8 @@ from strands_rollout.template.tokens import (
     token_bytes,
 )
 from strands_rollout.tool_parsers import AUTO
-from strands_rollout.train.batch import (
+from strands_rollout.train.options import TrainOptions
+from strands_rollout.train.rollouts import (
     StepBatch,
     TrainedSample,
     TrainingMethod,
@@ -31,7 +32,6 @@ from strands_rollout.train.batch import (
     tokens_of_rollouts,
     trained_samples,
 )
-from strands_rollout.train.options import TrainOptions
 
 RolloutKind: TypeAlias = Literal["tito", "retokenised", "openai"]
 Ablation: TypeAlias = Literal[

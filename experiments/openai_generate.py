@@ -48,9 +48,9 @@ from strands_rollout.slime_plugin.generate import (
     reason_of_failure,
     template_kwargs,
 )
+from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.metrics import TRUNCATING
 from strands_rollout.slime_plugin.resume import begin_sample
-from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.sample_writer import error_text, write_failure, write_untrained
 from strands_rollout.slime_plugin.slime_adapter import (
     is_aborting,

@@ -26,13 +26,13 @@ from strands_rollout import SGLangModel, StopReason, Task, Trajectory
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
-from strands_rollout.diagnostics.machine import MEANING
-from strands_rollout.evaluation.policies import Turn
+from strands_rollout.diagnostics.doctor import MEANING
+from strands_rollout.evaluation.try_row import Turn
 from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
 from strands_rollout.settings import RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.inputs import with_row_settings
 from strands_rollout.slime_plugin.reward import reward_func
-from strands_rollout.slime_plugin.row import with_row_settings
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = {path.name for path in REPOSITORY.iterdir() if path.is_dir()}

@@ -1,4 +1,4 @@
-"""The command line `strands-rollout`: a file for each command, with its arguments and exit codes; see `commands`."""
+"""The command line `strands-rollout`: its commands with their arguments and exit codes; see `commands`."""
 
 
 def main() -> None:

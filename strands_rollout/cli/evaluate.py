@@ -127,7 +127,7 @@ def train(
         raise ConfigError(
             f"training needs torch, which is not installed; {cpu_build} && pip install 'strands-rollout[train]'"
         )
-    from strands_rollout.train.batch import TrainingMethod
+    from strands_rollout.train.rollouts import TrainingMethod
 
     _complete(given)
     method = context.find_object(TrainingMethod) or TrainingMethod()  # an experiment's command line gives its own
@@ -139,7 +139,7 @@ def train(
         checks=not unchecked,
         update=made(UpdateSettings, given),
     )
-    from strands_rollout.train.run import run_training
+    from strands_rollout.train.trainer import run_training
 
     raise typer.Exit(run_training(options, method))
 

@@ -18,10 +18,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
-from strands_rollout.evaluation.options import BaseUrl as BaseUrl
-from strands_rollout.evaluation.options import Changes as Changes
-from strands_rollout.evaluation.options import Model as Model
-from strands_rollout.evaluation.options import RewardPath as RewardPath
+from strands_rollout.evaluation.options import Changes
 
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
@@ -193,7 +190,7 @@ def config(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
     if file is not None or changes:
-        from strands_rollout.slime_plugin.config_file import check_names
+        from strands_rollout.slime_plugin.inputs import check_names
 
         asyncio.run(check_names(file, settings))
     if file is not None and not as_json:

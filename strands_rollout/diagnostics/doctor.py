@@ -1,10 +1,28 @@
-"""The doctor: all checks of one machine, in their order, and those of the servers that it is asked about."""
+"""The doctor: all checks in their order, and those of the machine and of the servers that it is asked about.
+
+Of the machine: Python and its packages, GPUs, disks, limits, proxies, Ray, wandb and the code sandbox.
+"""
+
+from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
+import os
+import platform
 import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import aiohttp
 import httpx
@@ -12,10 +30,15 @@ import orjson
 
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
-from strands_rollout.diagnostics import diagnosis, machine, run_files, slime_episode
-from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, skipped, warning
-from strands_rollout.errors import ConfigError, EngineUnavailableError, foreign_code
+from strands_rollout.code_tool.local import LocalExecutor
+from strands_rollout.code_tool.supervisor_link import LAYERS, Isolation, SandboxReport
+from strands_rollout.diagnostics import diagnosis, run_files, slime_episode
+from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, missing, skipped, warning
+from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError, foreign_code
 from strands_rollout.files import Json
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 _SERVER_S: Final = 15.0
 _CONNECT_S: Final = 3.0
@@ -25,31 +48,55 @@ _START: Final = "start it, and check host and port: python -m sglang.launch_serv
 _UNREACHABLE: Final = (httpx.TransportError, aiohttp.ClientError, EngineUnavailableError)
 # words, numbers and control tokens that vocabularies cut in different ways
 _TEXT: Final = "<|im_start|>Zwölf Boxkämpfer: x = 1234567, \\boxed{42}; unbelievably<tool_call>\n\n\t東京<|im_end|>"
-_CHECKS: Final = (
-    Check("packages", machine.check_packages),
-    Check("slime", slime_episode.check_slime, waits=True),
-    Check("slime episode", slime_episode.check_slime_episode, waits=True),
-    Check("megatron", slime_episode.check_megatron, waits=True),
-    Check("gpus", machine.check_gpus, waits=True),
-    Check("limits", machine.check_limits, waits=True),
-    Check("proxies", machine.check_proxies),
-    Check("disk", machine.check_disk, waits=True),
-    Check("ray", machine.check_ray, waits=True),
-    Check("wandb", machine.check_wandb),
-    Check("model", run_files.check_model),
-    Check("converted model", run_files.check_converted_model),
-    Check("tokenizer", run_files.check_tokenizer),
-    Check("config", run_files.check_config),
-    Check("data", run_files.check_data),
-    Check("sandbox", machine.check_sandbox, waits=True),
-)
+_OURS: Final = "strands-rollout"
+_NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras of those who work on this package
+_GB: Final = 1e9
+_SHM: Final = Path("/dev/shm")  # noqa: S108 - NCCL's and Ray's own place
+_SHM_GB: Final = 8.0
+_FILES: Final = 4096
+_RAY_FILES: Final = 65_535
+_MEMORY_GB: Final = 32.0
+_PROXIES: Final = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_TRAINING_GPUS: Final = 8
+_SMI: Final = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+_SMI_S: Final = 10.0
+MEANING: Final = {
+    "limits": "memory, disk, files, threads, time",
+    "user": "another user than root",
+    "files": "no file but its own",
+    "syscalls": "no network, process or device",
+}
+_LAYER_REMEDIES: Final = {
+    "limits": "run on Linux or macOS, where a process can be limited",
+    "user": "run as an ordinary user, or let the container change users (docker run --cap-add SETUID --cap-add SETGID)",
+    "files": "use a kernel with Landlock (Linux 5.13 or newer), or run as root",
+    "syscalls": "use Linux with seccomp on x86-64 or aarch64",
+}
 
 
 def examine(question: Question) -> diagnosis.Diagnosis:
     """Check this machine; takes seconds, and leaves nothing behind."""
+    checks = [
+        Check("packages", check_packages),
+        Check("slime", slime_episode.check_slime, waits=True),
+        Check("slime episode", slime_episode.check_slime_episode, waits=True),
+        Check("megatron", slime_episode.check_megatron, waits=True),
+        Check("gpus", check_gpus, waits=True),
+        Check("limits", check_limits, waits=True),
+        Check("proxies", check_proxies),
+        Check("disk", check_disk, waits=True),
+        Check("ray", check_ray, waits=True),
+        Check("wandb", check_wandb),
+        Check("model", run_files.check_model),
+        Check("converted model", run_files.check_converted_model),
+        Check("tokenizer", run_files.check_tokenizer),
+        Check("config", run_files.check_config),
+        Check("data", run_files.check_data),
+        Check("sandbox", check_sandbox, waits=True),
+    ]
     servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
-    return diagnosis.Diagnosis(diagnosis.run_checks([*_CHECKS, *(servers or [no_server])], question))
+    return diagnosis.Diagnosis(diagnosis.run_checks([*checks, *(servers or [no_server])], question))
 
 
 def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) -> list[Finding]:
@@ -169,3 +216,241 @@ def _ids_of(folder: Path) -> list[int] | None:
     with foreign_code("tokenizers raises plain Exceptions; a broken file is another check's finding"):
         return list(Tokenizer.from_file(str(file)).encode(_TEXT, add_special_tokens=False).ids)
     return None
+
+
+def check_packages(_question: Question) -> Iterator[Finding]:
+    """Whether Python and the installed packages are what this package's metadata requires; nothing is imported.
+
+    Optional packages count where they are installed.
+    """
+    from packaging.requirements import Requirement
+
+    version = installed_version(_OURS)
+    if version is None:
+        remedy = "install this package again: pip install -e /path/to/strands-rollout"
+        yield error("packages", f"{_OURS} is not installed: its requirements are not known", remedy)
+        return
+    ours = metadata.distribution(_OURS).metadata.json
+    yield _python(str(ours.get("requires_python", "")))
+    extras = set(ours.get("provides_extra", ())) - _NOT_FOR_A_RUN
+    versions = {_OURS: version}
+    faults: dict[str, Finding] = {}
+    for package in map(Requirement, metadata.requires(_OURS) or []):
+        asking = [extra for extra in ("", *extras) if not package.marker or package.marker.evaluate({"extra": extra})]
+        if not asking:
+            continue
+        version = installed_version(package.name)
+        if fault := _package_fault(package, version, required="" in asking):
+            faults.setdefault(package.name, fault)
+        elif version is not None:
+            versions[package.name] = version
+    shown = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    yield good("packages", f"as required: {shown}", versions=versions)
+    yield from faults.values()
+
+
+def _python(wanted: str) -> Finding:
+    from packaging.specifiers import SpecifierSet
+
+    version, uname = platform.python_version(), platform.uname()
+    if not SpecifierSet(wanted).contains(version, prereleases=True):
+        remedy = f"make an environment with a Python {wanted} and install this package there"
+        return error("python", f"Python {version} at {sys.executable}; expected {wanted}", remedy)
+    machine = f"{uname.system} {uname.release}, {uname.machine}"
+    return good("python", f"Python {version} at {sys.executable}, on {machine}", python=version, machine=machine)
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _package_fault(wanted: Requirement, version: str | None, *, required: bool) -> Finding | None:
+    """What is wrong with a package; an optional one that is too old fails only those who use it."""
+    from packaging.version import Version
+
+    name, remedy = f"package {wanted.name}", f"pip install '{wanted.name}{wanted.specifier}'"
+    if version is None:
+        expected = f"not installed; expected {wanted.specifier or 'any'}"
+        return error(name, expected, remedy) if required else None
+    if wanted.specifier.contains(version, prereleases=True):
+        return None
+    lowest = [part.version.removesuffix(".*") for part in wanted.specifier if part.operator in (">=", "~=", "==", ">")]
+    is_old = any(Version(version) < Version(bound) for bound in lowest)
+    why = "too old" if is_old else "newer than what was tested"
+    found = f"{wanted.name} {version}; expected {wanted.specifier}: {why}"
+    return missing(name, found, remedy, needed=required and is_old)
+
+
+def check_disk(question: Question) -> Iterator[Finding]:
+    """Whether the folders that a run writes to, which need not exist yet, have room.
+
+    Sizes are of Qwen3-8B: 8.2e9 parameters are 16.4 GB in bf16, as downloaded and again as converted for Megatron; a
+    save with the optimizer's state (bf16 weights, fp32 weights, two fp32 moments) holds 14 bytes a parameter, 115 GB.
+    """
+    needs_model = not (question.model.is_dir() and question.converted_model.is_dir())
+    temporary = question.named("TMPDIR") or Path(tempfile.gettempdir())
+    fine = []
+    for what, folder, variable, needed_gb in (
+        # two saves, the newer one beside the one that it replaces
+        ("checkpoints", question.named("SAVE_DIR") or question.repository / "checkpoints", "SAVE_DIR", 250),
+        ("models", question.model_dir, "MODEL_DIR", 40 * needs_model),
+        ("data", question.data_dir, "DATA_DIR", 1),
+        ("temporary files", temporary, "TMPDIR", 20),  # Ray's logs, and objects that it moves out of memory
+    ):
+        name, remedy = f"disk: {what}", f"free some, or set {variable} to a larger disk"
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        free_gb = shutil.disk_usage(existing).free / _GB
+        found = f"{free_gb:.0f} GB free at {folder}"
+        if not os.access(existing, os.W_OK):
+            yield error(name, f"{existing} can't be written to", remedy)
+        elif free_gb < needed_gb:
+            yield warning(name, f"{found}; {diagnosis.MODEL_NAME} needs up to {needed_gb:g} GB there", remedy)
+        else:
+            fine.append(f"{what}: {found}")
+    if fine:
+        yield good("disk", "; ".join(fine))
+
+
+def check_limits(_question: Question) -> Iterator[Finding]:
+    """Whether memory, shared memory and open files, also of a container, are enough."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    files = math.inf if limit == resource.RLIM_INFINITY else limit
+    shared = shutil.disk_usage(_SHM).total if _SHM.is_dir() else None  # in Docker 64 MB by default
+    for name, found, is_enough, need, remedy in (
+        ("memory", f"{memory / _GB:.0f} GB", memory >= _MEMORY_GB * _GB,
+         f"to convert {diagnosis.MODEL_NAME} its weights, 16 GB, are read into memory",
+         f"use a machine, or give the container, {_MEMORY_GB:g} GB or more for that"),
+        ("open files", f"ulimit -n is {files}", files >= _FILES,
+         f"hundreds of episodes at once need {_FILES} open files, Ray wants {_RAY_FILES}",
+         f"ulimit -n {_RAY_FILES} before the run"),
+        ("shared memory", f"no {_SHM} on this system" if shared is None else f"{shared / _GB:.1f} GB at {_SHM}",
+         shared is None or shared >= _SHM_GB * _GB,
+         f"NCCL and Ray want {_SHM_GB:g} GB", "start the container with --shm-size=64g, or with --ipc=host"),
+    ):  # fmt: skip
+        yield good(name, found) if is_enough else warning(name, f"{found}; {need}", remedy)
+
+
+def check_proxies(question: Question) -> Iterator[Finding]:
+    """Whether engines would reach their router through a proxy.
+
+    This package reaches engines directly whatever is set, and so do slime's own rollouts; but slime's engines register
+    with `requests` (slime/backends/sglang_utils/sglang_engine.py), which uses a proxy for all hosts not in no_proxy.
+    """
+    env = question.env
+    used = ", ".join(name for name in _PROXIES if env.get(name))
+    excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
+    # the address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)
+    own = env.get("SLIME_HOST_IP")
+    if not own:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel picks the address that it would send from
+            own = str(probe.getsockname()[0])
+    hosts = list(dict.fromkeys(["127.0.0.1", own or "127.0.0.1"]))
+    proxied = [host for host in hosts if host not in excepted]
+    if not used or "*" in excepted or not proxied:
+        yield good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}" if used else "none is set")
+        return
+    asks = "slime's engines would ask the proxy for their router"
+    found = f"{used} set without no_proxy for {', '.join(proxied)}: {asks}"
+    yield warning("proxies", found, f"export no_proxy=localhost,{','.join(hosts)}; export NO_PROXY=$no_proxy")
+
+
+def check_gpus(question: Question) -> Iterator[Finding]:
+    """How many GPUs nvidia-smi finds, of which memory; fewer than are wanted is an error."""
+    env = question.env
+    wanted = question.gpus
+    if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
+        given = env.get("NUM_GPUS", "")
+        wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * question.training
+    answer = diagnosis.run_program(*_SMI, env=env, limit_s=_SMI_S)
+    lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
+    gpus = [tuple(cells) for cells in ([cell.strip() for cell in line.split(",")] for line in lines) if len(cells) == 3]
+    if not gpus:
+        if answer is None:
+            why_not = "no nvidia-smi on the PATH"
+        elif answer.exit_code is None:
+            why_not = f"nvidia-smi did not answer within {_SMI_S:g} s: the driver hangs"
+        else:
+            why_not = f"nvidia-smi {'failed' if answer.exit_code else 'lists no GPU'}: {answer.printed}"
+        asked = f"; {wanted} were asked for" if wanted else ""
+        found = f"no GPU here: {why_not}{asked}; training needs 8, an evaluation against a server elsewhere none"
+        remedy = "for training, use a machine with GPUs whose nvidia-smi works; a container: docker run --gpus all"
+        yield missing("gpus", found, remedy, needed=bool(wanted))
+        return
+    count, chosen = len(gpus), env.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if chosen is None else f" of {count} (CUDA_VISIBLE_DEVICES={chosen})"
+    if chosen is not None:
+        count = min(count, sum(name.strip() not in ("", "-1") for name in chosen.split(",")))
+    kinds = ", ".join(sorted({f"{name} with {mib} MiB" for name, mib, _ in gpus}))
+    found = f"{count} GPUs{hidden}: {kinds}; driver {gpus[0][2]}"
+    if count < (wanted or 0):
+        remedy = f"use a machine with {wanted}; or NUM_GPUS={count}, as --gpus {count}"
+        yield error("gpus", f"{found}; {wanted} were asked for", remedy)
+    else:
+        yield good("gpus", found)
+
+
+def check_ray(question: Question) -> Iterator[Finding]:
+    """Whether a job could be given to Ray; the launch scripts ask the cluster that RAY_ADDRESS names."""
+    command = shutil.which("ray", path=question.env.get("PATH", ""))
+    if command is not None:
+        yield good("ray", f"Ray {installed_version('ray') or ''} with {command}")
+        return
+    found = "no `ray` on the PATH: slime's training runs on it"
+    remedy = "work in the image slimerl/slime, or: pip install 'ray[default]', and activate its environment"
+    yield missing("ray", found, remedy, needed=question.training)
+
+
+def check_wandb(question: Question) -> Iterator[Finding]:
+    """Whether wandb is installed where it is on; the launch scripts look for the key."""
+    env = question.env
+    asking = [name for name in ("USE_WANDB", "WANDB_API_KEY", "WANDB_KEY") if env.get(name)]
+    if not asking or env.get("USE_WANDB") == "0" or env.get("WANDB_MODE") == "disabled":
+        yield good("wandb", "off; runs are logged without it")
+    elif find_spec("wandb") is None:
+        yield error("wandb", f"{asking[0]} is set, but wandb is not installed", "pip install 'strands-rollout[wandb]'")
+    else:
+        yield good("wandb", f"on: {asking[0]} is set")
+
+
+def check_sandbox(question: Question) -> Iterator[Finding]:
+    """Whether model-written code can be run with this isolation; starts the sandbox with all that it can enforce."""
+
+    async def started() -> SandboxReport:
+        async with LocalExecutor(isolation="rlimits") as executor:
+            report = await executor.start()
+            await executor.run("pass")
+            return report
+
+    try:
+        report = asyncio.run(started())
+    except RolloutError as e:
+        other = "free the temporary folder, or name another executor in the settings, such as sandbox_fusion"
+        yield error("sandbox", f"the code sandbox does not start: {e}", other)
+        return
+    yield from judge_sandbox(report, question.isolation)
+
+
+def judge_sandbox(report: SandboxReport, isolation: Isolation) -> Iterator[Finding]:
+    """A finding for the sandbox and one for each of its layers."""
+    found = f"the strongest isolation here is {report.isolation}, {isolation} was asked for"
+    yield good("sandbox", f"{found}; started in {report.start_s:.1f} s", sandbox=asdict(report), wanted=isolation)
+    for layer, meaning in MEANING.items():
+        name, lacking = f"sandbox {layer}", f"MISSING ({meaning}): {report.missing.get(layer)}"
+        if layer in report.enforced:
+            yield good(name, f"{meaning}: {report.enforced[layer]}")
+        elif layer not in report.missing:
+            yield good(name, f"{meaning}: not needed, this is not root")
+        elif layer not in LAYERS[isolation]:
+            yield skipped(name, f"{lacking}; isolation {isolation} does not ask for it")
+        else:
+            weaker = next(mode for mode, layers in LAYERS.items() if layer not in layers or mode == "rlimits")
+            accept = f"or accept less in the settings: executor: {{name: local, isolation: {weaker}}}"
+            yield error(name, lacking, f"{_LAYER_REMEDIES[layer]}; {accept}")

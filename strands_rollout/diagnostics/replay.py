@@ -24,9 +24,8 @@ from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, cr
 from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
-from strands_rollout.dump.terminal import make_console, show_next
+from strands_rollout.dump.terminal import counter, make_console, show_next
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
-from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
 from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line

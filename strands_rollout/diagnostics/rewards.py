@@ -27,15 +27,15 @@ from rich.text import Text
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
-from strands_rollout.dump.terminal import make_console, printable, show_next
+from strands_rollout.dump.terminal import counter, make_console, printable, show_next
 from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError, foreign_code
-from strands_rollout.evaluation.display import counter
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import label_texts
 from strands_rollout.samples import Sample, finite
 from strands_rollout.slime_plugin.reward import FAILED_METHODS, reward_func
+from strands_rollout.user_code import search_beside
 
 SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
 """How a policy may write an answer, with its label in place of `{label}`."""
@@ -121,7 +121,6 @@ def load_reward(
     # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
-    from strands_rollout.slime_plugin.config_file import search_beside
     from strands_rollout.slime_plugin.own_reward import check_reward, takes_sample_with_args
 
     search_beside(config)

@@ -135,7 +135,8 @@ def check_config(question: Question) -> Iterator[Finding]:
 
 def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
     """An error for each setting whose named thing can't be loaded, or whose server can't be reached."""
-    from strands_rollout.slime_plugin.config_file import named_faults, search_beside
+    from strands_rollout.slime_plugin.inputs import named_faults
+    from strands_rollout.user_code import search_beside
 
     search_beside(path)
     faults = asyncio.run(named_faults(settings, connects=True))
@@ -210,7 +211,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
 def _row_fault(row: Row | PromptError, template: ChatTemplate, needs_label: bool) -> str | None:  # noqa: FBT001
     """What is wrong with a row, whose prompt the template must not have rendered yet."""
     from strands_rollout.grading import label_texts
-    from strands_rollout.slime_plugin.row import to_episode_prompt
+    from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
     if isinstance(row, PromptError):
         return str(row)

@@ -8,13 +8,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.text import Text
 
@@ -64,6 +66,25 @@ def show_next(*words: object) -> None:
     if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
         typed = min(os.path.relpath(program), str(program), key=len)
     make_console(stderr=True).print(f"next: {typed} {shlex.join(map(str, words))}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def counter(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """A count on stderr until the block ends; call what it yields with how many more are done.
+
+    Nothing without a terminal. A `total` of None is not known.
+    """
+    with progress_bar(make_console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda more: progress.advance(task, more)
+
+
+def progress_bar(console: Console, *, transient: bool = False, refresh_per_second: float = 10) -> Progress:
+    """A bar that counts steps; it shows nothing without a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    if not console.is_interactive:  # quiet, since rich before 15 ends a disabled bar with an empty line
+        return Progress(*columns, console=Console(quiet=True), disable=True)
+    return Progress(*columns, console=console, transient=transient, refresh_per_second=refresh_per_second)
 
 
 _KINDS: Final = {

@@ -26,8 +26,7 @@ from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampl
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings, yaml_text
-from strands_rollout.slime_plugin.config_file import read_checked_config
-from strands_rollout.slime_plugin.row import to_episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
 _SHIPPED_PROBLEMS: Final = 16

@@ -13,12 +13,11 @@ from typing import Any, Final, TypeAlias
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.evaluation.evaluate import Reward, playing
 from strands_rollout.files import Json
-from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.integrations.sampling_names import VLLM
+from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.samples import Sample, finite
 from strands_rollout.settings import REWARD_KEY, settings_from_args
+from strands_rollout.slime_plugin.inputs import ROW_KEY
 from strands_rollout.slime_plugin.reward import reward_func
-from strands_rollout.slime_plugin.row import ROW_KEY
 from strands_rollout.slime_plugin.sample_writer import exclude_from_training
 
 GeneratorOutput: TypeAlias = dict[str, Any]

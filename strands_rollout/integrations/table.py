@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.errors import ExportError
-from strands_rollout.integrations.finished_episode import FinishedEpisode, finished_episodes
+from strands_rollout.integrations.conversion import FinishedEpisode, finished_episodes
 from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY
 

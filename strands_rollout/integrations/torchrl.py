@@ -21,8 +21,7 @@ from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, LogProbs, 
 
 from strands_rollout.client.client import Generation, SGLangClient
 from strands_rollout.errors import ConfigError, EngineAbortedError, ExportError
-from strands_rollout.integrations.finished_episode import compared_rewards, finished_episodes
-from strands_rollout.integrations.sampling_names import TORCHRL
+from strands_rollout.integrations.conversion import TORCHRL, compared_rewards, finished_episodes
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.template.chat_template import ChatTemplate
 

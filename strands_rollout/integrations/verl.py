@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from strands_rollout.integrations.finished_episode import FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.integrations.conversion import FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.samples import finite, reward_details
 from strands_rollout.settings import REWARD_KEY
 

@@ -169,8 +169,8 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
 
 async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
     # these import Strands, which this package's own reward does without
-    from strands_rollout.slime_plugin.config_file import search_beside
     from strands_rollout.slime_plugin.own_reward import Answer, own_reward, scored_as
+    from strands_rollout.user_code import search_beside
 
     async def built_in() -> Scored:
         found = await _built_in(settings, sample)

@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
-from strands_rollout.train.batch import TrainingSequence
 from strands_rollout.train.options import UpdateSettings
+from strands_rollout.train.rollouts import TrainingSequence
 
 _MOST_KL: Final = 10.0
 _BETAS: Final = (0.9, 0.98)

@@ -23,7 +23,7 @@ from strands_rollout import Sample, generate
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.settings import RolloutSettings, settings_from_args
-from strands_rollout.slime_plugin.row import with_row_settings
+from strands_rollout.slime_plugin.inputs import with_row_settings
 
 pytestmark = [
     pytest.mark.usefixtures("_leftovers"),

@@ -12,8 +12,7 @@ from strands_rollout import Sample, user_code
 from strands_rollout.agent.tool_loading import load_function, load_hooks, load_tools
 from strands_rollout.errors import ConfigError, NoModelError, ToolError
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.config_file import named_faults
-from strands_rollout.slime_plugin.row import with_row_settings
+from strands_rollout.slime_plugin.inputs import named_faults, with_row_settings
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 
 TOOL = "\n@tool\ndef {}(question: str) -> str:\n    '''Ask.'''\n    return {}\n"

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, judge_reading, table_of
-from strands_rollout.diagnostics.flag_script import Reading, Word
+from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, Reading, Word, judge_reading, table_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))

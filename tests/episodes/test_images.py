@@ -36,10 +36,10 @@ from strands_rollout.errors import (
     TrajectoryError,
 )
 from strands_rollout.evaluation.token_audit import recording, tito_violations
-from strands_rollout.integrations.finished_episode import finished_episodes
+from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model.images import image_block as block_of
-from strands_rollout.slime_plugin.row import to_episode_prompt
+from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
 QUESTION = [image_block(picture(100, 70, seed=1)), {"text": "What is it?"}]

@@ -1,17 +1,36 @@
-"""What an evaluation keeps: whole lines whatever happens, one writer, one run in a folder."""
+"""What an evaluation keeps: whole lines whatever happens, one writer, one run in a folder.
+
+And what its report says of its own numbers, with the statistics behind them.
+"""
 
 import json
+import math
 import resource
 import signal
+from fractions import Fraction
+from itertools import combinations
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from evaluation_stage import result_line
+from fake_sglang import Reply
+from harness import ids_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import ConfigError, PromptError, RolloutError
+from strands_rollout.evaluation import evaluate as evaluate_module
 from strands_rollout.evaluation.plan import SampleKey
-from strands_rollout.evaluation.results import ResultsFile, SampleResult
+from strands_rollout.evaluation.results import (
+    ResultsFile,
+    SampleResult,
+    accuracy_of,
+    majority_of,
+    mean_pass_at_k,
+    t_quantile,
+)
 
 PLANNED = {SampleKey("sums", 0, number) for number in range(3)}
 IDENTITY = {"model": "a", "seed": None, "data_sets": {"sums": {"sha256": "00", "sampling_params": {"top_p": 1.0}}}}
@@ -101,3 +120,167 @@ def test_a_folder_that_can_not_be_used_is_a_usage_error(path: Path) -> None:
         read(path.parent)
     with pytest.raises(ConfigError, match="choose another folder with --out"):
         read(path / "out")
+
+
+async def test_problems_that_are_all_alike_have_no_interval(run, shipped_tokenizer, capsys):
+    wrong = Reply.tokens(ids_of(shipped_tokenizer, "So \\boxed{99}.<|im_end|>"))
+    ended = await run(lambda *_: wrong)
+    sums = ended.report["data_sets"]["sums"]
+    assert (sums["avg_at_n"], sums["interval_95"]) == (0.0, None)
+    assert "(95% interval -: all problems alike)" in capsys.readouterr().out
+
+
+async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsys):
+    whole = await run()
+    results = whole.folder / "results.jsonl"
+    lines = whole.lines
+    lines[3]["reward"] |= {"acc": 0.0, "method": "algebra_crash", "error": "the symbolic worker ended twice"}
+    lines[5]["reward"] |= {"acc": 0.0, "method": "algebra_timeout"}
+    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = await run(lambda *_: Reply.status(400, "no"))
+    sums = again.report["data_sets"]["sums"]
+    assert (again.code, sums["scored"], sums["missing"]) == (1, 11, 1)
+    assert len(again.fake.requests) == 1
+    assert sums["methods"]["algebra_timeout"] == 1
+    assert sum(sums["methods"].values()) == 11
+    captured = capsys.readouterr()
+    for text in (captured.out, captured.err):
+        assert "sums: 1 answers count as wrong since comparing them took too long" in text
+    assert "1 that failed are tried again" in captured.err
+
+
+def brevity(response: str, label: object) -> dict[str, float]:
+    """A reward of a user's own; it needs no label."""
+    return {
+        "score": 1.0 if "0" in response else 0.5,
+        "words": len(response.split()),
+        "labels": float(label is not None),
+    }
+
+
+async def test_a_reward_of_ones_own_is_reported_and_needs_no_label(run, tmp_path, capsys):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"ask": f"What is {number} + 0?"}) + "\n" for number in range(3)))
+    given = {"data": [rows], "input_key": "ask", "reward": "test_evaluation_results.brevity"}
+    ended = await run(out=tmp_path / "own", **given)
+    found = ended.report["data_sets"]["rows"]
+    scores = [line["reward"]["score"] for line in ended.lines]
+    assert (ended.code, found["scored"], found["maj_at_n"]) == (0, 12, None)
+    assert found["mean_reward"] == pytest.approx(sum(scores) / 12, abs=1e-6)
+    assert (found["right"], found["mean_parts"]) == (scores.count(1.0), {"parts/words": 2.0, "parts/labels": 0.0})
+    assert f"mean reward {found['mean_reward']:.4g}: words 2, labels 0" in (shown := capsys.readouterr().out)
+    assert ("majority" in shown, "label " in shown) == (False, False)
+    with pytest.raises(ConfigError, match=r"holds another run: .*reward"):
+        await run(out=tmp_path / "own", **given | {"reward": "test_evaluation_results:brevity"})
+    with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without"):
+        await run(out=tmp_path / "graded", **given | {"reward": None})
+    with pytest.raises(PromptError, match="no 'gold'"):  # what was named must be there
+        await run(out=tmp_path / "named", label_key="gold", **given)
+
+
+async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, monkeypatch):
+    async def unavailable(args: Any, sample: Any) -> dict[str, Any]:
+        error = "no symbolic worker could be started; the log says why"
+        return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": error}
+
+    monkeypatch.setattr(evaluate_module, "reward_func", unavailable)
+    ended = await run()
+    sums = ended.report["data_sets"]["sums"]
+    assert (ended.code, sums["scored"], sums["avg_at_n"]) == (1, 0, None)
+    assert "not graded: no symbolic worker could be started" in ended.report["session"]["stopped"]
+
+
+async def test_a_path_is_the_same_however_it_is_written(run, shipped_tokenizer, tmp_path, monkeypatch):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.symlink_to(shipped_tokenizer.name_or_path)
+    await run()
+    monkeypatch.chdir(tmp_path)
+    again = await run(tokenizer_dir=Path("tokenizer"), data=[Path("sums.jsonl")])
+    assert (again.code, again.fake.requests) == (0, [])
+
+
+async def test_drift_and_context_that_is_not_the_templates_are_reported(run, tmp_path, monkeypatch):
+    right = (await run()).report
+    drift = right["data_sets"]["sums"]["drift"]
+    assert (drift["measured"], drift["drifted"], drift["mismatched"], drift["mismatched_tokens"]) == (12, 0, 0, 0)
+    assert (drift["turn_drift"], drift["text_drift"], drift["off_policy"]) == (0, 0, 0)
+    assert right["notes"] == []
+    honest = evaluate_module.generate
+
+    async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
+        done = await honest(args, sample, params, **more)
+        del done.tokens[len(done.tokens) - done.response_length - 1]
+        spans = done.metadata["strands_rollout"]["spans"]
+        done.metadata["strands_rollout"]["spans"] = [[turn, start - 1, end - 1, by] for turn, start, end, by in spans]
+        return done
+
+    monkeypatch.setattr(evaluate_module, "generate", tampering)
+    wrong = await run(out=tmp_path / "tampered")
+    counts = wrong.report["data_sets"]["sums"]["drift"]
+    assert (counts["measured"], counts["drifted"], counts["mismatched"]) == (12, 0, 12)
+    (note,) = wrong.report["notes"]
+    assert f"sums: {counts['mismatched_tokens']} context tokens in 12 of 12 samples are not what the chat" in note
+    assert [line["drift"]["sampled_tokens"] for line in wrong.lines] == [line["sampled_tokens"] for line in wrong.lines]
+
+
+COUNTS = st.integers(1, 8).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n)))
+
+
+@settings(deadline=None)
+@given(COUNTS, st.integers(1, 8))
+def test_pass_at_k_is_the_share_of_all_draws_of_k_samples_that_hold_a_right_one(count, k):
+    right, total = count
+    draws = list(combinations([1] * right + [0] * (total - right), k))
+    assert mean_pass_at_k([count], k) == (pytest.approx(sum(map(any, draws)) / len(draws)) if draws else None)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (10, 2.2281), (29, 2.0452), (1000, 1.9623)]
+)
+def test_students_t_is_that_of_the_tables(degrees, t):
+    assert t_quantile(degrees) == pytest.approx(t, abs=1e-4)
+
+
+@settings(deadline=None)
+@given(st.lists(COUNTS, min_size=2, max_size=12))
+def test_the_interval_holds_the_accuracy_and_stays_within_0_and_1(counts):
+    mean, error, interval = accuracy_of(counts)
+    assert mean == pytest.approx(sum(right for right, _ in counts) / sum(total for _, total in counts))
+    if len({Fraction(*count) for count in counts}) == 1:
+        assert (error, interval) == (0.0, None)
+    else:
+        low, high = interval or (math.nan, math.nan)
+        assert 0 <= low <= mean + 1e-12 <= high + 2e-12 <= 1 + 2e-12
+
+
+def test_more_samples_that_all_agree_do_not_narrow_the_interval():
+    assert accuracy_of([(1, 1), (0, 1)] * 2) == accuracy_of([(64, 64), (0, 64)] * 2)
+
+
+def test_about_95_of_100_intervals_hold_the_truth():
+    """Problems of different difficulty, drawn anew each time; the truth is their mean difficulty."""
+    random = Random(1)
+    held = 0
+    for _ in range(500):
+        chances = [random.betavariate(2, 2) for _ in range(30)]
+        _, _, interval = accuracy_of([(sum(random.random() < chance for _ in range(16)), 16) for chance in chances])
+        low, high = interval or (0.0, 0.0)
+        held += low <= 0.5 <= high
+    assert 0.93 <= held / 500 <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "answers", "score"),
+    [
+        pytest.param(["5"], ["1/2", "0.5"], ["0.5"], 0.0, id="one half and 0.5 are one answer"),
+        pytest.param(["0.5", r"\frac12", r"\frac12"], ["3"], [r"\frac12"], 1.0, id="the most frequent notation stands"),
+        pytest.param([r"\sqrt{8}", r"2\sqrt{2}"], ["3", "4"], [r"\sqrt{8}"], 1.0, id="right answers are one"),
+        pytest.param(["34"], ["35", "36"], ["34", "35", "36"], 1 / 3, id="a tie is split"),
+        pytest.param(["34"], ["35", "36", "35"], ["35"], 0.0, id="the majority is wrong"),
+        pytest.param(["34"], ["", " ", "[INVALID]"], ["34"], 1.0, id="samples without an answer do not vote"),
+        pytest.param([], [""], [], 0.0, id="none votes"),
+    ],
+)
+def test_the_majority_of_answers_wins(right, wrong, answers, score):
+    found, share = majority_of([*((one, True) for one in right), *((one, False) for one in wrong)])
+    assert (found, share) == (answers, pytest.approx(score))

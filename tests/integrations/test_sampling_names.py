@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.integrations.sampling_names import TORCHRL, VLLM
+from strands_rollout.integrations.conversion import TORCHRL, VLLM
 
 SAME = {"skip_special_tokens": True, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 # what SkyRL makes of its default settings (skyrl/backends/skyrl_train/inference_servers/engine_utils.py)

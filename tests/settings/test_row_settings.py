@@ -8,8 +8,8 @@ from harness import ANSWER, TOOL_CALL, run
 from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings
-from strands_rollout.slime_plugin import row as row_settings
-from strands_rollout.slime_plugin.row import with_row_settings
+from strands_rollout.slime_plugin import inputs as row_settings
+from strands_rollout.slime_plugin.inputs import with_row_settings
 
 COUNT = "strands_rollout.examples.two_tools.count_stock"
 ORDER = "strands_rollout.examples.two_tools.order"

@@ -17,7 +17,7 @@ from slime_stage import Start
 from test_slime_eval import PLANS
 
 from strands_rollout.evaluation.options import Sampling
-from strands_rollout.evaluation.report import mean_pass_at_k
+from strands_rollout.evaluation.results import mean_pass_at_k
 from strands_rollout.evaluation.run import run_evaluation
 
 pytestmark = pytest.mark.slime

@@ -12,7 +12,7 @@ import pytest
 
 from strands_rollout.evaluation.rows import read_rows
 from strands_rollout.settings import SYSTEM_PROMPT
-from strands_rollout.slime_plugin.row import EpisodePrompt, to_episode_prompt
+from strands_rollout.slime_plugin.inputs import EpisodePrompt, to_episode_prompt
 from strands_rollout.template.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.slime

@@ -7,7 +7,7 @@ from harness import ANSWER, run
 
 from strands_rollout import Sample
 from strands_rollout.errors import PromptError
-from strands_rollout.slime_plugin.row import EpisodePrompt, to_episode_prompt
+from strands_rollout.slime_plugin.inputs import EpisodePrompt, to_episode_prompt
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import to_chat_messages
 

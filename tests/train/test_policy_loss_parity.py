@@ -13,9 +13,9 @@ from slime_loss import checkout, slimes_loss
 pytestmark = [pytest.mark.slime, pytest.mark.torch]
 torch = pytest.importorskip("torch")
 
-from strands_rollout.train.batch import TrainingSequence  # noqa: E402
 from strands_rollout.train.options import UpdateSettings  # noqa: E402
 from strands_rollout.train.policy import Measured, Policy  # noqa: E402
+from strands_rollout.train.rollouts import TrainingSequence  # noqa: E402
 
 
 @pytest.fixture(scope="module")

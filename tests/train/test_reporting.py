@@ -1,18 +1,23 @@
-"""What is shown of a training run: a line a step where nobody watches, else a bar; and its steps in wandb."""
+"""What is shown of a run: a line a step where nobody watches, else a bar; its steps in wandb; curves, line by line."""
 
 import importlib.util
 import io
 import json
+import math
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from recorded_runs import records
 from rich.console import Console
 
+from experiments.curves import curve_of
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.reporting import TrainingProgress, check_wandb
+from strands_rollout.train.reporting import TrainingProgress, check_wandb, draw_run
+from strands_rollout.train.run_folder import StepRecord
 
 
 def test_without_a_terminal_each_step_is_a_line() -> None:
@@ -94,3 +99,36 @@ def test_a_missing_key_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPa
         check_wandb()
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     check_wandb()
+
+
+def size_of(picture: Path) -> tuple[int, int]:
+    """Width and height in pixels."""
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n")
+    return struct.unpack(">II", content[16:24])
+
+
+def test_a_line_is_the_mean_and_its_band_reaches_from_the_least_to_the_greatest_seed() -> None:
+    rewards = (0.5, lambda step: 1 + step, 0.0)
+    curve = curve_of("reward", [records(2, reward=reward) for reward in rewards])
+    assert (curve.steps, curve.mean) == ([0, 1], pytest.approx([0.5, 2.5 / 3]))
+    assert (curve.low, curve.high) == ([0.0, 0.0], [1.0, 2.0])
+
+
+def test_a_line_has_the_steps_that_all_seeds_have() -> None:
+    ended_early, whole = records(2, reward=-1.0), records(5, reward=1.0)
+    assert curve_of("reward", [ended_early, whole]).steps == [0, 1]
+    measured_now_and_then = [record for record in records(5, reward=1.0) if record["step"] in (0, 4)]
+    assert curve_of("reward", [measured_now_and_then, whole]).steps == [0, 4]
+    collapsed: list[StepRecord] = [{"step": 0, "entropy": 0.5}, {"step": 1, "entropy": None}]
+    gap = curve_of("entropy", [records(2, entropy=0.7), collapsed])
+    assert gap.mean[0] == pytest.approx(0.6)
+    assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
+
+
+def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    collapsed = records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)
+    for run in (records(1), collapsed, records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
+        draw_run(run, tmp_path / "curves.png", title="nothing measured, or zeros")
+        assert size_of(tmp_path / "curves.png")[0] == 1500

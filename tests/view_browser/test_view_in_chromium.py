@@ -10,8 +10,7 @@ from chromium import Page, browser_page, chromium
 from planted import DEFECTS, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
-from strands_rollout.view.live_server import LiveDump, live_server
-from strands_rollout.view.page import DumpView, view_dump, write_page
+from strands_rollout.view.page import DumpView, LiveDump, live_server, view_dump, write_page
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,23 +1,31 @@
-"""Reads a row of the data set: its prompt, and its own settings.
+"""What a run is given: the configuration, whose names are looked for before anything starts, and rows of the data set.
 
-A prompt becomes what an agent starts with: a system prompt, earlier turns and the user's message. Rows are data: they
-choose among the tools that the configuration names, and can neither import nor start anything.
+A row has a prompt and settings of its own. A prompt becomes what an agent starts with: a system prompt, earlier turns
+and the user's message. Rows are data: they choose among the tools that the configuration names, and can neither import
+nor start anything.
 """
 
 import asyncio
 import functools
+import inspect
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final
 
-from strands_rollout.agent.tool_loading import load_tools
-from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.agent import tool_loading
+from strands_rollout.code_tool.executors import make_executor
+from strands_rollout.errors import ConfigError, PromptError, RolloutError
 from strands_rollout.model.images import image_block
 from strands_rollout.samples import SampleLike
-from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings
+from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings, read_config_file
+from strands_rollout.slime_plugin.own_reward import check_reward
+from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.tool_parsers import AUTO, get_parser
+from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
 SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
@@ -27,6 +35,54 @@ MAY_SET: Final = (
     *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
 )
 Message = dict[str, Any]
+
+
+async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
+    """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
+
+    Raises:
+        ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
+    """
+    settings = read_config_file(path, changes)
+    if path is not None or changes:
+        await check_names(path, settings)
+    return settings
+
+
+async def check_names(path: Path | None, settings: RolloutSettings) -> None:
+    """Raise ConfigError, with a line for each, where something that a file's settings name is not there."""
+    search_beside(path)
+    faults = [f"  {name}: {error}" for name, error in await named_faults(settings)]
+    if faults:
+        raise ConfigError("\n".join([f"{path or 'the command line'} names what can't be used:", *faults]))
+
+
+async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
+    """Each setting that names what can't be loaded, with the error; `connects` tries MCP servers too."""
+    load = tool_loading.load_function
+    load_tools: Callable[[tool_loading.Named], object] = tool_loading.try_tools if connects else tool_loading.load_tools
+    # the tools first, which may register parsers
+    steps: dict[str, Callable[[], object]] = {
+        "tools": lambda: load_tools(settings.tools),
+        "row_tools": lambda: load_tools(settings.row_tools),
+        "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent", ["model", "task"]),
+        "environment": lambda: settings.environment and load(settings.environment, "an environment", ["task"]),
+        "resources": lambda: [load(path, "a resource", ["task"]) for path in settings.resources.values()],
+        "hooks": lambda: tool_loading.load_hooks(settings.hooks),
+        "conversation_manager": lambda: tool_loading.load_conversation_manager(settings.conversation_manager),
+        "should_abort": lambda: isinstance(settings.should_abort, str) and load_should_abort(settings.should_abort),
+        "tool_parser": lambda: settings.tool_parser == AUTO or get_parser(settings.tool_parser),
+        "executor": lambda: make_executor(settings.executor).aclose(),
+        "reward": lambda: check_reward(settings.reward),
+    }
+    faults = []
+    for name, step in steps.items():
+        try:
+            if inspect.isawaitable(done := step()):
+                await done
+        except RolloutError as e:
+            faults.append((name, e))
+    return faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +368,7 @@ def _schema_name(schema: object) -> str:
 def _tool_names(path: str) -> frozenset[str]:
     if path == CODE_TOOL_PATH:
         return frozenset({path.rpartition(".")[2]})
-    return frozenset(name for tool in load_tools([path]) if (name := getattr(tool, "tool_name", None)))
+    return frozenset(name for tool in tool_loading.load_tools([path]) if (name := getattr(tool, "tool_name", None)))
 
 
 @functools.cache

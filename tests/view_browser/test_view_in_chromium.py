@@ -1,6 +1,7 @@
 """The page in a real browser: what it shows, and that nothing of a dump runs in it."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,16 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
     assert len(badges) == 1
     marked = await page.run("document.querySelectorAll('.t.odd, .t.old').length")
     assert marked or kind in WHOLE_SAMPLES
+
+
+async def test_three_of_many_problems_of_a_kind_are_told(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
+    sample = whole(shipped_tokenizer).sample
+    sample.rollout_log_probs = [-0.25] * sample.response_length
+    await page.go(written_page(tmp_path, [sample], TokenTexts(shipped_tokenizer)))
+    await page.until("document.querySelector('.found')")
+    kinds = await page.run("[...document.querySelectorAll('.found li > b')].map((b) => b.textContent)")
+    assert kinds.count("context logprob: ") == 3
+    assert "more" in await page.run("document.querySelector('.found').textContent")
 
 
 async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
@@ -131,6 +142,15 @@ async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: 
     await page.until("document.querySelectorAll('.columns > .card').length === 1")
     await page.run("clearFilters(), byId('query').value = 'reword<1', filtersChanged()")
     await page.until("byId('hint').textContent.includes('did you mean \"reward\"?')")
+    mask = "[...document.querySelectorAll('.entry')].find((e) => e.textContent.startsWith('mask'))"
+    await page.run(f"clearFilters(), showOverview(), {mask}.click()")
+    has_it = "state.rows.filter((row) => row.problems.includes('mask')).length"
+    assert await page.run(f"byId('query').value + state.shown.length === 'problem=\"mask\"' + {has_it}")
+    assert await page.run(f"{mask}.ariaPressed") == "true"
+    await page.run(f"{mask}.click()")  # a second click takes it away
+    assert await page.run("byId('query').value") == ""
+    await page.run("byId('query').value = 'answer=\"no such words\"', filtersChanged()")
+    assert await page.run("byId('count').textContent + byId('hint').textContent") == "0 of 100"
     await page.run("clearFilters(), showOverview(), document.querySelector('.worth').click()")
     await page.until("document.querySelector('#sample .tabs') && location.hash.includes('view=talk')")
     assert await page.run("document.querySelector('.verdict').textContent") == "reward -1said The answer is 34.label 34"
@@ -146,11 +166,16 @@ async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_
     out.write_text(write_page(DumpView.beside(views), "a | b"), encoding="utf-8")
     await page.go(f"file://{out}")
     await page.until("document.querySelectorAll('.line').length === 2")
+    steps = "[...document.querySelectorAll('.axis-x > span')].map((label) => label.textContent)"
+    assert await page.run(steps) == ["0", "1", "2"]
     await page.run("document.querySelectorAll('.dot')[1].click()")
     await page.until("byId('step').value === '1' && byId('count').textContent === '8 of 24'")
     assert await page.run("document.querySelectorAll('.dot').length") == 6
     await page.run("clearFilters(), showGroups()")
     await page.until("document.querySelectorAll('.beside > div').length === 2")
+    assert await page.run("document.querySelectorAll('.beside .card').length") == 2 * 4
+    await page.run("document.querySelector('.beside button').click()")
+    assert await page.run("document.querySelectorAll('.beside .card').length") == 12 + 4
 
 
 async def test_a_token_tells_all_of_itself(page: Page, written: str) -> None:
@@ -192,6 +217,43 @@ async def test_a_link_opens_what_it_was_taken_from(page: Page, written: str) -> 
     await page.go(f"{written}#sample=4&view=tokens&token=30&query=turns%3E1&sort=-length")
     await page.until("document.querySelector('.t.picked')?.dataset.i === '30'")
     assert await page.run("byId('query').value + byId('sort').value") == "turns>1-length"
+
+
+async def test_back_leads_to_the_pane_that_was_left_at_its_height(page: Page, written: str) -> None:
+    await page.go(written)
+    await page.until("document.querySelector('.worth')")
+    await page.run("byId('sample').scrollTop = 60, document.querySelector('.worth').click()")
+    await page.until("location.hash.includes('sample=') && document.querySelector('#sample .tabs')")
+    await page.key("j")  # samples one after the other are one place
+    await page.key("g")
+    await page.until("document.querySelector('.columns')")
+    await page.run("history.back()")
+    await page.until("document.querySelector('#sample .tabs')")
+    await page.run("history.back()")
+    await page.until("document.querySelector('.tile') && byId('sample').scrollTop === 60")
+    await page.run("history.forward()")
+    await page.until("document.querySelector('#sample .tabs')")
+
+
+async def test_results_of_eval_show_no_more_than_they_hold(page: Page, tmp_path: Path) -> None:
+    said = "<think>\nSix words.\n</think>\n\nIt is $\\frac{1}{2}$.<|im_end|>"
+    line = {"data_set": "x", "status": "completed", "response": said, "reward": {"acc": 1.0}, "seconds": 2.0}
+    lines = [json.dumps(line | {"problem": 0, "number": number}) + "\n" for number in range(2)]
+    (tmp_path / "results.jsonl").write_text("".join(lines))
+    out, empty = tmp_path / "x.html", tmp_path / "none.html"
+    out.write_text(write_page(view_dump(tmp_path / "results.jsonl", None), "x"), encoding="utf-8")
+    empty.write_text(write_page(DumpView(), "none"), encoding="utf-8")
+    await page.go(f"file://{out}")
+    await page.until("document.querySelector('.tile')")
+    assert "drift" not in await page.run("byId('sample').textContent")  # it holds no tokens
+    await page.run("openSample(0)")
+    await page.until("document.querySelector('#sample .tabs')")
+    assert await page.run("document.querySelector('#sample .time-words').textContent") == "time2.00 s"
+    assert await page.run("document.querySelector('details.think').open") is False
+    await page.until("document.querySelector('.md mfrac')")
+    assert "im_end" not in await page.run("document.body.innerText")
+    await page.go(f"file://{empty}")
+    assert "this dump holds no samples" in await page.run("byId('sample').textContent")
 
 
 async def test_a_conversation_shows_calls_results_and_folds_thoughts(page: Page, written: str) -> None:
@@ -260,8 +322,15 @@ async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written:
         assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
     await page.run("showGroups()")
     assert await page.run("document.documentElement.scrollWidth") == PHONE[0]
+    await page.run("state.rows[0].parts = {['a_long_name_of_a_part_'.repeat(9)]: 1}, takeParts(), showOverview()")
+    assert await page.run("byId('sample').scrollWidth <= byId('sample').clientWidth")
     await page.run("byId('back').click()")
-    assert await page.run("byId('list').offsetParent !== null && byId('sample').offsetParent === null")
+    list_alone = "byId('list').offsetParent !== null && byId('sample').offsetParent === null"
+    assert await page.run(list_alone)
+    await page.run("document.querySelector('.row').click()")
+    assert not await page.run(list_alone)
+    await page.run("history.back()")
+    await page.until(list_alone)
 
 
 async def test_a_live_page_shows_new_samples_without_being_asked(

@@ -2,6 +2,7 @@
 
 const MOST_BINS = 16;
 const MOST_BARS = 8;
+const STACK_HEIGHT = 110;
 
 function vector(tag, attributes) {
   const element = document.createElementNS(byId("svg").namespaceURI, tag);
@@ -26,7 +27,7 @@ function compact(value) {
 }
 
 // Named bars, the longest first; a part of each may be in another tone.
-function bars(title, entries, note = "") {
+function bars(title, entries, ...more) {
   if (!entries.length) return null;
   const most = Math.max(...entries.flatMap(({ counts }) => counts));
   const list = make("div", "bars");
@@ -43,7 +44,19 @@ function bars(title, entries, note = "") {
     list.append(entry);
   }
   if (entries.length > MOST_BARS) list.append(make("span", "dim", `and ${entries.length - MOST_BARS} more`));
-  return panel(title, list, note && make("p", "note dim", note));
+  return panel(title, list, ...more);
+}
+
+function roundWidth(least) {
+  const unit = 10 ** Math.floor(Math.log10(least));
+  return unit * [1, 2, 5, 10].find((times) => times * unit >= least);
+}
+
+// round numbers between two, at most so many
+function ticks(low, high, most, least = 0) {
+  const width = Math.max(least, roundWidth((high - low || 1) / most));
+  const first = Math.ceil(low / width);
+  return Array.from({ length: Math.floor(high / width) - first + 1 }, (_, place) => Number(((first + place) * width).toPrecision(8)));
 }
 
 // edges of at most so many bins, at round numbers; each value its own where there are few of them
@@ -51,9 +64,7 @@ function binsOf(values) {
   const distinct = [...new Set(values)].sort((a, b) => a - b);
   if (distinct.length <= 8) return distinct.map((value) => ({ from: value, to: value, name: compact(value) }));
   const [low, high] = [distinct[0], distinct[distinct.length - 1]];
-  const rough = (high - low) / MOST_BINS;
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  const width = unit * [1, 2, 2.5, 5, 10].find((times) => times * unit >= rough);
+  const width = roundWidth((high - low) / MOST_BINS);
   const bins = [];
   for (let step = Math.floor(low / width); step * width <= high; step += 1) {
     const [from, to] = [step * width, (step + 1) * width].map((edge) => Number(edge.toPrecision(8)));
@@ -62,7 +73,7 @@ function binsOf(values) {
   return bins;
 }
 
-function histogram(title, byRun, field, toneOfBin = () => "", note = "") {
+function histogram(title, byRun, field, toneOfBin = () => "") {
   const all = byRun.flatMap((rows) => known(rows, FIELDS[field]));
   if (!all.length) return null;
   const bins = binsOf(all);
@@ -82,11 +93,16 @@ function histogram(title, byRun, field, toneOfBin = () => "", note = "") {
       fill.style.height = (100 * count) / sizes[run] / most + "%";
       return fill;
     });
+    if (bins.length <= 8) {
+      const above = make("span", "tick above", counts[place].join(" | "));
+      above.style.top = STACK_HEIGHT * (1 - Math.max(...counts[place].map((count, run) => count / sizes[run] / most))) + "px";
+      column.append(above);
+    }
     column.append(make("span", "stack", "", ...fills), make("span", "tick", bins.length <= 8 || place % 2 === 0 ? bin.name : ""));
     columns.append(column);
   });
   const values = byRun.map((rows) => known(rows, FIELDS[field])).map((own) => (own.length ? `mean ${compact(mean(own))}, highest ${compact(own.reduce((a, b) => Math.max(a, b)))}` : "none"));
-  return panel(title, columns, make("p", "note dim", values.join(" | ") + (note ? ` · ${note}` : "")));
+  return panel(title, columns, make("p", "note dim", values.join(" | ")));
 }
 
 // Lines over steps: [{name, color, points: [{x, y, count}]}].
@@ -98,7 +114,9 @@ function lines2d(series, shown, picked, onPick) {
   const [low, high] = [least - margin, most + margin];
   const place = ({ x, y }) => [right > left ? 2 + (96 * (x - left)) / (right - left) : 50, 100 - (100 * (y - low)) / (high - low)];
   const drawing = vector("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-  const plot = make("div", "plot", "", drawing);
+  const plot = make("div", "plot" + (series.some((one) => one.points.length > 60) ? " many" : ""), "", drawing);
+  const heights = ticks(low, high, 5).map((y) => [y, place({ x: left, y })[1]]);
+  for (const [, y] of heights) drawing.append(vector("line", { class: "grid", x1: 0, x2: 100, y1: y, y2: y, "vector-effect": "non-scaling-stroke" }));
   for (const { name, color, points: own } of series) {
     drawing.append(vector("polyline", { class: `line ${color}`, points: own.map((point) => place(point).join(",")).join(" "), "vector-effect": "non-scaling-stroke" }));
     for (const point of own) {
@@ -110,7 +128,9 @@ function lines2d(series, shown, picked, onPick) {
       plot.append(dot);
     }
   }
-  const axis = make("div", "axis dim", "", make("span", "", shown(most)), make("span", "", shown(least)));
-  const below = make("div", "axis-x dim", "", make("span", "", `step ${left}`), make("span", "", right > left ? `step ${right}` : ""));
+  const named = (side, at, text) => { const label = make("span", "", text); label.style[side] = at + "%"; return label; };
+  const exact = (y) => (shown === share ? `${Number((100 * y).toPrecision(6))}%` : Math.abs(y) < 10000 ? String(y) : compact(y));
+  const axis = make("div", "axis dim", "", ...heights.map(([y, at]) => named("top", at, exact(y))));
+  const below = make("div", "axis axis-x dim", "", ...ticks(left, right, 8, 1).map((x) => named("left", place({ x, y: low })[0], String(x))));
   return [make("div", "chart", "", axis, plot), below];
 }

@@ -3,7 +3,7 @@
 // Whatever comes from a dump enters the page as text (textContent), never as markup.
 
 const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
-  runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", metric: null, isPlain: false };
+  runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", place: null, metric: null, isPlain: false };
 const detailCache = new Map();
 
 function byId(id) { return document.getElementById(id); }

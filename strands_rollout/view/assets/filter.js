@@ -6,7 +6,7 @@ const FIELDS = {
   drift: (row) => row.drift, problems: (row) => row.problems.length, seconds: (row) => row.times && row.times.all,
   versions: (row) => row.versions.length, index: (row) => row.index, group: (row) => row.group,
 };
-const TEXT_FIELDS = { status: (row) => row.status, stop: (row) => row.stop, label: (row) => row.label, answer: (row) => row.answer, set: (row) => row.set, run: (row) => state.runs[row.run] || "" };
+const TEXT_FIELDS = { status: (row) => row.status, stop: (row) => row.stop, label: (row) => row.label, answer: (row) => row.answer, problem: (row) => row.problems, tool: (row) => Object.keys(row.tools), set: (row) => row.set, run: (row) => state.runs[row.run] || "" };
 const COMPARE = { "<": (a, b) => a < b, ">": (a, b) => a > b, "<=": (a, b) => a <= b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
 const SORTS = [["", "in the dump's order"], ["-problems", "most problems"], ["reward", "lowest reward"], ["-reward", "highest reward"],
   ["-turns", "most turns"], ["-length", "longest"], ["length", "shortest"], ["-drift", "most drift"], ["-dropped", "most dropped"],
@@ -15,7 +15,7 @@ const SORTS = [["", "in the dump's order"], ["-problems", "most problems"], ["re
 const CHOICES = [
   ["status", "any status", (row) => row.status, (value) => value], ["stop", "any stop reason", (row) => row.stop, (value) => value],
   ["step", "any step", (row) => (row.step === null ? "" : String(row.step)), (value) => `step ${value}`],
-  ["set", "any set", (row) => row.set, (value) => value], ["run", "both runs", (row) => (state.runs.length ? String(row.run) : ""), (value) => state.runs[value]],
+  ["set", "any set", (row) => row.set, (value) => value], ["run", "any run", (row) => (state.runs.length ? String(row.run) : ""), (value) => state.runs[value]],
 ];
 const CONTROLS = ["query", ...CHOICES.map(([id]) => id), "sort"];
 
@@ -37,11 +37,13 @@ function failedCalls(row) {
   return ofTools || row.errors === null ? ofTools : row.errors;
 }
 
-// Words, `field<number` and `field=value`; what is meant for a field and is none, is said and looked for as text.
+const WORD = /(?:([a-z_][\w/]*)=)?"([^"]*)"?|\S+/gi;
+
+// Words, `field<number`, `field=value` and `field="a value"`; what is meant for a field and is none, is said and looked for as text.
 function matcher(text) {
   const [tests, hints] = [[], []];
-  for (const [word, quoted] of text.toLowerCase().matchAll(/"([^"]*)"?|\S+/g)) {
-    const found = quoted === undefined ? /^([a-z_][\w/]*)(<=|>=|<|>|=)(.*)$/.exec(word) : null;
+  for (const [word, name, quoted] of text.toLowerCase().matchAll(WORD)) {
+    const found = name ? ["", name, "=", quoted] : quoted === undefined ? /^([a-z_][\w/]*)(<=|>=|<|>|=)(.*)$/.exec(word) : null;
     const [test, hint] = found ? fieldTest(...found.slice(1)) : [null, ""];
     if (hint) hints.push(hint);
     const sought = quoted ?? word;
@@ -60,7 +62,7 @@ function fieldTest(name, sign, value) {
   const isText = Object.hasOwn(TEXT_FIELDS, name) || name === "group";
   if (sign === "=" && value && isText) {
     const field = TEXT_FIELDS[name] || FIELDS[name];
-    return [(row) => String(field(row) ?? "").toLowerCase() === value, ""];
+    return [(row) => [field(row) ?? ""].flat().some((own) => String(own).toLowerCase() === value), ""];
   }
   if (Object.hasOwn(TEXT_FIELDS, name)) return [null, `"${name}" takes = and a word, as ${name}=${name === "status" ? "failed" : "word"}; looked for as text`];
   if (!value || Number.isNaN(limit)) return [null, `"${name}${sign}" expects a number, got "${value}"; looked for as text`];
@@ -103,7 +105,7 @@ function applyFilters() {
 
 // narrow by a field's words, or take them away where they are there already
 function toggleWords(name, words) {
-  const before = byId("query").value.split(/\s+/).filter(Boolean);
+  const before = byId("query").value.match(WORD) || [];
   const isThere = words.every((word) => before.includes(word));
   const others = before.filter((word) => !new RegExp(`^${name}[<>=]`).test(word));
   byId("query").value = [...others, ...(isThere ? [] : words)].join(" ");

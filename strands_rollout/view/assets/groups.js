@@ -43,9 +43,12 @@ function questionBlock(rows) {
   const beside = make("div", "beside");
   state.runs.forEach((name, run) => {
     const own = rows.filter((row) => row.run === run);
-    const column = make("div", "", "", make("div", "time-words dim", "", keyed(`run${run}`, `${name} · ${counted(own.length, "sample")} · mean reward ${number(meanReward(rows, run))}`)));
-    for (const row of own.slice(0, 4)) column.append(groupCard(row));
-    if (own.length > 4) column.append(make("p", "dim", `and ${own.length - 4} more`));
+    const column = make("div", "", "", make("div", "time-words dim", "", keyed(`run${run}`, name), make("span", "", `${counted(own.length, "sample")} · mean reward ${number(meanReward(rows, run))}`)));
+    column.append(...own.slice(0, 4).map(groupCard));
+    if (own.length > 4) {
+      const more = button("", `${own.length - 4} more`, () => more.replaceWith(...own.slice(4).map(groupCard)));
+      column.append(more);
+    }
     beside.append(column);
   });
   block.append(beside);
@@ -53,7 +56,7 @@ function questionBlock(rows) {
 }
 
 function groupBlock(rows) {
-  const block = make("div", "wide", "", make("h3", "", `group ${rows[0].group} · ${counted(rows.length, "sample")} · mean reward ${number(meanReward(rows, rows[0].run))} · ${rows[0].asked}`));
+  const block = make("div", "wide", "", make("h3", "", `group ${rows[0].group} · ${rows[0].step === null ? "" : `step ${rows[0].step} · `}${counted(rows.length, "sample")} · mean reward ${number(meanReward(rows, rows[0].run))} · ${rows[0].asked}`));
   block.append(make("div", "columns", "", ...rows.map(groupCard)));
   return block;
 }
@@ -69,7 +72,8 @@ function groupCard(row) {
     bar.style.left = (row.advantage < 0 ? 50 - share : 50) + "%";
     element.append(make("div", "dim", "advantage " + signed(row.advantage)), make("div", "signed", "", bar));
   }
-  element.append(make("div", "", spoken(row) || "(no final words)"));
+  if (row.answer !== null || !row.label) element.append(make("div", "", spoken(row) || "(no final words)")); // else the verdict says them
+  if (state.runs.length && row.step !== null) element.firstChild.append(make("span", "dim", `step ${row.step}`));
   if (row.part) element.firstChild.append(make("span", "dim", row.part));
   element.tabIndex = 0;
   element.setAttribute("role", "link");

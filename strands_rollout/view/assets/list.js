@@ -1,13 +1,15 @@
 // The list: as many rows as can be seen.
 
 const ROW_HEIGHT = 76;
+const LAST_CONTROL = /<\|[^|<>\s]+\|>\s*$/;
+
 function drawRows() {
   const viewport = byId("viewport");
   const first = Math.max(0, Math.floor(viewport.scrollTop / ROW_HEIGHT) - 5);
   const last = Math.min(state.shown.length, Math.ceil((viewport.scrollTop + (viewport.clientHeight || 800)) / ROW_HEIGHT) + 5);
   const drawn = [];
   for (let place = first; place < last; place += 1) drawn.push(rowElement(state.rows[state.shown[place]], place));
-  if (!state.shown.length) drawn.push(make("p", "empty", state.rows.length ? "no sample matches" : "no samples yet"));
+  if (!state.shown.length) drawn.push(make("p", "empty", state.rows.length ? "no sample matches" : "no samples"));
   byId("rows").replaceChildren(...drawn);
   viewport.setAttribute("aria-activedescendant", byId("row" + state.picked) ? "row" + state.picked : "");
 }
@@ -27,7 +29,7 @@ function rowElement(row, place) {
   const below = make("div", "small", "", endBadge(row));
   if (row.problems.length) below.append(make("span", "badge " + problemTone(row.problems[0]), row.problems.length > 1 ? `${row.problems[0]} +${row.problems.length - 1}` : row.problems[0]));
   if (row.drift) below.append(make("span", "badge drifted", `drift ${row.drift}`));
-  below.append(make("span", "", facts.join(" · ")));
+  below.append(make("span", "facts", facts.join(" · ")));
   element.append(above, make("div", "small", "", ...verdict(row)), below);
   return element;
 }
@@ -55,8 +57,8 @@ function verdict(row) {
 // tokens of older weights are told, and are no fault where a run asks for them
 function problemTone(kind) { return kind === "stale version" ? "older" : "problem"; }
 
-// the end of what was said, without thoughts
-function spoken(row) { return row.final.split("</think>").pop().trim(); }
+// the end of what was said, without thoughts and what ends a turn
+function spoken(row) { return row.final.split("</think>").pop().replace(LAST_CONTROL, "").trim(); }
 
 function counted(count, name) { return `${number(count)} ${name}${count === 1 ? "" : "s"}`; }
 

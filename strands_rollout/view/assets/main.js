@@ -14,23 +14,36 @@ function writeHash() {
   }
   for (const id of CONTROLS) if (byId(id).value) parts.set(id, byId(id).value);
   if (state.onlyProblems) parts.set("problems", "1");
-  history.replaceState(null, "", "#" + parts);
+  // another pane is a place to come back to, at the height where it was left; a phone shows the list alone
+  const place = byId("sample").offsetParent ? state.pane : "list";
+  const here = { list: place === "list" };
+  if (state.place && state.place !== place) {
+    history.replaceState({ ...history.state, top: byId("sample").scrollTop }, "");
+    history.pushState(here, "", "#" + parts);
+  } else history.replaceState(here, "", "#" + parts);
+  state.place = place;
+  for (const id of ["overview", "groups"]) byId(id).setAttribute("aria-pressed", String(place === id));
 }
 
 function readHash() {
   const parts = new URLSearchParams(location.hash.slice(1));
+  const { top = 0, list = false } = history.state || {};
+  state.place = null;
+  byId("tip").hidden = true;
   for (const id of CONTROLS) byId(id).value = parts.get(id) || "";
   setOnlyProblems(parts.get("problems") === "1");
   timed("filter", applyFilters);
   if (!state.rows.length) { drawOverview(); return; } // the address is read again when samples come
-  if (parts.get("groups")) { showGroups(); return; }
+  if (parts.get("groups")) { showGroups(); byId("sample").scrollTop = top; return; }
   const position = parts.has("sample") ? Number(parts.get("sample")) : null;
   if (position === null || !state.rows[position]) {
     // one sample says all of a run of one
     if (state.rows.length === 1) { void openSample(0, { view: "talk" }); return; }
     state.pane = "overview";
-    document.body.classList.add("opened");
-    requestAnimationFrame(() => setTimeout(drawRun)); // the list is painted first
+    document.body.classList.toggle("opened", !list);
+    drawRows();
+    writeHash();
+    requestAnimationFrame(() => setTimeout(() => { drawRun(); byId("sample").scrollTop = top; })); // the list is painted first
     return;
   }
   const view = VIEWS.some(([name]) => name === parts.get("view")) ? parts.get("view") : "talk";
@@ -58,21 +71,22 @@ function toggleProblems() { setOnlyProblems(!state.onlyProblems); filtersChanged
 
 function closeSample() {
   if (byId("keys").open) { byId("keys").close(); return; }
-  Object.assign(state, { token: null });
+  Object.assign(state, { token: null, pane: "overview" });
   byId("tip").hidden = true;
-  showOverview();
   document.body.classList.remove("opened"); // a phone shows the list
+  writeHash();
+  timed("overview", drawOverview);
+  byId("sample").scrollTop = 0;
   drawRows();
   byId("viewport").focus({ preventScroll: true });
-  writeHash();
 }
 
 function showGroups() {
   state.pane = "groups";
   document.body.classList.add("opened");
+  writeHash();
   timed("groups", drawGroups);
   byId("sample").scrollTop = 0;
-  writeHash();
 }
 
 function step(by) {
@@ -227,7 +241,7 @@ function begin() {
   byId("help").addEventListener("click", showKeys);
   document.addEventListener("keydown", onKey);
   addEventListener("resize", drawRows);
-  addEventListener("hashchange", readHash);
+  addEventListener("popstate", readHash);
   readHash();
   if (state.live) void poll(null); else watchPage();
 }

@@ -41,9 +41,9 @@ function spreadOf(rows) {
 function showOverview() {
   state.pane = "overview";
   document.body.classList.add("opened");
+  writeHash();
   timed("overview", drawOverview);
   byId("sample").scrollTop = 0;
-  writeHash();
 }
 
 function drawOverview() {
@@ -53,7 +53,7 @@ function drawOverview() {
   const pane = byId("sample");
   pane.replaceChildren(overviewHead(rows), ...runLegend());
   if (!rows.length) {
-    pane.append(make("p", "empty", state.rows.length ? "no sample matches the filters" : "no samples yet; they are shown as they come"));
+    pane.append(make("p", "empty", state.rows.length ? "no sample matches the filters" : state.live ? "no samples yet; they are shown as they come" : "this dump holds no samples"));
     return;
   }
   const columns = make("div", "panels", "",
@@ -76,14 +76,14 @@ function runLegend() {
 }
 
 function tiles(byRun) {
-  const found = METRICS.map(([name, valueOf, shown]) => [name, byRun.map(valueOf), shown]).filter(([, values]) => values.some((value) => value !== null)).map(([name, values, shown]) => [name, values.map(shown).join(" | ")]);
+  const found = METRICS.map(([name, valueOf, shown]) => [name, byRun.map(valueOf), shown]).filter(([, values]) => values.some((value) => value !== null)).map(([name, values, shown]) => [name, values.map(shown)]);
   const spread = byRun.map((rows) => spreadOf(rows));
   const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
-  const more = [["samples", byRun.map((rows) => rows.length).join(" | ")], ...found];
-  if (drifted.some((values) => values.length)) more.push(["samples with drift", drifted.map((values) => share(mean(values.map((value) => Number(value > 0))))).join(" | ")]);
-  if (byRun.flat().some((row) => row.problems.length)) more.push(["samples with problems", byRun.map((rows) => rows.filter((row) => row.problems.length).length).join(" | ")]);
-  return make("div", "tiles", "", ...more.map(([name, text]) => {
-    const tile = make("div", "tile", "", make("b", "", text), make("span", "dim", name));
+  const more = [["samples", byRun.map((rows) => rows.length)], ...found];
+  if (drifted.some((values) => values.length)) more.push(["samples with drift", drifted.map((values) => share(mean(values.map((value) => Number(value > 0)))))]);
+  if (byRun.flat().some((row) => row.problems.length)) more.push(["samples with problems", byRun.map((rows) => rows.filter((row) => row.problems.length).length)]);
+  return make("div", "tiles", "", ...more.map(([name, values]) => {
+    const tile = make("div", "tile", "", make("b", "", "", ...values.map((value, run) => make("span", values.length > 1 ? "of run" + run : "", value))), make("span", "dim", name));
     if (name === "groups with spread") tile.title = `${spread.map(([some, all]) => `${some} of ${all}`).join(" | ")}: rewards differ within them; GRPO learns from no other`;
     return tile;
   }));
@@ -107,7 +107,7 @@ function stepChart(runs) {
   choice.setAttribute("aria-label", "what is drawn");
   choice.append(...metrics.map(([one]) => { const o = make("option", "", one); o.value = one; return o; }));
   choice.value = name;
-  choice.addEventListener("input", () => { state.metric = choice.value; drawOverview(); });
+  choice.addEventListener("input", () => { state.metric = choice.value; drawOverview(); document.querySelector(".panel select").focus(); });
   const chart = lines2d(series, shown, byId("step").value, (x) => toggleChoice("step", String(x)));
   const legend = series.length > 1 ? make("div", "time-words", "", ...series.map((one) => keyed(one.color, one.name))) : null;
   const made = panel("", ...chart, legend);
@@ -153,21 +153,29 @@ function stopBars(byRun) {
   return bars("how episodes ended", entries);
 }
 
+// a bar that narrows to its name as the value of a field
+function narrows(field, name) {
+  const word = `${field}="${name}"`;
+  return { act: () => toggleWords(field, [word]), marked: byId("query").value.includes(word) };
+}
+
 function toolBars(byRun) {
   const sums = byRun.map(toolSums);
   const names = [...new Set(sums.flatMap((one) => [...one.keys()]))];
   const of = (name) => sums.map((one) => one.get(name) || [0, 0]);
-  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), act: () => toggleWords("errors", ["errors>0"]) }));
-  return bars("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), "failed: an error, a timeout, no such tool, or code that exits with an error");
+  const entries = names.map((name) => ({ name, counts: of(name).map(([calls]) => calls), words: of(name).map(([calls, failed], run) => (sums[run].size ? `${calls}, ${failed} failed` : "not recorded")), ...narrows("tool", name) }));
+  const anyFailed = names.some((name) => of(name).some(([, failed]) => failed));
+  return bars("tool calls", entries.sort((a, b) => Math.max(...b.counts) - Math.max(...a.counts)), anyFailed && make("p", "note dim", "failed: an error, a timeout, no such tool, or code that exits with an error"), anyFailed && button("", "samples with a failed call", () => toggleWords("errors", ["errors>0"])));
 }
 
 function problemBars(byRun) {
-  const entries = countsBy(byRun, (row) => row.problems).map(([name, counts]) => ({ name, counts, tone: byRun.length === 1 ? (problemTone(name) === "older" ? "aged" : "bad") : "", act: () => { byId("query").value = `"${name}"`; filtersChanged(); } }));
+  const entries = countsBy(byRun, (row) => row.problems).map(([name, counts]) => ({ name, counts, tone: byRun.length === 1 ? (problemTone(name) === "older" ? "aged" : "bad") : "", ...narrows("problem", name) }));
   return bars("problems, in samples", entries);
 }
 
 function driftPanel(byRun) {
   const drifted = byRun.map((rows) => known(rows, (row) => row.drift));
+  if (!byRun.flat().some((row) => row.trained + row.dropped)) return null; // no tokens, as in results of eval
   if (!drifted.some((values) => values.length)) return panel("drift", make("p", "note dim", "Not measured: open the dump with --tokenizer to see the tokens that encoding the text again would change."));
   const words = drifted.map((values, run) => {
     const tokens = values.reduce((sum, value) => sum + value, 0);
@@ -179,7 +187,6 @@ function driftPanel(byRun) {
 }
 
 function timeSplit(runs, byRun) {
-  const isSplit = (row) => row.times && row.times.generate + row.times.tool > 0; // eval keeps the whole alone
   if (!byRun.flat().some(isSplit)) return null;
   const kinds = ["generate", "tool", "wait"];
   const lines = byRun.map((rows, run) => {

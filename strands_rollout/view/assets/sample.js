@@ -71,11 +71,13 @@ function errorLine(detail) {
 function foundBox(detail) {
   if (!detail.problems.length) return [];
   const list = make("ul");
-  for (const [kind, text, start] of detail.problems.slice(0, 12)) {
+  const counts = new Map();
+  const first = detail.problems.filter(([kind]) => counts.set(kind, (counts.get(kind) || 0) + 1).get(kind) <= 3).slice(0, 12);
+  for (const [kind, text, start] of first) {
     const words = start === null ? text : `${text} (token ${start})`;
     list.append(make("li", "", "", make("b", problemTone(kind) === "older" ? "older" : "wrong", kind + ": "), start === null ? make("span", "", words) : button("", words, () => openToken(start))));
   }
-  if (detail.problems.length > 12) list.append(make("li", "dim", `and ${detail.problems.length - 12} more`));
+  if (detail.problems.length > first.length) list.append(make("li", "dim", `and ${detail.problems.length - first.length} more`));
   const isAge = detail.problems.every(([kind]) => problemTone(kind) === "older");
   const title = isAge ? make("b", "older", "several weight versions") : make("b", "wrong", counted(detail.problems.length, "problem"));
   return [make("div", "found" + (isAge ? " aged" : ""), "", title, list)];

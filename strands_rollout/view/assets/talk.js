@@ -8,8 +8,12 @@ function talkView(detail, target) {
   for (const message of messagesOf(detail.messages)) target.append(message);
   if (!detail.ids.length || !detail.bytes.size) {
     const response = card("turn", ["response"]);
+    const text = detail.response.replace(LAST_CONTROL, "") || "(no text in this dump; open it with --tokenizer)";
     // without token texts calls and results are in it too, and stay as they were written
-    appendText(response, detail.response || "(no text in this dump; open it with --tokenizer)", !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(detail.response));
+    const isProse = !/<\|[^|<>\s]{1,60}\|>|<tool_call>/.test(text);
+    const thought = isProse ? /^\s*(?:<think>)?([^]*)<\/think>/.exec(text) : null;
+    if (thought) response.append(think(thought[1]));
+    appendText(response, thought ? text.slice(thought[0].length) : text, isProse);
     target.append(response);
     return;
   }

@@ -2,11 +2,15 @@
 
 const LANE_HEIGHT = 9;
 
+// eval keeps the whole alone
+function isSplit(row) { return row.times && row.times.generate + row.times.tool > 0; }
+
 function timeline(row, detail) {
-  const sums = row.times && row.times.all ? ["generate", "tool", "wait"].map((kind) => ({ kind, s: row.times[kind], words: kind })) : [];
+  const sums = isSplit(row) && row.times.all ? ["generate", "tool", "wait"].map((kind) => ({ kind, s: row.times[kind], words: kind })) : [];
   const ends = detail.steps.map(([, at, s]) => at + s);
   const all = Math.max(row.times ? row.times.all : 0, ...ends);
   if (!all) return [];
+  if (!sums.length && !detail.steps.length) return [make("div", "time-words dim", "", make("b", "", "time"), seconds(all))];
   const bar = detail.steps.length ? placed(detail, all) : sequence(row.times, detail, sums);
   const words = make("div", "time-words dim", "", make("b", "", "time"));
   for (const sum of sums) words.append(keyed(sum.kind, `${sum.kind} ${sum.s.toFixed(2)} s`));

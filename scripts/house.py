@@ -42,14 +42,14 @@ class Limit:
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
-    "package: lines": Limit(32_000, 40_007),
-    "package: files": Limit(150, 179),
+    "package: lines": Limit(32_000, 39_708),
+    "package: files": Limit(150),
     "package: modules at the top level": Limit(8),
-    "package: median lines of a file": Limit(250),
+    "package: median lines of a file": Limit(250, 287),
     "package: lines of the longest file": Limit(LONGEST_FILE),
     "package: files over 600 lines": Limit(0),
     "package: functions over 40 lines": Limit(0),
-    "package: import lines, %": Limit(5, 6.1),
+    "package: import lines, %": Limit(5, 5.6),
     "package: import layers": Limit(10),
     "package: noqa: ANN401": Limit(40),
     "package: broad excepts": Limit(20),

@@ -132,9 +132,17 @@ _PERMITTED: Final = {name: path for name, path in _FOLDERS.items() if os.access(
 _DEVICES: Final = ("mem", "kmsg", "fuse", "kvm", "net/tun", "ptmx", "tty", "loop-control", "nvidia0", "console")
 
 _IN_FOLDER: Final = "os.mkdir(TARGET['name'])\nos.chdir(TARGET['name'])\n"
+_OUT: Final = """
+for above in (TARGET["root"] + "/", "../", "../../"):
+    try:
+        os.rename(os.getcwd(), above + TARGET["name"])
+        break
+    except OSError:
+        pass
+"""
 _LEAVINGS: Final = {
-    "itself-renamed": "open(TARGET['name'], 'w').close()\nos.rename(os.getcwd(), '../' + TARGET['name'])",
-    "a-folder-renamed": _IN_FOLDER + "os.rename(os.getcwd(), '../../' + TARGET['name'])",
+    "itself-renamed": "open(TARGET['name'], 'w').close()" + _OUT,
+    "a-folder-renamed": _IN_FOLDER + _OUT,
     "immutable-file": _IN_FOLDER
     + "import fcntl\nf = open('a', 'w')\nfcntl.ioctl(f, 0x40086602, struct.pack('l', 0x10))",
 }

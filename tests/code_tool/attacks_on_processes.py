@@ -107,11 +107,12 @@ _ON_THE_OWNER: Final = {
     "signal-the-owner": "os.kill(TARGET['pid'], TARGET['signal'])",
     "signal-the-parent": "os.kill(os.getppid(), TARGET['signal_to_parent'])",
 }
+_OWNER_NEVER: Final = {"signal-the-parent": "the code's parent is not the owner"}
 
 ON_PROCESSES: Final = (
     *(
         Attack(f"stranger-{name}", code, Stranger, seldom_on_plain=_STRANGER_SELDOM.get(name, ""))
         for name, code in _ON_A_STRANGER.items()
     ),
-    *(Attack(name, code, Owner) for name, code in _ON_THE_OWNER.items()),
+    *(Attack(name, code, Owner, _OWNER_NEVER.get(name, "")) for name, code in _ON_THE_OWNER.items()),
 )

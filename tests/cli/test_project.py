@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("WANDB")},
     "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
+    "SLIME_DIR": "none",
 }
 SHELL = f"""\
 set -e -o pipefail
@@ -99,7 +100,7 @@ def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
 def test_a_projects_script_gives_slime_what_the_launch_kit_does() -> None:
     kit = slime_flags(
         REPOSITORY / "scripts/strands_qwen3_8b.sh",
-        *("--max-response-len", "4096", "--num-rollout", "300", "--eval-samples", "4", "--slime-dir", "none"),
+        *("--max-response-len", "4096", "--num-rollout", "300", "--eval-samples", "4"),
     )
     assert len(kit) > 60
     assert slime_flags(REPOSITORY / "strands_rollout/data/project/run_slime.sh") == kit

@@ -100,9 +100,9 @@ def left_in(root: Path) -> list[str]:
 
 async def until(condition: Any, within_s: float = 30.0) -> bool:
     give_up_at = time.monotonic() + within_s
-    while not condition() and time.monotonic() < give_up_at:  # noqa: ASYNC110 - nothing tells of it
+    while not (is_met := bool(condition())) and time.monotonic() < give_up_at:
         await asyncio.sleep(0.02)
-    return bool(condition())
+    return is_met
 
 
 async def test_a_session_keeps_variables_and_files_until_it_is_closed(executor: LocalExecutor) -> None:

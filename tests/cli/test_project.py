@@ -18,7 +18,6 @@ REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("WANDB")},
     "PYTHONPATH": os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]),
-    "SLIME_DIR": "none",
 }
 SHELL = f"""\
 set -e -o pipefail
@@ -90,7 +89,8 @@ def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(
 
 def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
     """slime's flags in a script's dry run, with their values but for paths, which differ."""
-    done = subprocess.run(["bash", script, "--dry-run", *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    environment = ENVIRONMENT | {"SLIME_DIR": "none"}
+    done = subprocess.run(["bash", script, "--dry-run", *arguments], capture_output=True, text=True, env=environment)
     words = shlex.split(done.stdout.rpartition("train.py")[2].replace("\\\n", ""))
     starts = [place for place, word in enumerate(words) if word.startswith("--")]
     given = [words[start:end] for start, end in zip(starts, [*starts[1:], len(words)], strict=True)]

@@ -100,7 +100,7 @@ def left_in(root: Path) -> list[str]:
 
 async def until(condition: Any, within_s: float = 30.0) -> bool:
     give_up_at = time.monotonic() + within_s
-    while not (is_met := bool(condition())) and time.monotonic() < give_up_at:
+    while not (is_met := bool(condition())) and time.monotonic() < give_up_at:  # noqa: ASYNC110 - nothing tells of it
         await asyncio.sleep(0.02)
     return is_met
 

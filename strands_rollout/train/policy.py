@@ -6,6 +6,7 @@ them.
 """
 
 import copy
+import inspect
 import itertools
 import math
 import shutil
@@ -96,10 +97,13 @@ def trained_logits(
         ids[row, : len(sequence) - shared] = torch.tensor(sequence[shared:])
         is_chosen[row, torch.tensor(chosen) - shared] = True
     cache = DynamicCache(config=model.config)
+    # transformers has renamed it
+    name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
+    kept = {name: cache, "use_cache": True}
     if shared:
-        model.model(input_ids=torch.tensor([token_ids[0][:shared]]), past_key_values=cache, use_cache=True)
+        model.model(input_ids=torch.tensor([token_ids[0][:shared]]), **kept)
         cache.batch_repeat_interleave(len(token_ids))
-    hidden = model.model(input_ids=ids, past_key_values=cache, use_cache=True).last_hidden_state
+    hidden = model.model(input_ids=ids, **kept).last_hidden_state
     targets = is_chosen[:, 1:]
     return model.lm_head(hidden[:, :-1][targets]), ids[:, 1:][targets]
 

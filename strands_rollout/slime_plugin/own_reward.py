@@ -60,7 +60,7 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
     `built_in` scores a part that has neither function nor judge.
 
     Raises:
-        EnvironmentFaultError: A judge gave no number.
+        EnvironmentFaultError: A judge gave no number, or parts with judges took too long.
         RolloutError: A function can't be loaded, raised, took too long, or gave no finite number.
     """
 
@@ -75,7 +75,8 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
                 return await _called(settings.function, answer)
             found = await asyncio.gather(*map(part, settings.parts.values()), return_exceptions=True)
     except TimeoutError as e:
-        raise RolloutError(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
+        kind = EnvironmentFaultError if any(one.judge for one in settings.parts.values()) else RolloutError
+        raise kind(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
     scored = dict(zip(settings.parts, map(_raised_or_scored, found), strict=True))
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}

@@ -76,6 +76,14 @@ class Judging(Model):
         yield {"messageStop": {"stopReason": "end_turn"}}
 
 
+class Sleeping(Judging):
+    """A Strands model that says nothing."""
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        await asyncio.sleep(60)
+        yield {}
+
+
 async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
     given = sample or Sample(prompt="What is {label}?", response="<think>so</think>\\boxed{42}", label="42")
     args = SimpleNamespace(strands_rollout={"reward": reward}, is_slimes=True)
@@ -188,6 +196,11 @@ async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...
         found = await scored({"parts": {"tone": {"judge": judge}}}, sample)
     assert (found["method"], why in found["error"]) == ("no_judge", True)
     assert sample.remove_sample
+
+
+async def test_a_judge_that_outlasts_the_reward_is_an_outage() -> None:
+    found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Sleeping"}}})
+    assert (found["method"], "timeout_s=0.01" in found["error"]) == ("no_judge", True)
 
 
 async def test_the_parts_are_asked_for_at_once() -> None:

@@ -80,7 +80,7 @@ def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, fe
 
     done = train(tmp_path, "--steps", "3", "--seed", "4", "--updates", "2", held_out=few_rows)
     summary = summary_of(done)
-    assert f"strands-rollout view {tmp_path / 'samples'}" in done.stderr
+    assert summary["samples"] == str(tmp_path / "samples")
     assert len(list((tmp_path / "samples").iterdir())) == 3
     assert summary == json.loads((tmp_path / "summary.json").read_text())
     assert {"accuracy_start", "accuracy_end"} <= summary.keys()

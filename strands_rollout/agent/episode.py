@@ -300,6 +300,8 @@ class _Run:
             f"the episode took more than {self.setting.limits.episode_timeout_s:g} s",
             self.model.engine_fault,
         )
+        if self.team is None:  # what the policy has no part in
+            return StopReason.SETUP_ERROR, RolloutError(f"{words}, in which the agent and its tools did not start")
         if fault is not None:  # what an outage has cut is no answer of the policy's
             return StopReason.ENGINE_ERROR, EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
         return StopReason.EPISODE_TIMEOUT, TimeoutError(words)

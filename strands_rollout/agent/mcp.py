@@ -4,14 +4,18 @@ A server that is lost is an outage, never an answer that the policy is to learn 
 """
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -27,8 +31,12 @@ from strands_rollout.settings import McpServer
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
 _LOGGER: Final = logging.getLogger(__name__)
-# that log a traceback of hundreds of lines for each agent that can't have its server's tools
-_TRACEBACK_LOGGERS: Final = ("strands.tools.mcp.mcp_client", "strands.tools.registry")
+# that log hundreds of lines for each agent that can't have its server's tools, and each call or line of a broken server
+_OF_CONNECTIONS: Final = frozenset({"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"})
+_TRACEBACK_LOGGERS: Final = (
+    *_OF_CONNECTIONS,
+    *("strands.tools.registry", "strands.tools.executors._executor", "asyncio"),
+)
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
@@ -36,6 +44,8 @@ _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 _NOT_AGAIN_S: Final = 5.0
 # a server that starts among hundreds would not be there in time
 _STARTING: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
+_END_S: Final = 5.0  # a server that is told to end is killed after 2 s
+_CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
 
 
 def mcp_tools(server: McpServer) -> ToolProvider:
@@ -85,6 +95,13 @@ class GuardedMcpClient(ToolProvider):
         self._lock = threading.Lock()  # Strands' client has none
         self._failure = ""  # why its last start failed
         self._failed_at = -_NOT_AGAIN_S
+        self._startup_s = client._startup_timeout
+        self._limit: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None  # of the connection that is open
+        self._is_late = False  # whether the last one was ended by it
+        self._closed = threading.Event()
+        self._closed.set()
+        client._transport_callable = self._limited(client._transport_callable)
+        _CLIENTS.add(self)
         for logger in map(logging.getLogger, _TRACEBACK_LOGGERS):
             logger.addFilter(_hides_tracebacks)
         # Strands' client does so where its own thread has ended
@@ -103,8 +120,11 @@ class GuardedMcpClient(ToolProvider):
                 if self.may_be_lost:
                     self._drop_lost_connection()
                 tools = await self._client.load_tools(**kwargs)
+                self._reschedule(None)
             if (error := outcome.error) is not None:
-                self._failure = f"the MCP server {self._name!r} did not start: {masked_text(_first_cause(error))}"
+                late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was given up"
+                why = late if self._is_late else masked_text(_first_cause(error))
+                self._failure = f"the MCP server {self._name!r} did not start: {why}"
                 self._failed_at = time.monotonic()
                 raise SandboxError(self._failure) from error
         return [_GuardedTool(tool, self) for tool in tools]
@@ -121,6 +141,8 @@ class GuardedMcpClient(ToolProvider):
         Agents call this in their finalizers, on whatever thread collects garbage: it may be the client's own, for which
         the holder of the lock waits.
         """
+        if sys.is_finalizing():  # then no thread starts, and Python 3.11 would wait for it
+            return
         with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the connection with it
             threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
 
@@ -130,6 +152,55 @@ class GuardedMcpClient(ToolProvider):
             self._client.remove_consumer(consumer_id, **kwargs)
         if outcome.error is not None:
             _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(outcome.error)))
+
+    def _limited(
+        self, transport: Callable[[], AbstractAsyncContextManager[Any]]
+    ) -> Callable[[], AbstractAsyncContextManager[Any]]:
+        """The client's transport, whose block ends with a TimeoutError if the start takes too long, or by `end`.
+
+        Strands' client gives up after its timeout, but then waits for its thread, and that for the server's answer.
+        """
+
+        @contextlib.asynccontextmanager
+        async def opened() -> AsyncIterator[Any]:
+            limit = asyncio.timeout(self._startup_s)
+            self._closed.clear()
+            self._limit, self._is_late = (asyncio.get_running_loop(), limit), False
+            try:
+                async with limit, transport() as streams:
+                    try:
+                        yield streams
+                    finally:  # what ends a server's process must not be cut short
+                        self._limit = None
+                        if not limit.expired():
+                            limit.reschedule(None)
+            finally:
+                self._is_late = limit.expired()
+                self._closed.set()
+
+        return opened
+
+    def _reschedule(self, when: float | None) -> None:
+        """Let the connection end at a time of its loop; None for no time."""
+
+        def reschedule(limit: asyncio.Timeout) -> None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                limit.reschedule(when)
+
+        if self._limit is not None:
+            loop, limit = self._limit
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(reschedule, limit)
+
+    def end(self) -> None:
+        """End the connection, or the attempt to open it; another agent may open it again. Does not wait."""
+        if not self._closed.is_set():
+            self.may_be_lost = True
+            self._reschedule(0.0)
+
+    def has_ended(self, within_s: float) -> bool:
+        """Whether the connection, and a server that was started for it, have ended within a time. Blocks."""
+        return self._closed.wait(within_s)
 
     def _drop_lost_connection(self) -> None:
         """Let the client connect anew, though other agents use it yet."""
@@ -181,7 +252,11 @@ def _hidden_tracebacks() -> Iterator[None]:
 
 def _hides_tracebacks(record: logging.LogRecord) -> bool:
     """Whether a record is shown: not what Strands logs of an error that the episode reports in one line."""
+    if record.name == "asyncio":  # of a loop that ended before Strands' client told it to
+        return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
+    if record.name in _OF_CONNECTIONS:
+        record.exc_info = None
     return not (_HIDES_TRACEBACKS.get() or isinstance(error, SandboxError))
 
 
@@ -191,7 +266,20 @@ def _first_cause(error: BaseException) -> str:
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below
         text = str(error) or text
-    return text
+    return f"connection refused: {text}" if isinstance(error, ConnectionRefusedError) else text
+
+
+def end_connections() -> None:
+    """End the connections to all servers, and those that are being opened. Blocks, for seconds at most."""
+    clients = list(_CLIENTS)
+    for client in clients:
+        client.end()
+    give_up_at = time.monotonic() + _END_S
+    for client in clients:
+        client.has_ended(max(0.0, give_up_at - time.monotonic()))
+
+
+atexit.register(end_connections)  # a server that is busy does not see that this process ends
 
 
 def _is_clients_own(result: object) -> bool:

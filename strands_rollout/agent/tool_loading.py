@@ -64,6 +64,12 @@ async def try_tools(named: Named) -> None:
                 provider.remove_consumer(try_tools)
 
 
+def end_mcp_connections() -> None:
+    """End the connections to all MCP servers, and those that are being opened. Blocks, for seconds at most."""
+    if (mcp := sys.modules.get("strands_rollout.agent.mcp")) is not None:  # its import takes long
+        mcp.end_connections()
+
+
 def load_conversation_manager(path: str | None) -> ConversationManager | None:
     """A new conversation manager by the dotted path of its class, or of a function without arguments; None for None.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from strands_rollout.agent.tool_loading import end_mcp_connections
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.code_tool.executors import shared_executor
@@ -193,6 +194,7 @@ async def playing(
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached.host, reached.port or 80, tokenizer_dir, settings, max_context_tokens)
+        stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 

@@ -4,11 +4,13 @@ import asyncio
 import gc
 import json
 import re
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -131,6 +133,64 @@ async def test_a_server_that_refuses_connections_fails_all_episodes_at_once_and_
     for row in rows:
         assert re.search("did not start: .*Connect call failed", row.metadata["strands_rollout"]["error"])
     assert not [record for record in caplog.records if record.exc_info]
+
+
+DEAD = """
+import pathlib, os, sys, time
+pathlib.Path("pid").write_text(str(os.getpid()))
+if "speaks" in sys.argv:
+    print("no JSON", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("server", "ends_by"),
+    [("refuses", "itself"), ("speaks", "itself"), ("silent", "Ctrl-C"), ("accepts", "Ctrl-C")],
+)
+def test_a_command_ends_where_a_server_is_dead(server: str, ends_by: str, tmp_path: Path) -> None:
+    (tmp_path / "dead.py").write_text(DEAD)
+    (tmp_path / "turns.yaml").write_text("- nothing is asked\n")
+    with ExitStack() as stack:
+        accepting = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        urls = {"refuses": "http://127.0.0.1:1/mcp", "accepts": f"http://127.0.0.1:{accepting.getsockname()[1]}/mcp"}
+        started = {"command": f"{sys.executable} dead.py {server}", "cwd": str(tmp_path)}
+        tool = {"url": urls[server]} if server in urls else started
+        tool["startup_timeout"] = 2 if ends_by == "itself" else 600
+        (tmp_path / "rollout.yaml").write_text(json.dumps({"strands_rollout": {"tools": [tool]}}))
+        command = [sys.executable, "-m", "strands_rollout.cli", "try", "rollout.yaml", "--script", "turns.yaml"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if ends_by == "Ctrl-C":
+            if server == "accepts":
+                stack.enter_context(accepting.accept()[0])
+            else:
+                wait_for((tmp_path / "pid").exists)
+            process.send_signal(signal.SIGINT)
+        shown, _ = process.communicate(timeout=120)
+    assert "Traceback" not in shown
+    cause = "connection refused" if server == "refuses" else "did not answer within startup_timeout=2 s"
+    assert ("interrupted" if ends_by == "Ctrl-C" else cause) in shown
+    assert process.returncode == (130 if ends_by == "Ctrl-C" else 1)
+    if (pid := tmp_path / "pid").exists():
+        wait_for(lambda: not Path("/proc", pid.read_text()).exists())
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
+
+
+async def test_an_episode_that_times_out_before_its_tools_start_is_not_the_policys_fault(
+    shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "dead.py").write_text(DEAD)
+    server = {"command": f"{sys.executable} dead.py", "cwd": str(tmp_path), "startup_timeout": 4}
+    settings = {"tools": [server], "episode_timeout_s": 1}
+    played = await run(shipped_tokenizer, [], settings=settings)
+    assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+    assert "the episode took more than 1 s, in which the agent and its tools did not start" in played.facts["error"]
 
 
 async def test_names_are_prefixed_and_filtered_also_on_a_connection_of_the_episodes_own(

@@ -76,7 +76,7 @@ async def test_a_time_limit_holds_while_a_provider_starts(shipped_tokenizer: Any
     provider._wait_for_the_loop = lambda: provider.waited.append(stuck.wait(WAIT_S))  # type: ignore[method-assign]
     try:
         played = await run(shipped_tokenizer, [CALL, ANSWER], settings={**settings, "episode_timeout_s": 0.2})
-        assert played.facts["stop_reason"] == "episode_timeout"
+        assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "setup_error")
         assert not stuck.is_set()
     finally:
         stuck.set()

@@ -28,6 +28,8 @@ def spans_of(sample: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def complaints(caplog: pytest.LogCaptureFixture) -> Any:
     """What slime's trace, Strands and asyncio say of spans, generators and contexts that end where they should not."""
+    gc.collect()  # what other tests' rollouts left open complains now
+    caplog.clear()
     caplog.set_level("DEBUG", logger=observability("trace_utils").__name__)
 
     def found() -> list[str]:

@@ -47,7 +47,8 @@ pass_rate_arguments
 wandb_arguments
 if [[ $dry_run -eq 0 ]]; then
   # slime would take REF_LOAD instead, without a word of complaint
-  require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" "Name a run's SAVE_DIR, or the model's REF_LOAD"
+  [[ "$LOAD" == "$REF_LOAD" ]] || require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" \
+    "Name a run's SAVE_DIR, or the model's REF_LOAD"
   if [[ -n "$CKPT_STEP" ]]; then
     require_path "$LOAD/$(printf 'iter_%07d' "$((10#$CKPT_STEP))")" "the checkpoint of step $CKPT_STEP" "There are: $(cd "$LOAD" && echo iter_* release)"
   fi

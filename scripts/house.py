@@ -115,7 +115,7 @@ def measured(repository: Path) -> dict[str, float]:
 def walked() -> dict[str, float]:
     """What one warm tool turn and one whole episode enter, in a process of their own."""
     command = [sys.executable, str(REPOSITORY / "tests" / "support" / "walk.py")]
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)  # noqa: S603
     return {str(name): float(found) for name, found in json.loads(done.stdout.splitlines()[-1]).items()}
 

@@ -17,7 +17,8 @@ setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "where it is put in Megatron's fo
 setting CONVERSION_GPUS 1 "GPUs that convert" count
 setting DOWNLOAD_ONLY 0 "don't convert; needs no slime" switch
 slime_settings
-end_of_settings "Downloads a model and converts it to Megatron's format." "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
+end_of_settings "Downloads a model and converts it to Megatron's format; what follows -- goes to slime's converter." \
+  "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
 
 # A download is whole when each file is there that its index of weights names.
 is_whole() {
@@ -60,25 +61,31 @@ download() {
 # Into a folder of another name first: a conversion that was cut is never taken for a checkpoint.
 convert() {
   local python=(python3) partial="$REF_LOAD.partial"
-  if [[ -f "$REF_LOAD/latest_checkpointed_iteration.txt" && $dry_run -eq 0 ]]; then
-    echo "the model in Megatron's format is there: $REF_LOAD" >&2
-    return
-  fi
-  [[ $dry_run -eq 1 || ! -e "$REF_LOAD" ]] || fail "$REF_LOAD is there, but is no finished checkpoint; remove it, or name another" \
-    "place with REF_LOAD"
-  read_model_arguments
   if [[ $CONVERSION_GPUS -gt 1 ]]; then
     python=(torchrun --nproc-per-node "$CONVERSION_GPUS")
   fi
   [[ $dry_run -eq 1 ]] || rm -rf -- "$partial"
   run env "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR${PYTHONPATH:+:$PYTHONPATH}" CUDA_DEVICE_MAX_CONNECTIONS=1 \
     "${python[@]}" "$SLIME_DIR/tools/convert_hf_to_torch_dist.py" "${model_arguments[@]}" \
-    --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" || fail "slime's conversion failed, see above; $partial is unfinished"
+    --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" ${extra_arguments[@]+"${extra_arguments[@]}"} || fail "slime's conversion failed, see above; $partial is unfinished"
   run mv "$partial" "$REF_LOAD"
 }
 
+# what the conversion needs is looked for before hours of download
+converts=$((1 - DOWNLOAD_ONLY))
+if [[ $converts -eq 1 && $dry_run -eq 0 && -e "$REF_LOAD" ]]; then
+  [[ -f "$REF_LOAD/latest_checkpointed_iteration.txt" ]] || fail "$REF_LOAD is there, but is no finished checkpoint; remove it, or" \
+    "name another place with REF_LOAD"
+  echo "the model in Megatron's format is there: $REF_LOAD" >&2
+  converts=0
+fi
+if [[ $converts -eq 1 ]]; then
+  read_model_arguments
+elif [[ ${#extra_arguments[@]} -gt 0 ]]; then
+  usage_error "got arguments for the converter (${extra_arguments[*]}); expected none, since nothing is converted"
+fi
 download
-if [[ $DOWNLOAD_ONLY -eq 0 ]]; then
+if [[ $converts -eq 1 ]]; then
   convert
 fi
 [[ $dry_run -eq 1 ]] || echo "ready: $HF_CHECKPOINT$([[ $DOWNLOAD_ONLY -eq 1 ]] || printf ' and %s' "$REF_LOAD")"

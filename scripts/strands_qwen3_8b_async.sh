@@ -28,6 +28,9 @@ pass_rate_settings
 end_of_settings "Trains Qwen3-8B as an agent that solves math with code, in slime, fully asynchronously, on 8 GPUs." \
   "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
 [[ $ACTOR_GPUS -lt $NUM_GPUS ]] || usage_error "ACTOR_GPUS is $ACTOR_GPUS of NUM_GPUS=$NUM_GPUS; expected some to be left that generate"
+for name in PARTIAL_ROLLOUT DYNAMIC_SAMPLING; do
+  [[ "${!name:-0}" == "0" ]] || usage_error "got $name='${!name}'; expected 0: slime's fully asynchronous rollout has no such thing"
+done
 ROLLOUT_GPUS="$(((NUM_GPUS - ACTOR_GPUS) * NUM_NODES))"
 require_sizes
 require_batches

@@ -32,11 +32,11 @@ path_settings() {
 # at 74 kB each. 48 episodes at once (24 prompts x 8 on 4 engines) with 9,000 tokens on average need 430,000: with 0.4, there
 # would be room for 320,000, and SGLang would stop episodes and read them anew.
 size_settings() {
-  setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" number
+  setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" share
   setting NUM_NODES 1 "nodes; more than one need a running Ray" count
   setting TENSOR_PARALLEL "${default_tensor_parallel:-2}" "GPUs that share a layer in training" count
   setting CONTEXT_PARALLEL 1 "GPUs that share a sequence in training" count
-  setting GPUS_PER_ENGINE 2 "GPUs of one SGLang engine" count
+  setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs of one SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "of slime's router, its own build in its image; PyPI's lacks this one"
   setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "tokens of a response, tool results included" count
   setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "tokens of prompt and response" count
@@ -49,7 +49,7 @@ _evaluates=0
 
 evaluation_settings() {
   _evaluates=1
-  setting EVAL_SETS "$1" "data sets to evaluate on, with commas: NAME is DATA_DIR/NAME.jsonl"
+  setting EVAL_SETS "$1" "data sets to evaluate on, with commas: NAME is DATA_DIR/NAME.jsonl" names
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
   setting EVAL_SAMPLES "$(chosen 1 16)" "samples of each problem" count
   setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "tokens of a response in evaluation" count
@@ -197,12 +197,37 @@ require_no_secrets() {
   done
 }
 
+# _prepare_model: the command that does, with the model's id on the hub where it is known.
+_prepare_model() {
+  local id="OWNER/$model_name" name=""
+  if [[ "${MODEL:-}" == */"$model_name" ]]; then
+    id="$MODEL"
+  elif [[ "$model_name" == Qwen* ]]; then
+    id="Qwen/$model_name"
+  fi
+  [[ "$SLIME_MODEL" == "${model_name/#Q/q}" ]] || name=" --slime-model $SLIME_MODEL"
+  printf '%s' "MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model $id$name"
+}
+
+# _prepare_set NAME: how an evaluation set is made.
+_prepare_set() {
+  local script
+  case "$1" in
+    aime-2024 | aime-2025) script="${1//-/_}.py" ;;
+    gsm8k-train | gsm8k-test) script="gsm8k.py --split ${1#*-}" ;;
+    *)
+      printf '%s' "Put it there, or correct EVAL_SETS; docs/data.md says how sets are made"
+      return
+      ;;
+  esac
+  printf '%s' "Prepare it: python3 data_prep/$script --out $DATA_DIR/$1.jsonl"
+}
+
 require_files() {
   local name
   require_slime
-  require_path "$HF_CHECKPOINT/config.json" "the model" "Download it: MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model Qwen/$model_name"
-  require_path "$REF_LOAD/latest_checkpointed_iteration.txt" "the model in Megatron's format" \
-    "Convert it: MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model Qwen/$model_name"
+  require_path "$HF_CHECKPOINT/config.json" "the model" "Download it: $(_prepare_model)"
+  require_path "$REF_LOAD/latest_checkpointed_iteration.txt" "the model in Megatron's format" "Convert it: $(_prepare_model)"
   require_path "$ROLLOUT_CONFIG" "the agent's configuration" "Name one with ROLLOUT_CONFIG; those in configs/ are made for this"
   if [[ $_trains -eq 1 ]]; then
     require_path "$PROMPT_DATA" "the training data" "Prepare it: python3 data_prep/dapo_math_17k.py --out $PROMPT_DATA"
@@ -215,8 +240,7 @@ require_files() {
     return
   fi
   for name in ${EVAL_SETS//,/ }; do
-    require_path "$DATA_DIR/$name.jsonl" "the evaluation data" \
-      "Prepare it: python3 data_prep/${name//-/_}.py --out $DATA_DIR/$name.jsonl"
+    require_path "$DATA_DIR/$name.jsonl" "the evaluation data" "$(_prepare_set "$name")"
   done
 }
 

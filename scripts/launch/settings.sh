@@ -62,7 +62,8 @@ _is_option() {
 }
 
 # setting NAME DEFAULT MEANING [KIND]: the variable NAME gets the option's value, else the environment's, else DEFAULT.
-# KIND: text, name, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number, or switch (0 or 1).
+# KIND: text, name, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number (0 or more),
+# share (between 0 and 1), names (with commas), or switch (0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
   value="${!name:-$default}"
@@ -106,7 +107,9 @@ _check_value() {
     name) [[ "$value" =~ ^[A-Za-z0-9][A-Za-z0-9._-]*$ ]] && return || expected="letters, digits, dots, dashes and underscores" ;;
     optional_count) [[ "$value" =~ ^[0-9]{0,9}$ ]] && return || expected="a whole number" ;;
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
-    number) [[ "$value" =~ ^-?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number" ;;
+    number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
+    share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
+    names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names with commas between them" ;;
     switch) [[ "$value" =~ ^[01]$ ]] && return || expected="0 or 1" ;;
     *) return 0 ;;
   esac
@@ -128,12 +131,12 @@ end_of_settings() {
       fi
     done
     if [[ $known -eq 0 ]]; then
-      usage_error "unknown option $option;$(_did_you_mean "${option#--}") arguments of slime go after --, as in: bash $0 -- $option ..."
+      usage_error "unknown option $option$(_did_you_mean "${option#--}") Arguments for slime go after --, as in: bash $0 -- $option ..."
     fi
   done
 }
 
-# _did_you_mean WORD: " did you mean --OPTION?" of the option that takes the fewest letters to change; nothing if none is near.
+# _did_you_mean WORD: "; did you mean --OPTION?" of the option that takes the fewest letters to change; "." if none is near.
 _did_you_mean() {
   printf '%s\n' "${_names[@]}" DRY_RUN | tr '[:upper:]_' '[:lower:]-' | awk -v word="$1" '
     function changes(from, to, i, j, least) {
@@ -149,7 +152,7 @@ _did_you_mean() {
     }
     BEGIN { best = length(word) / 3 }
     { count = changes(word, $0); if (count <= best) { best = count - 0.5; near = $0 } }
-    END { if (near) printf " did you mean --%s?", near }'
+    END { printf near ? "; did you mean --" near "?" : "." }'
 }
 
 _print_help() {

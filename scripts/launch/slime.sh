@@ -24,7 +24,7 @@ slime_settings() {
   setting SLIME_MODEL "${model_name/#Q/q}" "slime's name of the model, a file of its scripts/models"
 }
 
-# model_arguments gets slime's own arguments of SLIME_MODEL; a marked placeholder in a dry run without slime.
+# model_arguments gets slime's own arguments of SLIME_MODEL; a marked placeholder in a dry run where there is no slime.
 read_model_arguments() {
   local file="$SLIME_DIR/scripts/models/$SLIME_MODEL.sh"
   model_arguments=()
@@ -33,12 +33,13 @@ read_model_arguments() {
     source "$file"
     model_arguments=(${MODEL_ARGS[@]+"${MODEL_ARGS[@]}"})
     [[ ${#model_arguments[@]} -gt 0 ]] || fail "$file sets no MODEL_ARGS; expected a checkout of THUDM/slime (SLIME_DIR)"
-  elif [[ $dry_run -eq 1 ]]; then
+  elif [[ $dry_run -eq 1 && ! -d "$SLIME_DIR" ]]; then
     model_arguments=("<MODEL_ARGS of scripts/models/$SLIME_MODEL.sh in slime>")
     SLIME_DIR="${SLIME_DIR:-<SLIME_DIR>}"
   else
     require_slime
-    fail "no $file; expected slime's own arguments of the model there. SLIME_MODEL names one of: $(cd "$SLIME_DIR/scripts/models" && echo ./*.sh)"
+    fail "no $file; expected slime's own arguments of the model there. SLIME_MODEL (--slime-model) names one" \
+      "of: $(cd "$SLIME_DIR/scripts/models" && set -- *.sh && echo "${@%.sh}")"
   fi
 }
 

@@ -71,9 +71,7 @@ class Question:
         list[Path] | None,
         Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
     ] = None
-    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else the importable one.")] = (
-        None
-    )
+    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else importable.")] = None
     megatron_dir: Annotated[
         Path | None, Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
     ] = None
@@ -106,7 +104,7 @@ class Question:
     def model_id(self) -> str:
         """The model's id on the hub."""
         name = self.model_name or self.env.get("MODEL") or MODEL_NAME
-        return name if "/" in name else f"Qwen/{name}"
+        return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
     @property
     def model(self) -> Path:
@@ -210,7 +208,7 @@ class Diagnosis:
             if finding.remedy is not None:
                 console.print(Text(f"{'':<{_INDENT}}-> {finding.remedy}"), soft_wrap=True)
         counts = Counter(finding.status for finding in self.findings)
-        totals = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
+        totals = ", ".join(f"{status}: {counts[status]}" for status in _STYLES if counts[status])
         console.print(f"\n{totals}", highlight=False, soft_wrap=True)
 
 

@@ -53,6 +53,7 @@ _NOT_FOR_A_RUN: Final = frozenset({"dev", "docs", "bench"})  # extras of those w
 _GB: Final = 1e9
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - NCCL's and Ray's own place
 _SHM_GB: Final = 8.0
+_MODEL_SIZE: Final = "a model of 8 billion parameters"
 _FILES: Final = 4096
 _RAY_FILES: Final = 65_535
 _MEMORY_GB: Final = 32.0
@@ -159,11 +160,9 @@ def _object(response: httpx.Response) -> dict[str, Json]:
 def _engine(info: ServerInfo, shown: str) -> Finding:
     version = str(info.raw.get("version") or "of unknown version")
     found = f"SGLang {version} at {shown}: {info.model_path}, weights {info.weight_version}"
-    return (
-        warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
-        if _OLD.match(version)
-        else good("server", found)
-    )
+    if _OLD.match(version):
+        return warning("server", f"{found}; too old", "pip install 'sglang>=0.5'")
+    return good("server", found)
 
 
 def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
@@ -308,7 +307,7 @@ def check_disk(question: Question) -> Iterator[Finding]:
         if not os.access(existing, os.W_OK):
             yield error(name, f"{existing} can't be written to", remedy)
         elif free_gb < needed_gb:
-            yield warning(name, f"{found}; {diagnosis.MODEL_NAME} needs up to {needed_gb:g} GB there", remedy)
+            yield warning(name, f"{found}; {_MODEL_SIZE} needs up to {needed_gb:g} GB there", remedy)
         else:
             fine.append(f"{what}: {found}")
     if fine:
@@ -325,7 +324,7 @@ def check_limits(_question: Question) -> Iterator[Finding]:
     shared = shutil.disk_usage(_SHM).total if _SHM.is_dir() else None  # in Docker 64 MB by default
     for name, found, is_enough, need, remedy in (
         ("memory", f"{memory / _GB:.0f} GB", memory >= _MEMORY_GB * _GB,
-         f"to convert {diagnosis.MODEL_NAME} its weights, 16 GB, are read into memory",
+         f"to convert {_MODEL_SIZE} its weights, 16 GB, are read into memory",
          f"use a machine, or give the container, {_MEMORY_GB:g} GB or more for that"),
         ("open files", f"ulimit -n is {files}", files >= _FILES,
          f"hundreds of episodes at once need {_FILES} open files, Ray wants {_RAY_FILES}",
@@ -357,8 +356,7 @@ def check_proxies(question: Question) -> Iterator[Finding]:
     if not used or "*" in excepted or not proxied:
         yield good("proxies", f"{used} set, and no_proxy has {', '.join(hosts)}" if used else "none is set")
         return
-    asks = "slime's engines would ask the proxy for their router"
-    found = f"{used} set without no_proxy for {', '.join(proxied)}: {asks}"
+    found = f"{used} set without no_proxy for {', '.join(proxied)}: slime's engines would ask the proxy for the router"
     yield warning("proxies", found, f"export no_proxy=localhost,{','.join(hosts)}; export NO_PROXY=$no_proxy")
 
 

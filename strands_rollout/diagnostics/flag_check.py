@@ -471,7 +471,7 @@ def report_flags(
     for finding in found.findings:
         console.print(finding.line(), style="red" if finding.severity == "error" else "yellow")
     errors = sum(finding.severity == "error" for finding in found.findings)
-    console.print(f"{errors} errors, {len(found.findings) - errors} warnings" if found.findings else "all known")
+    console.print(f"errors: {errors}, warnings: {len(found.findings) - errors}" if found.findings else "all known")
     return found.ok
 
 

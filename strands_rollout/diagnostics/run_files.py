@@ -34,10 +34,11 @@ _IMPORTABLE: Final = "correct it; a module of your own must be beside the file, 
 _REACHABLE: Final = "start it, or correct its command or URL"
 _ROWS: Final = 200
 _SCRIPTS: Final = {
-    "dapo-math-17k": "dapo_math_17k",
-    "aime-2024": "aime_2024",
-    "aime-2025": "aime_2025",
-    "gsm8k": "gsm8k",
+    "dapo-math-17k": "dapo_math_17k.py",
+    "aime-2024": "aime_2024.py",
+    "aime-2025": "aime_2025.py",
+    "gsm8k-train": "gsm8k.py",
+    "gsm8k-test": "gsm8k.py --split test",
 }
 _PREPARE_ANY: Final = 'make it one JSON object a line: {"prompt": [{"role": "user", "content": "..."}], "label": "34"}'
 _NOT_RENDERED: Final = "leave --apply-chat-template off, and prepare the data as chats or plain text"
@@ -86,7 +87,6 @@ def check_converted_model(question: Question) -> Iterator[Finding]:
 def check_tokenizer(question: Question) -> Iterator[Finding]:
     """Whether the tokenizer loads, fits the model, and its chat template keeps the rules of `check-template`."""
     from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_object
-    from strands_rollout.tool_parsers import AUTO
 
     folder = question.tokenizer_dir
     fetch = f"fetch the tokenizer again: {question.prepare_model}; or name another folder with --tokenizer"
@@ -98,20 +98,23 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
     size, rows = len(tokenizer), read_object(folder / "config.json").get("vocab_size")
     yield good("tokenizer", f"{folder}: {type(tokenizer).__name__}, {size} tokens")
     if isinstance(rows, int) and size > rows:  # an id for which the model has no row kills a server
-        found = (
-            f"{folder}: the tokenizer has {size} tokens, the model of its config.json {rows}: they are of two models"
-        )
+        found = f"{folder}: the tokenizer has {size} tokens, config.json's model {rows}: they are of two models"
         yield error("vocabulary", found, fetch)
-    parser = AUTO
-    with contextlib.suppress(ConfigError):  # which is another check's finding
-        changed = question.config_file or question.changes
-        parser = read_config_file(question.config_file, question.changes).tool_parser if changed else AUTO
+    parser = _settings(question).tool_parser
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
         shown = "; ".join(f"{name}: {rules[name].found}" for name in ("end of turn", "reasoning"))
         yield good("chat template", f"keeps all rules of check-template; {shown}")
     yield from faults
+
+
+def _settings(question: Question) -> RolloutSettings:
+    """As configured, else with any parser."""
+    with contextlib.suppress(ConfigError):  # which is `check_config`'s finding
+        if question.config_file or question.changes:
+            return read_config_file(question.config_file, question.changes)
+    return RolloutSettings(tool_parser="auto")
 
 
 def check_config(question: Question) -> Iterator[Finding]:
@@ -172,7 +175,7 @@ def _check_eval_config(path: Path) -> Finding:
     try:
         sets = read_eval_config(path, Sampling(samples=1, max_new_tokens=1), limit=None, on_note=lambda _: None)
     except RolloutError as e:
-        return error("eval config", str(e), f"correct it; strands-rollout config {path} checks it again")
+        return error("eval config", str(e), f"correct it; EVAL_CONFIG={path} strands-rollout doctor checks it again")
     return good("eval config", f"{path}: {', '.join(one.name for one in sets)}, each with its data")
 
 
@@ -181,10 +184,8 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.template.chat_template import ChatTemplate
 
-    name, prepare = f"data: {path.name}", _PREPARE_ANY
-    for start, script in _SCRIPTS.items():
-        if path.name.startswith(start):
-            prepare = f"python data_prep/{script}.py"
+    scripts = (f"python data_prep/{script}" for start, script in _SCRIPTS.items() if path.name.startswith(start))
+    name, prepare = f"data: {path.name}", next(scripts, _PREPARE_ANY)
     if not path.is_file():
         yield missing(name, f"{path} is not there", prepare, needed=needed)
         return
@@ -192,9 +193,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's finding
         template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
-    needs_label = True
-    with contextlib.suppress(ConfigError):  # which is another check's finding
-        needs_label = question.config_file is None or read_config_file(question.config_file).needs_labels
+    needs_label = _settings(question).needs_labels
     try:
         rows = list(islice(each_row(path, needs_label=needs_label), _ROWS))
     except PromptError as e:

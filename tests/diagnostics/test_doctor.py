@@ -48,7 +48,9 @@ from strands_rollout.diagnostics.diagnosis import (
     warning,
 )
 from strands_rollout.diagnostics.doctor import (
+    check_disk,
     check_gpus,
+    check_limits,
     check_packages,
     check_server,
     check_wandb,
@@ -69,6 +71,11 @@ GPU = "echo 'NVIDIA H100 80GB HBM3, 81559, 570.1'"
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PROXY = {"http_proxy": "http://user:secret@proxy.example:3128", "SLIME_HOST_IP": "10.1.2.3"}
 LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp", 0.5)
+
+
+def test_what_is_wanting_names_no_model_but_the_one_that_was_asked_for(tmp_path: Path) -> None:
+    asked = question(tmp_path, {"SAVE_DIR": "/dev/shm"}, model_name="foo/Foo-14B")
+    assert not [finding for finding in (*check_disk(asked), *check_limits(asked)) if "Qwen" in finding.found]
 
 
 async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

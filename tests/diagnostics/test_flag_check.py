@@ -119,7 +119,7 @@ def test_people_read_each_fault_with_its_line_and_the_sources(
     assert not report_flags(file, as_json=False)
     shown = capsys.readouterr().out
     assert f"{file}:1: error: --lrr: no parser knows it" in shown
-    assert shown.endswith("1 errors, 0 warnings\n")
+    assert shown.endswith("errors: 1, warnings: 0\n")
 
 
 def test_what_can_not_be_judged_is_refused(script: Callable[[str], Path], tmp_path: Path) -> None:

@@ -100,14 +100,14 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
     [
         ({"HF_CHECKPOINT": "/a/m", "REF_LOAD": "/b/c"}, None, "/a/m", "/b/c"),
         ({"MODEL_DIR": "/d", "MODEL": "Qwen3-4B"}, None, "/d/Qwen3-4B", "/d/Qwen3-4B_torch_dist"),
-        ({"MODEL": "Qwen3-8B"}, "Qwen/Qwen3-4B", "models/Qwen3-4B", "models/Qwen3-4B_torch_dist"),
+        ({"MODEL": "Qwen3-8B"}, "Foo-4B", "models/Foo-4B", "models/Foo-4B_torch_dist"),
     ],
 )
 def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
     env: dict[str, str], name: str | None, model: str, converted: str, tmp_path: Path
 ) -> None:
     asked = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
-    remedy = f"{PREPARE} --model Qwen/Qwen3-4B" if "4B" in model else PREPARE
+    remedy = f"{PREPARE} --model {'OWNER/Foo' if name else 'Qwen/Qwen3'}-4B" if "4B" in model else PREPARE
     assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
     found = check_converted_model(asked)
     assert_fault(found, "converted model", "warning", f"{tmp_path / converted} is not there", remedy=remedy)
@@ -212,12 +212,21 @@ def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_err
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
+def test_a_reward_that_is_set_needs_no_labels(tmp_path: Path) -> None:
+    path = data(tmp_path, {"prompt": "What?"})
+    assert only(check_data(question(tmp_path, data=[path])), "data: train.jsonl").status == "error"
+    asked = question(tmp_path, data=[path], changes=["reward=mine.score"])
+    assert only(check_data(asked), "data: train.jsonl").status == "ok"
+
+
 @pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
 def test_a_training_run_can_not_do_without_its_data(training: bool, status: str, tmp_path: Path) -> None:
     found = list(check_data(question(tmp_path, training=training)))
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
+    found = list(check_data(question(tmp_path, {"EVAL_SETS": "gsm8k-test"})))
+    assert_fault(found, "data: gsm8k-test.jsonl", "warning", remedy="python data_prep/gsm8k.py --split test")
 
 
 @pytest.mark.parametrize(
@@ -229,3 +238,4 @@ def test_the_data_sets_of_an_eval_config_are_checked(key: str, status: str, word
     path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
     finding = only(check_data(question(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
     assert (finding.status, words in finding.found) == (status, True)
+    assert status == "ok" or f"EVAL_CONFIG={path} strands-rollout doctor" in str(finding.remedy)

@@ -201,6 +201,7 @@ def set_stage(root: Path) -> Stage:
         (slime / f"scripts/models/{model}.sh").write_text(MODEL_ARGS)
     commands.mkdir()
     bodies = {"ray": RAY, "python3": PYTHON, "nvidia-smi": NVIDIA_SMI, "hf": HF, "pkill": "", "torchrun": PYTHON}
+    bodies["strands-rollout"] = ""
     scripts = {name: FAKE.format(python=sys.executable, stage=str(root), body=body) for name, body in bodies.items()}
     # the scripts' own pauses; their deadlines are by the clock
     for name, text in {**scripts, "sleep": "#!/bin/sh\nexec /bin/sleep 0.02\n"}.items():

@@ -141,12 +141,15 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
     ("arguments", "words"),
     [
         (["--actor-gpus", "8"], "expected some to be left that generate"),
-        (["--num-gpu", "8"], r"unknown option --num-gpu; did you mean --num-gpus\? arguments of slime go after --"),
+        (["--num-gpu", "8"], r"unknown option --num-gpu; did you mean --num-gpus\? Arguments for slime go after --"),
         (["--num-rolout", "3"], r"unknown option --num-rolout; did you mean --num-rollout\? "),
-        (["--optimizer", "x"], "unknown option --optimizer; arguments of slime go after --"),
+        (["--optimizer", "x"], r"unknown option --optimizer\. Arguments for slime go after --"),
         (["--num-gpus", "eight"], "got NUM_GPUS='eight'; expected a whole number"),
         (["--partial-rollout", "yes"], "got PARTIAL_ROLLOUT='yes'; expected 0 or 1"),
         (["--learning-rate", "fast"], "got LEARNING_RATE='fast'; expected a number"),
+        (["--sglang-mem-fraction", "70"], "got SGLANG_MEM_FRACTION='70'; expected a number between 0 and 1"),
+        (["--eval-temperature", "-1"], "got EVAL_TEMPERATURE='-1'; expected a number of at least 0"),
+        (["--eval-sets", ","], "got EVAL_SETS=','; expected names with commas"),
         (["--max-response-len", "9", "--max-context-len", "9"], "expected a context with room for the prompt"),
         (["--max-tokens-per-gpu", "1000"], "expected their product to hold MAX_CONTEXT_LEN=18432"),
         (["--num-gpus", "7"], "7 GPUs train on each node; expected a multiple of .* = 2"),
@@ -167,3 +170,15 @@ def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, argume
     assert finished.stdout == ""
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
+
+
+def test_what_the_asynchronous_rollout_lacks_is_refused_from_the_environment_too(stage: Stage) -> None:
+    finished = stage.run("strands_qwen3_8b_async.sh", "--dry-run", PARTIAL_ROLLOUT="1")
+    assert (finished.returncode, finished.stdout) == (2, "")
+    assert "got PARTIAL_ROLLOUT='1'; expected 0" in finished.stderr
+
+
+def test_a_dry_run_of_a_model_that_slime_does_not_know_names_those_that_it_knows(stage: Stage) -> None:
+    finished = stage.run("strands_qwen3_8b.sh", "--dry-run", SLIME_MODEL="foo-14B")
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr.endswith("names one of: qwen3-4B qwen3-8B\n")

@@ -165,13 +165,15 @@ def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
         ("models/Qwen3-8B/config.json", "the model is missing: .* bash scripts/prepare_model.sh --model Qwen/Qwen3-8B"),
         ("data/dapo-math-17k.jsonl", "the training data is missing: .* python3 data_prep/dapo_math_17k.py --out"),
         ("configs/math_code.yaml", "the agent's configuration is missing"),
+        ("data/gsm8k-test.jsonl", "the evaluation data is missing: .* data_prep/gsm8k.py --split test --out"),
+        ("data/mine.jsonl", "the evaluation data is missing: .* docs/data.md says how sets are made"),
     ],
 )
 def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(
     stage: Stage, missing: str, words: str
 ) -> None:
-    (stage.root / missing).unlink()
-    finished = stage.run(TRAIN)
+    (stage.root / missing).unlink(missing_ok=True)
+    finished = stage.run(TRAIN, EVAL_SETS=f"aime-2024,{Path(missing).stem}")
     assert_refused(stage, finished)
     assert re.search(words, finished.stderr), finished.stderr
 
@@ -228,3 +230,15 @@ def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_
     finished = with_ray.run(TRAIN, LOG_PASSRATE="0")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert len(with_ray.calls_of("ray", "job", "submit")) == 1
+
+
+def test_a_model_of_another_family_gets_its_own_sizes_and_remedy(stage: Stage) -> None:
+    script = (stage.root / "scripts/strands_qwen3_4b.sh").read_text()
+    own = 'model_name=Foo-14B\nSLIME_MODEL="${SLIME_MODEL:-qwen3-8B}"\ndefault_gpus_per_engine=4'
+    (stage.root / "scripts/foo.sh").write_text(script.replace("model_name=Qwen3-4B", own))
+    finished = stage.run("foo.sh")
+    assert_refused(stage, finished, "prepare_model.sh --model OWNER/Foo-14B --slime-model qwen3-8B\n")
+    assert "--rollout-num-gpus-per-engine 4" in stage.run("foo.sh", "--dry-run").stdout
+    assert stage.run("foo.sh", "--dry-run", SLIME_MODEL="foo-14B").returncode == 1
+    finished = stage.run("eval_aime.sh", "--model", "foo/Foo-14B", "--slime-model=qwen3-8B")
+    assert_refused(stage, finished, "prepare_model.sh --model foo/Foo-14B --slime-model qwen3-8B\n")

@@ -62,3 +62,20 @@ def test_the_download_alone_needs_no_slime(stage: Stage) -> None:
     assert finished.returncode == 0
     assert "ready: " in finished.stdout
     assert stage.run(SCRIPT, SLIME_DIR="").returncode == 1
+
+
+def test_what_the_conversion_needs_is_looked_for_before_the_download(stage: Stage) -> None:
+    finished = stage.run(SCRIPT, "--model", "foo/Foo-14B")
+    assert (finished.returncode, "/scripts/models/Foo-14B.sh; expected" in finished.stderr) == (1, True)
+    assert not stage.calls_of("hf")
+
+
+def test_further_arguments_go_to_the_converter_and_are_refused_where_nothing_is_converted(stage: Stage) -> None:
+    further = ["--", "--expert-model-parallel-size", "2"]
+    assert stage.run(SCRIPT, *further).returncode == 0
+    (conversion,) = (call for call in stage.calls if "--save" in call.words)
+    assert conversion.words[-2:] == further[1:]
+    for arguments in (further, ["--download-only", *further]):
+        finished = stage.run(SCRIPT, *arguments)
+        assert (finished.returncode, "expected none, since nothing is converted" in finished.stderr) == (2, True)
+    assert "what follows -- goes to slime's converter" in stage.run(SCRIPT, "--help").stdout

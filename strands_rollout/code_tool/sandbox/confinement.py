@@ -301,7 +301,7 @@ class Confinement:
         if self._first_user is None:
             self.missing["user"] = "root may not change its user here (no CAP_SETUID, or the user namespace maps none)"
         else:
-            self.enforced["user"] = f"from number {self._first_user}"
+            self.enforced["user"] = f"user IDs from {self._first_user}"
 
     def _decide_files(self) -> None:
         self._landlock_abi = 0 if "landlock" in self._disabled else kernel.landlock_abi()

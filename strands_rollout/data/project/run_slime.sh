@@ -2,6 +2,7 @@
 # Trains this folder's agent in slime: GRPO of Qwen3-8B on one node of 8 GPUs, in the image slimerl/slime.
 #   bash run_slime.sh --dry-run    prints the exact command, and does nothing
 #   bash run_slime.sh --lr 2e-6    further arguments go to slime
+# SLIME_DIR, MEGATRON_DIR, HF_CHECKPOINT, SLIME_MODEL, SAVE_DIR and NUM_GPUS say where things are, as set below.
 # The arguments are those of scripts/strands_qwen3_8b.sh in strands-rollout's repository, which has more settings and checks;
 # scripts/prepare_model.sh there downloads the model and converts it. Run again, this goes on from the last checkpoint.
 set -euo pipefail
@@ -10,17 +11,28 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 slime="${SLIME_DIR:-/root/slime}"
 megatron="${MEGATRON_DIR:-/root/Megatron-LM}"
 model="${HF_CHECKPOINT:-/root/models/Qwen3-8B}"
+slime_model="${SLIME_MODEL:-qwen3-8B}" # the model's file in slime's scripts/models
 save="${SAVE_DIR:-$here/checkpoints}"
 gpus="${NUM_GPUS:-8}"
 
-# another model: its name here, and its file in slime's scripts/models
-MODEL_ARGS=("<MODEL_ARGS of scripts/models/qwen3-8B.sh in slime>")
-if [[ -f "$slime/scripts/models/qwen3-8B.sh" ]]; then
+fail() { echo "error: $*" >&2; exit 1; }
+
+dry_run=0
+for word in "$@"; do
+  shift
+  case "$word" in
+    -h | --help) sed -n '2,/^set/s/^# //p' "${BASH_SOURCE[0]}" && exit ;;
+    --dry-run) dry_run=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+
+MODEL_ARGS=("<MODEL_ARGS of scripts/models/$slime_model.sh in slime>")
+if [[ -f "$slime/scripts/models/$slime_model.sh" ]]; then
   # shellcheck source=/dev/null
-  source "$slime/scripts/models/qwen3-8B.sh"
-elif [[ "${1:-}" != "--dry-run" ]]; then
-  echo "error: no checkout of slime at $slime; work in the image slimerl/slime, or set SLIME_DIR" >&2
-  exit 1
+  source "$slime/scripts/models/$slime_model.sh"
+elif [[ $dry_run -eq 0 || -d "$slime" ]]; then
+  fail "no $slime/scripts/models/$slime_model.sh; work in the image slimerl/slime, or set SLIME_DIR and SLIME_MODEL"
 fi
 
 AGENT_ARGS=(
@@ -83,15 +95,27 @@ GPU_ARGS=(
   --router-policy consistent_hashing
 )
 
-run=()
-if [[ "${1:-}" == "--dry-run" ]]; then
-  run=(printf '%q ')
-  shift
-else
-  strands-rollout config "$here/rollout.yaml" >/dev/null
-  bash "${BASH_SOURCE[0]}" --dry-run "$@" | strands-rollout doctor --flags - --slime-dir "$slime"
-  ray status >/dev/null 2>&1 || ray start --head --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1
+environment='{"env_vars": {"PYTHONPATH": "'"$megatron:$slime:$here${PYTHONPATH:+:$PYTHONPATH}"'", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}}'
+ray=http://127.0.0.1:8265
+command=(ray job submit --address="$ray" --runtime-env-json="$environment" -- python3 "$slime/train.py"
+  "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${DATA_ARGS[@]}" "${TRAIN_ARGS[@]}" "${GPU_ARGS[@]}" "$@")
+if [[ $dry_run -eq 1 ]]; then
+  printf '%q ' "${command[@]}"
+  exit
 fi
-environment='{"env_vars": {"PYTHONPATH": "'"$megatron:$slime:$here"'", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}}'
-"${run[@]}" ray job submit --address=http://127.0.0.1:8265 --runtime-env-json="$environment" -- \
-  python3 "$slime/train.py" "${MODEL_ARGS[@]}" "${AGENT_ARGS[@]}" "${DATA_ARGS[@]}" "${TRAIN_ARGS[@]}" "${GPU_ARGS[@]}" "$@"
+
+[[ -f "$model/config.json" && -f "${model}_torch_dist/latest_checkpointed_iteration.txt" ]] ||
+  fail "$model or ${model}_torch_dist is missing; make both with scripts/prepare_model.sh, or set HF_CHECKPOINT"
+command -v ray >/dev/null || fail "no 'ray' on the PATH; work in the image slimerl/slime, or: pip install 'ray[default]'"
+strands-rollout config --json "$here/rollout.yaml" >/dev/null
+printf '%q ' "${command[@]}" | strands-rollout doctor --flags - --slime-dir "$slime"
+if ! ray status >/dev/null 2>&1; then
+  # with --block, this Ray ends with its process, and no other does; a closed terminal must not reach it before this script
+  (trap '' HUP && exec ray start --head --block --num-gpus "$gpus" --disable-usage-stats --dashboard-host=127.0.0.1) >&2 &
+  trap 'kill $! && wait || true' EXIT
+  until ray job list --address="$ray" >/dev/null 2>&1; do
+    kill -0 $! 2>/dev/null || fail "Ray did not start, see above"
+    sleep 1
+  done
+fi
+"${command[@]}"

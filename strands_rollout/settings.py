@@ -350,6 +350,14 @@ def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
         raise ConfigError("; ".join(_explain(error, where) for error in e.errors())) from e
 
 
+def reward_settings(given: object) -> RewardSettings:
+    """The reward's settings of what slime's args have, None for the defaults; ConfigError where they can't be used."""
+    try:
+        return RewardSettings.model_validate({} if given is None else given)
+    except ValidationError as e:
+        raise ConfigError("; ".join(_explain(error, f"{KEY}.reward") for error in e.errors())) from e
+
+
 def _explain(error: ErrorDetails, root: str) -> str:
     path = [str(part) for part in error["loc"] if part not in ("path", "server")]
     where = ".".join([root, *path])
@@ -358,7 +366,7 @@ def _explain(error: ErrorDetails, root: str) -> str:
     if error["type"] != "extra_forbidden":
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"]
+        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"].removeprefix("Value error, ")
         return f"got {where}={shown!r:.500}; expected: {expected}"
     model = next((_NESTED[part] for part in reversed(path[:-1]) if part in _NESTED), RolloutSettings)
     known = sorted(model.model_fields)
@@ -398,10 +406,11 @@ def read_config_file(path: Path | None, changes: Sequence[str] | None = None) ->
 def _changed(given: Mapping[str, Json], change: str) -> tuple[RolloutSettings, dict[str, Json]]:
     """The settings and their mapping after a change, whose value is YAML, a text, or a list with commas: what fits."""
     name, equals, text = change.partition("=")
-    if not equals:
-        raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8")
+    if not equals or not text.strip():
+        raise ConfigError(f"got --set {change}; expected --set KEY=VALUE, such as --set max_tool_iterations=8 or =null")
     fault = None
-    for read in (yaml.safe_load, str, lambda words: words.split(",")):
+    # in a shell's word, `#` begins no comment
+    for read in (str if " #" in text else yaml.safe_load, str, lambda words: words.split(",")):
         try:
             values = _with_value(given, name.strip().removeprefix(f"{KEY}.").split("."), read(text))
             return checked_settings(values, KEY), values

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Final
@@ -104,7 +105,8 @@ def _failed(path: str, module: str, error: Exception | None) -> ToolError:
     if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         return ToolError(f"can't load {path!r}: importing {module!r} raised {error.__cause__!r}")
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
-        return ToolError(f"can't load {path!r}: importing {module!r} needs {error.name!r}, and there is no such module")
+        needed = f"needs {error.name!r}, and there is no such module{_remedy(error.name)}"
+        return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
     frames = traceback.extract_tb(None if error is None else error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
     # of a SyntaxError or ImportError the message says where
@@ -143,7 +145,10 @@ def _imported(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # noqa: PT018, S101
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with ExitStack() as failure:
+        failure.callback(sys.modules.pop, name)
+        spec.loader.exec_module(module)
+        failure.pop_all()
     return module
 
 
@@ -156,5 +161,8 @@ def _nearest_module(name: str, package: ModuleType | None) -> str:
     folders = [str(place) for place in _places("")] if package is None else list(getattr(package, "__path__", ()))
     if close := difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1):
         return f"; did you mean {close[0]!r}?"
-    remedy = "; pip install 'strands-rollout[tools]'" if name == "strands_tools" else ""
-    return f", installed or in {' or '.join(folders)}{remedy}"
+    return f", installed or in {' or '.join(folders)}{_remedy(name)}"
+
+
+def _remedy(module: str) -> str:
+    return "; pip install 'strands-rollout[tools]'" if module == "strands_tools" else ""

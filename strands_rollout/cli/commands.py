@@ -6,7 +6,6 @@ Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs
 import json
 import os
 import re
-import shlex
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -133,7 +132,11 @@ def init(
     folder = folder.expanduser()
     place = folder.resolve()
     if not _NAME.fullmatch(place.name):
-        raise ConfigError(f"got the name {place.name!r}; expected letters, digits, dots, dashes and underscores")
+        near = re.sub(r"[^A-Za-z0-9._-]+", "-", place.name).strip("._-") or "my-agent"
+        raise ConfigError(
+            f"got the name {place.name!r}; expected a letter or digit, then letters, digits, dots, dashes and "
+            f"underscores, such as {near}"
+        )
     texts = _project_files(kind, place)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -143,8 +146,10 @@ def init(
             (place / name).write_text(text, encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"can't write {folder}: {e.strerror}; name another folder") from e
-    enter = "" if place == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-    typer.echo(f"wrote {', '.join(texts)}\nnext: {enter}strands-rollout try rollout.yaml --script turns.yaml")
+    from strands_rollout.dump.terminal import show_next
+
+    typer.echo(f"wrote {', '.join(texts)}")
+    show_next("try", "rollout.yaml", "--script", "turns.yaml", folder=None if place == Path.cwd() else folder)
 
 
 def _project_files(kind: Kind, place: Path) -> dict[str, str]:

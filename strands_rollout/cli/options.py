@@ -196,4 +196,8 @@ def config(
     if file is not None and not as_json:
         from strands_rollout.dump.terminal import show_next
 
+        if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
+            typer.echo("not tried: the MCP servers; `strands-rollout doctor --config FILE` connects to them", err=True)
+        if settings.agent_factory:
+            typer.echo("not tried: the agent factory; `strands-rollout try FILE` calls it", err=True)
         show_next("eval", "--config", file)

@@ -26,7 +26,7 @@ from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tok
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import counter, make_console, show_next
 from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
-from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
+from strands_rollout.evaluation.evaluate import ask_engine, check_is_engine, served_engine, served_tokenizer
 from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import Json
@@ -273,6 +273,7 @@ async def run_replay(
         raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
+        check_is_engine(await ask_engine(url), url)
         recorded = episode.record.tokenizer and episode.record.tokenizer.folder
         folder = tokenizer_dir or recorded or await served_tokenizer(url)
         tokenizer = load_tokenizer(str(folder))

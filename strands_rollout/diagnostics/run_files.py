@@ -193,13 +193,13 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's finding
         template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
-    needs_label = _settings(question).needs_labels
+    settings = _settings(question)
     try:
-        rows = list(islice(each_row(path, needs_label=needs_label), _ROWS))
+        rows = list(islice(each_row(path, needs_label=settings.needs_labels), _ROWS))
     except PromptError as e:
         yield error(name, str(e), prepare)
         return
-    faults = [f"line {line}: {fault}" for line, row in rows if (fault := _row_fault(row, template, needs_label))]
+    faults = [f"line {line}: {fault}" for line, row in rows if (fault := _row_fault(row, template, settings))]
     if faults:
         more = f" (and {len(faults) - 1} more of the first {len(rows)} rows)" if len(faults) > 1 else ""
         yield error(name, f"{path}: {faults[0]}{more}", _NOT_RENDERED if "render" in faults[0] else prepare)
@@ -207,22 +207,23 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         yield good(name, f"{path}: the first {len(rows)} rows have usable prompts and labels")
 
 
-def _row_fault(row: Row | PromptError, template: ChatTemplate, needs_label: bool) -> str | None:  # noqa: FBT001
+def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:
     """What is wrong with a row, whose prompt the template must not have rendered yet."""
     from strands_rollout.grading import label_texts
-    from strands_rollout.slime_plugin.inputs import to_episode_prompt
+    from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 
     if isinstance(row, PromptError):
         return str(row)
     prompt, label = row.prompt, row.label
     try:
         to_episode_prompt(prompt, None, template)
-    except PromptError as e:
+        with_row_settings(settings, row.metadata)
+    except (PromptError, ConfigError) as e:
         return str(e)
     contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
     if any(isinstance(text, str) and template.is_rendered(text) for text in contents):
         return "a message of the prompt was already rendered by a chat template"
-    if not needs_label:
+    if not settings.needs_labels:
         return None
     if any(isinstance(text, dict | bool) for text in (label if isinstance(label, list) else (label,))):
         return f"the label is {label!r}; expected text, a number, or a list of them"

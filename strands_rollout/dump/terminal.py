@@ -59,13 +59,15 @@ def make_console(*, stderr: bool = False) -> Console:
     return console if console.is_terminal else PlainConsole(stderr=stderr, highlight=False, width=_PLAIN_WIDTH)
 
 
-def show_next(*words: object) -> None:
-    """Say on stderr which command comes next, as it has to be typed here."""
+def show_next(*words: object, folder: Path | None = None) -> None:
+    """Say on stderr which command comes next, as it has to be typed here; `folder` is to be entered before."""
     program, name = Path(sys.argv[0]), "strands-rollout"
     typed = "python -m strands_rollout.cli" if program.name == "__main__.py" else name
     if program.name == name and shutil.which(name) != str(program):  # called by its path, as the demo's script does
-        typed = min(os.path.relpath(program), str(program), key=len)
-    make_console(stderr=True).print(f"next: {typed} {shlex.join(map(str, words))}", markup=False, soft_wrap=True)
+        typed = str(program.absolute()) if folder else min(os.path.relpath(program), str(program), key=len)
+    enter = f"cd {shlex.quote(str(folder))} && " if folder else ""
+    command = f"next: {enter}{typed} {shlex.join(map(str, words))}"
+    make_console(stderr=True).print(command, markup=False, soft_wrap=True)
 
 
 @contextmanager

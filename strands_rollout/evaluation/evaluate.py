@@ -262,18 +262,25 @@ async def ask_engine(base_url: str) -> ServerInfo:
         return await fetch_server_info(http, url=redacted(http.base_url))
 
 
+def check_is_engine(info: ServerInfo, base_url: str) -> None:
+    """Raise ConfigError where a server names no model."""
+    if (info.raw.get("tokenizer_path") or info.model_path) is None:
+        got = f"the engine at {redacted(parse_base_url(base_url))} names no model"
+        raise ConfigError(f"{got}, as an SGLang server or router would; check the URL's port")
+
+
 def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     """The folder of the tokenizer that an engine says it uses.
 
     Raises:
         ConfigError: It names none, or none on this machine.
     """
+    check_is_engine(info, base_url)
     named = info.raw.get("tokenizer_path") or info.model_path
     if not isinstance(named, str) or not Path(named).is_dir():
-        got = f"names the tokenizer {named!r}, which is no folder on this machine"
-        why = "names no model, as an SGLang server or router would; check the URL's port" if named is None else got
+        got = f"names the tokenizer {named!r}, which is not a folder on this machine"
         remedy = "pass the served model's tokenizer with --tokenizer DIR"
-        raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {why}; {remedy}")
+        raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {got}; {remedy}")
     return Path(named)
 
 

@@ -25,7 +25,7 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
-from strands_rollout.settings import RolloutSettings, yaml_text
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, yaml_text
 from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -299,14 +299,16 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
         error = e.errors()[0]
         key = ".".join(str(part) for part in error["loc"])
         if error["type"] == "extra_forbidden":
-            known = [field.alias or name for name, field in model.model_fields.items()]
-            near = get_close_matches(key, known, n=1, cutoff=0.4)
+            schema = model.model_json_schema()
+            owners = [schema] if len(error["loc"]) == 1 else schema["$defs"].values()
+            known = [name for owner in owners for name in owner["properties"]]
+            near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
             raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}") from e
         got = "nothing" if error["type"] == "missing" else repr(error["input"])
-        raise ConfigError(
-            f"{where}: got {got:.200} for {key}; expected: {error['msg'].removeprefix('Value error, ')}"
-        ) from e
+        names = f"a mapping with the keys {', '.join(model.model_fields)}"
+        expected = error["msg"].removeprefix("Value error, ") if key else names
+        raise ConfigError(f"{where}: got {got:.200}{' for ' * bool(key)}{key}; expected: {expected}") from e
 
 
 def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:
@@ -356,8 +358,10 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
+    tool = CODE_TOOL_PATH.rpartition(".")[2]
+    has_tool = any(isinstance(path, str) and re.split(r"[.:]", path)[-1] == tool for path in settings.tools)
+    known = f"one tool by its name, {tool}(code), and guesses at" if has_tool else "only math with the code tool, not"
     return (
-        f"note: the shipped model knows only math with the code tool: your {' and '.join(changed)} mean nothing to it. "
-        f"Play them without a model (strands-rollout try {config} --script FILE, or --you), or with another "
-        "(--base-url URL)"
+        f"note: the shipped model knows {known} what your {' and '.join(changed)} say{'s' * (len(changed) == 1)}. Play "
+        f"without a model (strands-rollout try {config} --script FILE, or --you), or with another (--base-url URL)"
     )

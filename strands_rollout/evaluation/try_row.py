@@ -124,8 +124,10 @@ class Transcript(HookProvider):
             if use := block.get("toolUse"):
                 self.show("call", f"{use['name']} {json.dumps(use['input'], ensure_ascii=False, default=str)}")
             elif result := block.get("toolResult"):
-                text = tool_result_text(result["content"]) + self._places.pop(result["toolUseId"], "")
+                text, place = tool_result_text(result["content"]), self._places.pop(result["toolUseId"], "")
                 self.show("error" if result["status"] == "error" else "result", text)
+                if place:  # the policy does not read this
+                    self.show("raised", place.strip(" ()"), "dim")
             elif reasoning := block.get("reasoningContent"):
                 self.show("thinks", reasoning.get("reasoningText", {}).get("text", ""))
             else:
@@ -135,6 +137,9 @@ class Transcript(HookProvider):
     def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
         """Print how the episode ended, and what of it would be trained."""
         sample, facts = outcome.sample, outcome.facts
+        if sample.status is Sample.Status.FAILED and not facts.get("turns"):
+            self.show("error", _errors(outcome)[0])
+            return
         reward = sample.reward if isinstance(sample.reward, Mapping) else {"score": sample.reward}
         parts = {**reward, "label": sample.label, "error": ""}.items()
         self._console.print()
@@ -198,8 +203,8 @@ class Script:
             raise ConfigError(f"{path} is no YAML: {e}") from e
         if not isinstance(given, list) or not given:
             raise ConfigError(
-                f"{path} holds {type(given).__name__}; expected a list of turns, each a text or "
-                "{text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
+                f"{path} holds {type(given).__name__ if given else 'nothing'}; expected a list of turns, each a text "
+                "or {text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
             )
         turns = [{"text": one.rstrip("\n")} if isinstance(one, str) else one for one in given]
         self._turns = [checked(Turn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
@@ -292,16 +297,25 @@ class ChatApi:
         except (httpx.HTTPError, httpx.InvalidURL) as e:
             raise PolicyEndedError(f"{url} gives no answer: {e or type(e).__name__}") from e
         if answer.is_error:
-            hint = "" if key else "; OPENAI_API_KEY is not set"
+            refused = answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+            hint = "; OPENAI_API_KEY is not set" if not key else "; see OPENAI_API_KEY" if refused else ""
             raise PolicyEndedError(f"{url} answered {answer.status_code}: {answer.text[:300]}{hint}")
         try:
             message = answer.json()["choices"][0]["message"]
             calls = [one["function"] for one in message.get("tool_calls") or ()]
-            made = [Call(name=one["name"], arguments=json.loads(one.get("arguments") or "{}")) for one in calls]
-            return Turn(text=message.get("content") or "", calls=made)
+            return Turn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             expected = "expected a chat completion, whose calls have JSON objects as arguments"
             raise PolicyEndedError(f"{url} answered {answer.text[:300]!r}; {expected}: {e}") from e
+
+
+def _call_of_api(function: Mapping[str, Any]) -> Call:
+    name, given = str(function["name"]), function.get("arguments") or "{}"
+    try:
+        return Call(name=name, arguments=json.loads(given))
+    except ValueError as e:
+        got = f"the API's call of {name} has the arguments {given!r:.200}"
+        raise PolicyEndedError(f"{got}; expected a JSON object") from e
 
 
 def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -217,8 +217,8 @@ async def _run(job: RolloutJob) -> _Finished:
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.sample
-    # the default prompt speaks of tools that a factory's agent may not have
-    is_meant = settings.agent_factory is None or "system_prompt" in settings.model_fields_set
+    has_code_tool = settings.agent_factory is None and CODE_TOOL_PATH in settings.tools
+    is_meant = has_code_tool or "system_prompt" in settings.model_fields_set  # the default prompt speaks of that tool
     prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     return Task(

@@ -25,7 +25,7 @@ from strands_rollout.samples import (
     rollout_id_of,
     usable_number,
 )
-from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings
+from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
 
 if TYPE_CHECKING:
     from strands_rollout.slime_plugin.own_reward import Scored
@@ -149,7 +149,7 @@ async def _reward(args: object, sample: object) -> RewardDict:
         with exits_as_errors("the sample", RuntimeError):
             ours = getattr(args, "strands_rollout", None)
             options = ours.get("reward") if isinstance(ours, Mapping) else None
-            settings = RewardSettings.model_validate({} if options is None else options)
+            settings = reward_settings(options)
             return await (_own_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
     except Exception as e:  # a reward that raises ends slime's training run
         method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else REWARD_FAILED
@@ -265,10 +265,11 @@ def _tool_iterations(sample: object) -> float:
 
 
 def _report(error: Exception) -> str:
-    """The error's text; each kind is logged once with its traceback, since a wrong setting repeats it for all."""
+    """The error's text, logged once per kind, since a wrong setting fails every sample; a bug with its traceback."""
     text = f"{type(error).__name__}: {_named(error)}"
     kind = text[:_LONGEST_SHOWN_CHARS]
     if kind not in _reported and len(_reported) < _MOST_REPORTED:
         _reported.add(kind)
-        _LOGGER.error("event=reward_failed error=%s", kind, exc_info=error.__cause__ or error)
+        bug = None if isinstance(error, RolloutError) else error
+        _LOGGER.error("event=reward_failed error=%s", kind, exc_info=bug)
     return text

@@ -40,6 +40,10 @@ def configured(tmp_path: Path) -> Callable[..., Path]:
 def test_modules_beside_a_configuration_are_found(configured: Callable[..., Path]) -> None:
     done = strands_rollout("config", str(configured()), cwd=Path("/"))
     assert (done.returncode, "my_agent_tools.look_up" in done.stdout) == (0, True), done.stderr
+    assert "not tried" not in done.stderr
+    more = "row_tools: ['http://127.0.0.1:1/mcp'], agent_factory: strands_rollout.examples.sub_agent.build"
+    done = strands_rollout("config", str(configured(more)), cwd=Path("/"))
+    assert done.stderr.count("not tried") == 2
 
 
 @pytest.mark.parametrize("command", ["config", "eval --config", "train --config"])
@@ -61,6 +65,7 @@ def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(
     [
         ("max_tool_iterations=8", 8),
         ("system_prompt=Be brief: 1", "Be brief: 1"),
+        ("system_prompt=No. #1", "No. #1"),
         ("dump_dir=null", None),
         ("hooks=[]", []),
         (f"tools={','.join(TWO)}", list(TWO)),
@@ -87,6 +92,7 @@ def test_a_setting_of_the_command_line_takes_the_place_of_the_files(
         ("config", "reward.corect=3", "did you mean 'correct'"),
         ("config", "max_tool_iterations=many", "valid integer"),
         ("config", "max_tool_iterations", "expected --set KEY=VALUE"),
+        ("config", "max_tool_iterations=", "or =null"),
         ("eval", "tool_parser=hermess", "did you mean 'hermes'"),
         ("validate row.jsonl", "rewards=3", "did you mean 'reward'"),
         ("rescore row.jsonl", "rewards=3", "did you mean 'reward'"),

@@ -43,7 +43,8 @@ PLAYED = (
  result | 3 coins
   error | Unknown tool: nosuch
    call | lookup {"item": "pear"}
-  error | Error: KeyError - 'pear' (FOLDER/shop_of_try.py, line 11, in lookup)
+  error | Error: KeyError - 'pear'
+ raised | FOLDER/shop_of_try.py, line 11, in lookup
  policy | An apple is \\boxed{3} coins.
 
  reward | score 1, acc 1, pred 3, label 3, method exact
@@ -88,6 +89,13 @@ def test_a_script_is_played_with_real_tools_tokens_and_reward(folder: Path) -> N
         (TURNS[:1], [], "turns.yaml ends too early: the episode goes on, and turn 2 of the policy is missing"),
         (["hi", "more"], [], "it has 2 turns, and the episode ended after turn 1 (completed)"),
         ("hi", [], "turns.yaml holds str; expected a list of turns, each a text or {text:"),
+        ([], [], "turns.yaml holds nothing; expected a list of turns"),
+        ([42], [], "turn 1: got 42; expected: a mapping with the keys text, calls"),
+        (
+            [{"calls": [{"name": "lookup", "args": {}}]}],
+            [],
+            "got the unknown key 'calls.0.args'; did you mean 'arguments'?",
+        ),
         (["hi", {"txt": "hi"}], [], "turn 2: got the unknown key 'txt'; did you mean 'text'?"),
         (["hi"], ["--row", "1"], "got --row 1; train.jsonl has 1 rows, 0 to 0"),
         (["hi"], ["--you"], "got --script, --you; expected one source of turns"),
@@ -125,14 +133,14 @@ def test_a_person_types_the_turns(folder: Path) -> None:
 
 
 @asynccontextmanager
-async def chat_api(seen: list[Any]) -> AsyncIterator[str]:
-    """An OpenAI-compatible API: it calls a tool, then answers; refuses without a key."""
+async def chat_api(seen: list[Any], arguments: str = '{"item": "apple"}') -> AsyncIterator[str]:
+    """An OpenAI-compatible API: it calls a tool with these arguments, then answers; refuses without a key."""
 
     async def complete(request: web.Request) -> web.Response:
         seen.append(await request.json())
         if request.headers.get("Authorization") != "Bearer k":
             return web.json_response({"error": "no key"}, status=401)
-        call = {"id": "a", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "apple"}'}}
+        call = {"id": "a", "type": "function", "function": {"name": "lookup", "arguments": arguments}}
         answers = [{"content": None, "tool_calls": [call]}, {"content": "\\boxed{3}"}]
         return web.json_response({"choices": [{"message": answers[len(seen[-1]["messages"]) > 2]}]})
 
@@ -161,6 +169,21 @@ def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert seen[0]["tools"][0]["function"]["name"] == "lookup"
     assert "answered 401" in str(refused.exception)
     assert "OPENAI_API_KEY is not set" in str(refused.exception)
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    with on_a_thread(chat_api(seen, "{not json")) as url:
+        odd = play("--api-base", url, "--api-model", "m")
+    assert "the API's call of lookup has the arguments '{not json'; expected a JSON object" in str(odd.exception)
+
+
+def test_of_an_episode_that_could_not_begin_the_error_is_shown_alone(folder: Path) -> None:
+    (folder / "broken.py").write_text("def build(model, task):\n    raise RuntimeError('no agent')\n")
+    done = play("--script", script(folder, ["hi"]), "--set", "agent_factory=broken.build")
+    assert (done.exit_code, done.stdout.count("no agent"), "reward" in done.stdout) == (1, 1, False), done.output
+
+
+def test_own_tools_are_not_told_of_the_code_tool(folder: Path) -> None:
+    (folder / "rollout.yaml").write_text("strands_rollout: {tools: [shop_of_try.lookup]}")
+    assert play("--script", script(folder, ["3"])).stdout.startswith("  tools | lookup(item)\n")
 
 
 def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from fake_sglang import FakeSGLang, Reply
 from saved import Parts, dump_of, episode, sample_of
 from typer.testing import CliRunner
@@ -19,6 +20,7 @@ from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, TrajectoryError
 from strands_rollout.evaluation.options import slime_sampling_params
+from strands_rollout.evaluation.token_audit import local_server
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.template.chat_template import ChatTemplate
 
@@ -108,6 +110,13 @@ async def test_the_recorded_tokenizer_is_used_and_another_is_refused(
     path = tmp_path / "run.jsonl"
     write_dump(path, [await played(base_url, shipped_tokenizer)], TokenTexts(shipped_tokenizer))
     assert await run_replay(path, base_url=base_url)
+
+    async def no_engine(_: web.Request) -> web.Response:
+        return web.json_response({})
+
+    async with local_server(web.get("/{any:.*}", no_engine)) as other:
+        with pytest.raises(ConfigError, match="names no model, as an SGLang server or router would"):
+            await run_replay(path, base_url=other)
     with pytest.raises(ConfigError, match=f"run.jsonl:1 was written with the tokenizer {SHIPPED_MODEL_DIR}"):
         await run_replay(path, base_url=base_url, tokenizer_dir=Path(qwen3_tokenizer.name_or_path))
 

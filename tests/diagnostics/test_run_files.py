@@ -194,6 +194,7 @@ def test_good_data_is_fine(tmp_path: Path) -> None:
         ("{broken", "expected a JSON object like"),
         ({"prompt": "", "label": "2"}, "empty prompt"),
         ({"prompt": [{"role": "assistant", "content": "2"}], "label": "2"}, "user's message"),
+        ({"prompt": "What?", "label": "2", "metadata": {"strands_rollout_settings": {"max_turns": 1}}}, "max_turns"),
         ({"prompt": "What?", "label": None}, "label"),
         ({"prompt": "What?", "label": {"a": 1}}, "{'a': 1}"),
         ({"prompt": "What?", "label": ["", None]}, "every answer is wrong"),

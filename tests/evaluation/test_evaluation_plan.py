@@ -219,7 +219,7 @@ def test_options_of_others_go_into_the_record_as_their_checksum_alone(settings):
 def test_what_the_shipped_model_does_not_know_is_said(changed):
     settings, config = RolloutSettings(**changed), Path("my.yaml")
     note = shipped_model_note(settings, config, None, None)
-    assert f"your {next(iter(changed))} mean nothing to it" in note
+    assert f"your {next(iter(changed))} says" in note
     assert "strands-rollout try my.yaml --script FILE" in note
     assert shipped_model_note(RolloutSettings(executor="local"), config, None, None) is None
     assert shipped_model_note(settings, config, "http://127.0.0.1:1", None) is None

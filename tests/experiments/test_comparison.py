@@ -4,14 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 from recorded_runs import records, write_run
 from typer.testing import CliRunner, Result
 
 from experiments.__main__ import compare
 from experiments.comparison import Comparison, Variant, compare_runs, comparison_table, read_run
-from strands_rollout.errors import ConfigError
 
 
 def compared(*folders: Path) -> Comparison:
@@ -33,37 +31,6 @@ def test_runs_that_differ_in_their_seed_alone_are_one_variant(tmp_path: Path) ->
     assert [variant.label for variant in variants] == ["rollout=tito", "rollout=retokenised"]
     runs = [[run.folder.name for run in variant.runs] for variant in variants]
     assert runs == [["tito-1", "tito-2"], ["retokenised-1", "retokenised-2"]]
-
-
-def test_the_reader_is_told_what_is_unfinished_not_finite_and_of_another_commit(tmp_path: Path) -> None:
-    first = write_run(tmp_path / "a", records(3, loss=lambda step: (0.1, float("nan"))[step > 0]), seed=1, wandb=True)
-    second = write_run(tmp_path / "b", records(), seed=2, summary={"accuracy_end": 0.9}, commit="77aa", wandb=False)
-    assert only(first, second).label == "all", "how a run is logged makes no variant"
-    assert compared(first, second).notes == [
-        f"{first} is not finished: 3 steps",
-        f"{first}: loss is no finite number in 2 of 3 steps",
-        "the runs differ in commit: 4d1c, 77aa",
-    ]
-    assert comparison_table(compared(first, second)).endswith("\n- the runs differ in commit: 4d1c, 77aa")
-
-
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("options.json", None, "can't read .*options.json: No such file.*expected the folder of a training run"),
-        ("options.json", "{", "options.json is no JSON"),
-        ("options.json", "[]", "options.json holds list; expected an object"),
-        ("steps.jsonl", "", "steps.jsonl is empty"),
-    ],
-)
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, file: str, content: str | None, words: str) -> None:
-    folder = write_run(tmp_path / "a", records(), seed=1, summary={})
-    if content is None:
-        (folder / file).unlink()
-    else:
-        (folder / file).write_text(content)
-    with pytest.raises(ConfigError, match=words):
-        read_run(folder)
 
 
 def command(*arguments: Any) -> Result:

@@ -45,17 +45,6 @@ def lost(sample: Sample) -> dict[str, Any]:
     return dict(facts(sample)[TEXT_ENDPOINT_KEY])
 
 
-def trained_texts(tokenizer: Any, sample: Sample) -> list[str]:
-    """The runs of trained tokens."""
-    runs: list[list[int]] = [[]]
-    for token, mask in zip(sample.tokens[-sample.response_length :], sample.loss_mask or [], strict=True):
-        if mask:
-            runs[-1].append(token)
-        elif runs[-1]:
-            runs.append([])
-    return [tokenizer.decode(run) for run in runs if run]
-
-
 async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokenizer: Any) -> None:
     script = [Said(calls=[CALL]), Said(ANSWER, reasoning="It is 34.")]
     sample, _ = await play(shipped_tokenizer, script)
@@ -74,14 +63,6 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokeni
     assert lost(sample)["reread_turns"] == 0
     args = args_for(exact.fake.base_url, shipped_tokenizer)
     assert await reward_func(args, sample) == await reward_func(args, exact.sample)
-
-
-async def test_reasoning_is_trained_that_the_next_turn_did_not_read(shipped_tokenizer: Any) -> None:
-    script = [Said(calls=[CALL], reasoning="Let me run it."), Said(ANSWER, reasoning="It is 34.")]
-    sample, requests = await play(shipped_tokenizer, script)
-    assert "Let me run it." not in json.dumps(requests[1]["messages"])
-    assert trained_texts(shipped_tokenizer, sample)[0].startswith("<think>\nLet me run it.\n</think>\n\n<tool_call>")
-    assert lost(sample)["reread_turns"] == 1
 
 
 async def test_tokens_that_the_policy_spelled_otherwise_are_counted(shipped_tokenizer: Any) -> None:

@@ -132,7 +132,7 @@ async def test_a_reward_that_fails_is_an_error_and_logged_once(
     assert (found["score"], found["acc"], found["method"], found["label"]) == (-1.0, 0.0, "error", "42")
     assert sample.remove_sample  # no fault of the policy
     (logged,) = [record for record in caplog.records if "reward_failed" in record.message]
-    assert re.search(error, logged.getMessage())
+    assert (bool(re.search(error, logged.getMessage())), logged.exc_info) == (True, None)
 
 
 MEETING: list[asyncio.Event] = []

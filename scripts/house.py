@@ -42,10 +42,10 @@ class Limit:
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
-    "package: lines": Limit(32_000, 39_708),
+    "package: lines": Limit(32_000, 39_895),
     "package: files": Limit(150),
     "package: modules at the top level": Limit(8),
-    "package: median lines of a file": Limit(250, 287),
+    "package: median lines of a file": Limit(250, 289),
     "package: lines of the longest file": Limit(LONGEST_FILE),
     "package: files over 600 lines": Limit(0),
     "package: functions over 40 lines": Limit(0),

@@ -37,6 +37,10 @@ SYSTEM_PROMPT: Final = (
     "You are a careful math solver. Reason briefly, use the execute_python_code tool for every computation, "
     "and give the final answer in \\boxed{}."
 )
+MISSING_CODE_TOOL: Final = (
+    "system_prompt is the default, which speaks of execute_python_code, a tool that is not among yours; set it (null "
+    "for none)"
+)
 
 
 class _Settings(BaseModel):
@@ -72,7 +76,7 @@ class McpServer(_Settings):
     env: dict[str, str] | None = None
     """Environment variables of the command."""
     cwd: str | None = None
-    """Folder of the command."""
+    """Folder of the command; relative to the configuration's folder."""
     url: str | None = None
     """URL of a running server."""
     headers: dict[str, str] | None = None
@@ -308,6 +312,17 @@ class RolloutSettings(_Settings):
     """Given to the chat template if set."""
     reward: RewardSettings = Field(default_factory=RewardSettings)
     """How an answer is rewarded: settings of the grading, or your own reward."""
+
+    @property
+    def has_code_tool(self) -> bool:
+        """Whether a tool has the code tool's name."""
+        name = CODE_TOOL_PATH.rpartition(".")[2]
+        return any(isinstance(tool, str) and re.split("[.:]", tool)[-1] == name for tool in self.tools)
+
+    @property
+    def misses_code_tool(self) -> bool:
+        """Whether the default system prompt speaks of the code tool, and the agent seems not to have it."""
+        return not (self.has_code_tool or self.agent_factory or "system_prompt" in self.model_fields_set)
 
     @property
     def needs_labels(self) -> bool:

@@ -37,6 +37,11 @@ def search_beside(path: str | Path | None) -> None:
     sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
+def beside(path: str) -> Path:
+    """What a configuration names: relative to its folder, else to the working directory."""
+    return next((place for place in _places(path) if place.exists()), Path(path))
+
+
 def resolve(path: str) -> object:
     """What is at a path.
 

@@ -27,6 +27,7 @@ from strands_rollout.agent.tool_call import WrappedTool
 from strands_rollout.errors import SandboxError, ToolError, foreign_code
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
+from strands_rollout.user_code import beside
 
 # how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
 _CLIENTS_OWN: Final = "Tool execution failed"
@@ -54,6 +55,8 @@ def mcp_tools(server: McpServer) -> ToolProvider:
     Raises:
         ToolError: The server can't be used as it is named.
     """
+    if server.cwd is not None:
+        server = server.model_copy(update={"cwd": str(beside(server.cwd))})
     return _client(server) if server.per_episode else _shared_client(server.model_dump_json())
 
 

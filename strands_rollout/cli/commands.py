@@ -3,7 +3,6 @@
 Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs, so that --help answers at once.
 """
 
-import json
 import os
 import re
 import sys
@@ -37,7 +36,7 @@ _AGENTS: Final[dict[Kind, str]] = {
     "tools": "tools: [agent.look_up_price, agent.execute_python_code]\n  reward: reward.score",
     "factory": "agent_factory: factory.build\n  tools: []\n  reward: reward.score",
     "environment": "environment: environment.Shop # its score, made of reward.py's, is the reward\n  tools: []",
-    "mcp": "tools:\n    - name: shop\n      command: python server.py\n      cwd: @FOLDER@\n  reward: reward.score",
+    "mcp": "tools:\n    - name: shop\n      command: python server.py\n      cwd: .\n  reward: reward.score",
 }
 """What rollout.yaml says of the agent."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -157,7 +156,7 @@ def _project_files(kind: Kind, place: Path) -> dict[str, str]:
     texts = {}
     for name in (*_COMMON, *_FURTHER.get(kind, ())):
         text = (_DATA / "project" / name).read_text(encoding="utf-8").replace("@AGENT@", _AGENTS[kind])
-        texts[name] = text.replace("@NAME@", place.name).replace("@FOLDER@", json.dumps(str(place)))
+        texts[name] = text.replace("@NAME@", place.name)
     for name, source in (("train.jsonl", "train.jsonl"), ("held_out.jsonl", "demo.jsonl")):
         rows = (_DATA / source).read_text(encoding="utf-8").splitlines(keepends=True)
         texts[name] = "".join([row for row in rows if _SHOP_PROBLEM.search(row)][:_TRAINING_ROWS])

@@ -23,6 +23,8 @@ from strands_rollout.evaluation.options import Changes
 if TYPE_CHECKING:
     from typer._click import Context, HelpFormatter
 
+    from strands_rollout.settings import RolloutSettings
+
 _GROUPS: Final = {
     "Engine and model": "base-url api-base api-model model model-name tokenizer max-context-length host port",
     "Agent and reward": "config set reward reward-key group-rm",
@@ -194,10 +196,18 @@ def config(
 
         asyncio.run(check_names(file, settings))
     if file is not None and not as_json:
-        from strands_rollout.dump.terminal import show_next
+        _show_further(file, settings)
 
-        if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
-            typer.echo("not tried: the MCP servers; `strands-rollout doctor --config FILE` connects to them", err=True)
-        if settings.agent_factory:
-            typer.echo("not tried: the agent factory; `strands-rollout try FILE` calls it", err=True)
-        show_next("eval", "--config", file)
+
+def _show_further(file: Path, settings: RolloutSettings) -> None:
+    """What a configuration's check leaves open, and the next command."""
+    from strands_rollout.dump.terminal import show_next
+    from strands_rollout.settings import MISSING_CODE_TOOL
+
+    if settings.misses_code_tool:
+        typer.echo(f"note: {MISSING_CODE_TOOL}", err=True)
+    if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
+        typer.echo("not tried: the MCP servers; `strands-rollout doctor --config FILE` connects to them", err=True)
+    if settings.agent_factory:
+        typer.echo("not tried: the agent factory; `strands-rollout try FILE` calls it", err=True)
+    show_next("eval", "--config", file)

@@ -280,8 +280,7 @@ async def run_replay(
         check_tokenizer(episode.record, TokenTexts(tokenizer), str(folder))
         vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)
         async with create_client(url) as http:
-            asked = replay(SGLangClient(http, vocab_size=vocab_size), episode, params)
-            turns = [turn async for turn in asked]
+            turns = [turn async for turn in replay(SGLangClient(http, vocab_size=vocab_size), episode, params)]
             gaps = await recorded_gaps(http, episode, vocab_size=vocab_size)
     report = {
         "number": episode.number,

@@ -25,7 +25,7 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.grading import label_texts
-from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, yaml_text
+from strands_rollout.settings import RolloutSettings, yaml_text
 from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -358,9 +358,8 @@ def shipped_model_note(
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None
-    tool = CODE_TOOL_PATH.rpartition(".")[2]
-    has_tool = any(isinstance(path, str) and re.split(r"[.:]", path)[-1] == tool for path in settings.tools)
-    known = f"one tool by its name, {tool}(code), and guesses at" if has_tool else "only math with the code tool, not"
+    by_name = "one tool by its name, execute_python_code(code), and guesses at"
+    known = by_name if settings.has_code_tool else "only math with the code tool, not"
     return (
         f"note: the shipped model knows {known} what your {' and '.join(changed)} say{'s' * (len(changed) == 1)}. Play "
         f"without a model (strands-rollout try {config} --script FILE, or --you), or with another (--base-url URL)"

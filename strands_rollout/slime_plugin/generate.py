@@ -21,7 +21,7 @@ from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
 from strands_rollout.samples import METADATA_KEY, QUESTION_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
-from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, settings_from_args
+from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.own_reward import check_reward
@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
 _search_beside: Final = functools.cache(search_beside)
+_warn_of_prompt: Final = functools.cache(functools.partial(logger.warning, MISSING_CODE_TOOL))
 
 
 async def generate(
@@ -217,8 +218,10 @@ async def _run(job: RolloutJob) -> _Finished:
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.sample
-    has_code_tool = settings.agent_factory is None and CODE_TOOL_PATH in settings.tools
-    is_meant = has_code_tool or "system_prompt" in settings.model_fields_set  # the default prompt speaks of that tool
+    # the default prompt speaks of a tool that a factory's agent may not have
+    is_meant = settings.agent_factory is None or "system_prompt" in settings.model_fields_set
+    if settings.misses_code_tool:
+        _warn_of_prompt()
     prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     return Task(

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import strands_rollout
-from benchmarks.client import Measurement, scripted_engine
+from benchmarks.client import scripted_engine
 from benchmarks.script import Script, save_scripts
 from benchmarks.variants import Job, Played, Player, Step, make_player
 
@@ -43,9 +42,3 @@ def perfect(script: Script) -> Played:
     logprobs = iter(script.logprobs())
     mask = script.loss_mask()
     return Played(script.tokens(), mask, [next(logprobs) if bit else 0.0 for bit in mask], None)
-
-
-def measured(variant: str, cpu_ms: float, **step: Any) -> Measurement:
-    """A measurement of 64 episodes with 20 tool turns, but for what is given."""
-    usual = Step("cpu", variant, turns=20, concurrency=64, episodes=64)
-    return Measurement(replace(usual, **step), {"cpu_ms_per_trajectory": cpu_ms})

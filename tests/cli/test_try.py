@@ -181,9 +181,11 @@ def test_of_an_episode_that_could_not_begin_the_error_is_shown_alone(folder: Pat
     assert (done.exit_code, done.stdout.count("no agent"), "reward" in done.stdout) == (1, 1, False), done.output
 
 
-def test_own_tools_are_not_told_of_the_code_tool(folder: Path) -> None:
-    (folder / "rollout.yaml").write_text("strands_rollout: {tools: [shop_of_try.lookup]}")
-    assert play("--script", script(folder, ["3"])).stdout.startswith("  tools | lookup(item)\n")
+@pytest.mark.parametrize(("more", "is_warned"), [("", True), (", system_prompt: Buy.", False)])
+def test_a_default_prompt_that_speaks_of_a_missing_tool_is_warned_of(folder: Path, more: str, is_warned: bool) -> None:
+    (folder / "rollout.yaml").write_text(f"strands_rollout: {{tools: [shop_of_try.lookup]{more}}}")
+    shown = CliRunner().invoke(app, ["config", "rollout.yaml"]).output
+    assert ("system_prompt is the default, which speaks of execute_python_code" in shown) is is_warned
 
 
 def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:

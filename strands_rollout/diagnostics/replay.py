@@ -6,6 +6,7 @@ included: no tool is run, no template is needed, and a turn that departs does no
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby
@@ -129,7 +130,8 @@ def _totals(totals: DriftTotals, template_fault: str | None) -> Iterator[tuple[s
     yield f"  the whole text encoded again: {totals.text_drift} tokens change", ""
     off_policy = f"{totals.off_policy} sampled tokens ({totals.off_policy_share:.1%})"
     yield f"  off-policy then: {off_policy} come after the first change", ""
-    yield f"  by kind: {', '.join(f'{name} {count}' for name, count in totals.classes.items())}", ""
+    kinds = ", ".join(f"{name} {count}" for name, count in totals.classes.items())
+    yield textwrap.fill(f"  by kind: {kinds}", 80, subsequent_indent="    "), ""
     if totals.mismatched_episodes is None:
         yield f"context: not compared{f': {template_fault}' if template_fault else ''}", "yellow"
     elif totals.mismatched_episodes:

@@ -549,24 +549,22 @@ def _totals(name: str, data_set: Mapping[str, Any]) -> Iterator[str]:
         return "" if problems == data_set["problems"] else f" over {problems} of {data_set['problems']} problems"
 
     scored = over(data_set["problems_scored"])
-    passed = "".join(
-        f", pass@{k} {_share(value)}{over(data_set['pass_at_k_problems'][k])}"
+    passed = ", ".join(
+        f"pass@{k} {_share(value)}{over(data_set['pass_at_k_problems'][k])}"
         for k, value in data_set["pass_at_k"].items()
     )
     graded, majority = data_set["maj_at_n"] is not None, f", maj@{samples} {_share(data_set['maj_at_n'])}{scored}"
-    yield (
-        f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{passed}{majority if graded else ''}"
-    )
+    yield f"\n{name}: avg@{samples} {_share(data_set['avg_at_n'])}{scored}{between}{majority if graded else ''}"
+    if passed:
+        yield passed
     if data_set["mean_reward"] is not None:
         parts = [f"{part.removeprefix(PART_PREFIX)} {value:.4g}" for part, value in data_set["mean_parts"].items()]
         yield f"mean reward {data_set['mean_reward']:.4g}{scored}{': ' * bool(parts)}{', '.join(parts)}"
     without = f", {data_set['without_answer']} without an answer" if graded else ""
-    yield (
-        f"{data_set['scored']} of {data_set['planned']} samples scored{without}; {data_set['tool_calls']} tool calls, "
-        f"{data_set['tool_errors']} with an error, {data_set['unknown_tools']} of them "
-        f"of tools that do not exist; {data_set['nonzero_exits']} pieces of code exited with an error; "
-        f"{data_set['sampled_tokens']} sampled tokens"
-    )
+    scored_of = f"{data_set['scored']} of {data_set['planned']} samples scored{without}"
+    yield f"{scored_of}; {data_set['sampled_tokens']} sampled tokens"
+    failed = f"{data_set['tool_errors']} failed, {data_set['unknown_tools']} of them of unknown tools"
+    yield f"{data_set['tool_calls']} tool calls, {failed}; {data_set['nonzero_exits']} code runs exited with an error"
     yield f"stop reasons: {_listed(data_set['stop_reasons']) or 'none'}"
 
 

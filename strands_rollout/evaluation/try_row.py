@@ -32,7 +32,7 @@ from strands import Agent
 from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry, MessageAddedEvent
 
 from strands_rollout.agent.environment import place_in_users_code
-from strands_rollout.dump.terminal import make_console, print_transcript
+from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
 from strands_rollout.evaluation.evaluate import Outcome, playing, served_engine, served_tokenizer, start_executor
 from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
@@ -251,7 +251,9 @@ def _typed_lines() -> list[str]:
     # ended. asyncio's own handler would only cancel a task.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        lines = [input("you> ")]
+        lines = [""]
+        while not lines[-1].strip():
+            lines = [input("you> ")]
         while lines[-1].endswith("\\"):
             lines[-1:] = [lines[-1][:-1], input("...> ")]
     except (EOFError, KeyboardInterrupt):
@@ -396,14 +398,19 @@ def run_try(options: TryOptions) -> int:
             before the episode does, or after it.
     """
     try:
-        return asyncio.run(_try(options))
+        code = asyncio.run(_try(options))
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except PolicyEndedError as e:
         if not options.you:
             raise
         print(f"\n{e}", file=sys.stderr)
-    return EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
+    if code == EXIT_OK and (config := options.config) is not None:
+        held_out = config.parent / "held_out.jsonl"
+        show_next("eval", "--config", config, *(["--data", held_out] if held_out.is_file() else []))
+    return code
 
 
 async def _try(options: TryOptions) -> int:

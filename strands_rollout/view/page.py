@@ -366,6 +366,8 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wa
         cells = (position, *named, row["drift"], ", ".join(row["problems"]))
         table.add_row(*(Text(_cell(cell)) for cell in cells))
     console.print(table)
+    if absent := sorted(set(wanted) - set(range(len(view.rows)))):
+        raise ConfigError(f"got --sample {absent[0]}; {path} has {len(view.rows)} samples, counted from 0")
     for position, record in enumerate(read_dump(path)):
         if not wanted or position in wanted:
             console.rule(Text(printable(f"{position}: {record.where}")))

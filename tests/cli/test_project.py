@@ -64,11 +64,11 @@ def test_the_tutorials_own_reward_rises(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["factory", "environment", "mcp"])
-def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path) -> None:
+def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["init"])
     made = CliRunner().invoke(app, ["init", str(tmp_path / "it"), "--kind", kind])
     assert made.exit_code == 0, made.output
-    next_command = made.output.partition("next: ")[2]
-    assert "score 1" in shell(next_command, cwd=tmp_path)
+    assert "score 1" in shell(made.output.partition("next: ")[2], cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def test_rows_of_a_table_are_scored_by_a_reward_that_is_named(folder: Path) -> N
 
 def test_a_person_types_the_turns(folder: Path) -> None:
     call = '/call lookup {"item": "apple"}'
-    done = play("--you", typed=f"/call lookup 3\nI look.\\\n{call}\n{call}\nAn apple is \\boxed{{3}} coins.\n")
+    done = play("--you", typed=f"\n/call lookup 3\nI look.\\\n{call}\n{call}\nAn apple is \\boxed{{3}} coins.\n")
     assert done.exit_code == 0, done.output
     assert """got '/call lookup 3'; expected /call NAME {"key": "value"}""" in done.stderr
     assert ' policy | I look.\n   call | lookup {"item": "apple"}\n result | 3 coins\n' in done.stdout

@@ -36,7 +36,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 _OF_CONNECTIONS: Final = frozenset({"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"})
 _TRACEBACK_LOGGERS: Final = (
     *_OF_CONNECTIONS,
-    *("strands.tools.registry", "strands.tools.executors._executor", "asyncio"),
+    *("strands.tools.registry", "strands.tools.executors._executor", "asyncio", "root"),
 )
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
@@ -119,14 +119,16 @@ class GuardedMcpClient(ToolProvider):
         with self._lock:
             if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
                 raise SandboxError(self._failure)
+            began_at = time.monotonic()
             with foreign_code("Strands wraps what the connection raised") as outcome, _STARTING, _hidden_tracebacks():
                 if self.may_be_lost:
                     self._drop_lost_connection()
                 tools = await self._client.load_tools(**kwargs)
                 self._reschedule(None)
             if (error := outcome.error) is not None:
+                is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
                 late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was given up"
-                why = late if self._is_late else masked_text(_first_cause(error))
+                why = late if is_late else masked_text(_first_cause(error))
                 self._failure = f"the MCP server {self._name!r} did not start: {why}"
                 self._failed_at = time.monotonic()
                 raise SandboxError(self._failure) from error
@@ -258,7 +260,8 @@ def _hides_tracebacks(record: logging.LogRecord) -> bool:
     if record.name == "asyncio":  # of a loop that ended before Strands' client told it to
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
-    if record.name in _OF_CONNECTIONS:
+    # an older mcp logs by the root logger
+    if record.name in _OF_CONNECTIONS or record.getMessage().startswith("Unhandled exception in receive loop"):
         record.exc_info = None
     return not (_HIDES_TRACEBACKS.get() or isinstance(error, SandboxError))
 

@@ -409,6 +409,8 @@ class _Poller:
 
 
 _POLLERS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Poller]] = weakref.WeakKeyDictionary()
+CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
+"""The id of the tool call that runs here; "" outside of one."""
 _BEGAN: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar(
     "strands_rollout_episode_began", default=None
 )

@@ -295,6 +295,9 @@ class RolloutSettings(_Settings):
     fan_out: bool = False
     """Return a list of samples: the main agent's, one for each sub-agent, and one for each history that was rewritten
     later."""
+    transient_context: Literal["segment", "keep"] = "segment"
+    """What to do with a text that a plugin shows in one request only, such as a reminder: "segment" begins a new
+    segment after it, as for a history that was rewritten; "keep" leaves it in the context, and the sample is one."""
     should_abort: Annotated[str | Callable[[], bool] | None, PlainSerializer(str, when_used="json-unless-none")] = None
     """Without slime: a function without arguments, or its dotted path, that returns whether the rollout is being
     aborted."""

@@ -182,12 +182,9 @@ class _Run:
                         reason = await self._turn(team)
         except Exception as e:  # every failure of an episode is data for its caller
             reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
-        conversation, history = self.model.conversation, self.begun.messages
         is_resumable = self.team is None or self.team.is_alone
-        if self.team is not None:
-            history = self.team.main.messages
-            conversation.history = (lambda: history) if is_resumable else None  # the agent can go
-        conversation.drop_empty_segment()
+        history = self.begun.messages if self.team is None else self.team.main.messages
+        self.model.conversation.drop_empty_segment()
         duration_s = self.begun.duration_s + time.monotonic() - started
         return Episode(
             stop_reason=reason,
@@ -232,8 +229,7 @@ class _Run:
         if self.is_watched:
             contain_exits(team)
         self.team = team
-        # a swarm or graph gives its agents new histories, and a hook may put another list in the place of one
-        conversation.history = (lambda: team.main.messages) if team.is_alone else None
+        conversation.bind(team.main, getattr(team.main, "_cancel_signal", None))  # not public in older Strands
         conversation.know_tools(team.main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:

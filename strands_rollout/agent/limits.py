@@ -29,7 +29,7 @@ from strands_rollout.agent.loop import History
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.model.conversation import UNPARSED, failure_message
+from strands_rollout.model.history import UNPARSED, failure_message
 
 
 class StopReason(StrEnum):

@@ -163,7 +163,7 @@ async def _answered(context: Any, following: Next) -> AsyncGenerator[Any, None]:
             yield event
         return
     text, blocks = split_system_prompt(context.system_prompt)
-    answer = await context.model.answer(context.messages, context.tool_specs or None, text, blocks)
+    answer = await context.model.answer(context.messages, context.tool_specs or None, text, blocks, context.agent)
     yield ModelStopReason(
         stop_reason=answer.stop_reason, message=answer.message, usage=answer.usage, metrics=answer.metrics
     )
@@ -251,7 +251,8 @@ class UnwatchedCycles:
         agent = self._agent
         self._tell(hooks.BeforeModelCallEvent(agent=agent, invocation_state=self._state))
         text, blocks = split_system_prompt(agent.system_prompt_content)
-        answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
+        model = cast("SGLangModel", agent.model)
+        answer = await model.answer(agent.messages, self._specs or None, text, blocks, agent)
         answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
         agent.messages.append(cast("Message", answer.message))
         if answer.stop_reason == "max_tokens":

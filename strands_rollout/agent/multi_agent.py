@@ -26,9 +26,9 @@ from strands.types.tools import AgentTool
 
 from strands_rollout.agent.environment import Task, failure_words, result_of, running
 from strands_rollout.agent.loop import TurnTools
-from strands_rollout.agent.tool_call import CURRENT_CALL, sandbox_fault
+from strands_rollout.agent.tool_call import sandbox_fault
 from strands_rollout.agent.tool_loading import agents_in, load_function, refuse_blocking, refuse_no_model
-from strands_rollout.aio import in_own_thread
+from strands_rollout.aio import CURRENT_CALL, in_own_thread
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
 
@@ -43,7 +43,7 @@ class Team:
 
     Attributes:
         runner: What is given the task.
-        main: The agent on the episode's model; its tokens are the sample's.
+        main: The agent on the episode's model whose tokens are the sample's.
         agents: All of them, but those that are tools of another.
         tool_agents: Those that are.
     """
@@ -77,7 +77,7 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
 
     Raises:
         ConfigError: The function raised, which the message names with file, line and sample; or what it built is no
-            agent, swarm or graph; or not exactly one of its agents is on the model; or one has none.
+            agent, swarm or graph; or the agent, or none of its agents, is on the model; or one has none.
         ToolError: There is no such function.
     """
     build = load_function(path, "an agent")
@@ -114,13 +114,12 @@ def _team_of(made: object, model: SGLangModel, path: str) -> Team:
     tool_agents = _tool_agents(agents)
     everyone = [*agents, *tool_agents]
     refuse_no_model(everyone)
-    on_model = [agent for agent in everyone if agent.model is model]
-    if len(on_model) != 1 or on_model[0] not in agents:
-        names = ", ".join(agent.name for agent in on_model) or "none"
+    on_model = [agent for agent in agents if agent.model is model]
+    if not on_model:
+        names = ", ".join(agent.name for agent in everyone if agent.model is model) or "none"
         raise ConfigError(
-            f"agent_factory {path!r} put these agents on the model that it was given: {names}; expected one, whose "
-            "tokens are the sample's, and which is no tool. Give each other agent a model of its own: "
-            "strands_rollout.sub_agent_model()"
+            f"agent_factory {path!r} put these agents on the model that it was given: {names}; expected the agent that "
+            "it returns, or one of the swarm's or graph's, whose tokens are the sample's"
         )
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
@@ -131,7 +130,19 @@ def _team_of(made: object, model: SGLangModel, path: str) -> Team:
     _PLAYED.update(of_policy)
     for agent in everyone:
         _make_quiet(agent)
-    return Team(made, on_model[0], agents, tool_agents)
+    return Team(made, _main_of(made, on_model), agents, tool_agents)
+
+
+def _main_of(made: Agent | MultiAgentBase, on_model: Sequence[Agent]) -> Agent:
+    """The agent that gives the answer: of a graph its last node, of a swarm the one that begins."""
+    if isinstance(made, Agent):
+        return made
+    edges = getattr(made, "edges", None)
+    if edges is None:
+        return next((agent for agent in on_model if agent is getattr(made, "entry_point", None)), on_model[0])
+    followed = {edge.from_node.node_id for edge in edges}
+    last = [node.executor for name, node in getattr(made, "nodes", {}).items() if name not in followed]
+    return next((agent for agent in on_model if agent in last), on_model[-1])
 
 
 def _used_again(path: str, agents: Sequence[Agent]) -> str:
@@ -215,14 +226,6 @@ class _Episode:
 _CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_agent_models", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class MadeModel:
-    """A model, and the id of the tool call that asked for it."""
-
-    model: SGLangModel
-    call: str
-
-
 @dataclass(slots=True)
 class AgentModels:
     """The models that the tools of one episode made.
@@ -234,7 +237,7 @@ class AgentModels:
     """
 
     make: Callable[[str], SGLangModel]
-    made: list[MadeModel] = field(default_factory=list)
+    made: list[SGLangModel] = field(default_factory=list)
     is_closed: bool = False
     _names: Counter[str] = field(default_factory=Counter)
 
@@ -254,8 +257,8 @@ class AgentModels:
         """A model for an agent of the tool call that runs here; its name is that call's and a number."""
         call = CURRENT_CALL.get()
         self._names[call] += 1
-        self.made.append(MadeModel(self.make(f"{call}/{self._names[call]}"), call))
-        return self.made[-1].model
+        self.made.append(self.make(f"{call}/{self._names[call]}"))
+        return self.made[-1]
 
 
 def sub_agent_model() -> SGLangModel:

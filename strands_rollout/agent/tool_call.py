@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import inspect
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
-from strands_rollout.aio import began_at_s, exits_as_errors, in_own_thread
+from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
 from strands_rollout.code_tool.tool import CALL_OUTCOME
 from strands_rollout.errors import NoModelError, SandboxError
 from strands_rollout.template.messages import error_result, error_words, plain_result
@@ -82,9 +81,6 @@ class ToolStats:
 
 
 CLEANUP_S: Final = 0.05
-
-CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
-"""The id of the tool call that runs here; "" outside of one."""
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""

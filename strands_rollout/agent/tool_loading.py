@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import strands.agent.agent
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, SummarizingConversationManager
+from strands.handlers.callback_handler import PrintingCallbackHandler, null_callback_handler
 from strands.hooks import HookProvider
 from strands.models import Model
 from strands.models.bedrock import BedrockModel
@@ -19,8 +20,7 @@ from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
-from strands_rollout.agent.tool_call import CURRENT_CALL
-from strands_rollout.aio import exits_as_errors
+from strands_rollout.aio import CURRENT_CALL, exits_as_errors
 from strands_rollout.errors import NoModelError, ToolError, foreign_code
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
@@ -236,10 +236,15 @@ class _NoModel(BedrockModel):
 
 
 def _resolve(path: str) -> object:
-    """What is at a path; its agents without a model can be told."""
-    # which Strands calls by this name, without arguments where an agent was given no model
+    """What is at a path; its agents without a model can be told, and those that a tool builds print nothing."""
+    # Strands calls both by these names, where an agent was given no model, and no callback handler
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
+    vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
     return resolve(path)
+
+
+def _default_handler() -> Callable[..., Any]:
+    return null_callback_handler if CURRENT_CALL.get() else PrintingCallbackHandler()
 
 
 _NO_MODEL: Final = (

@@ -47,6 +47,8 @@ class SGLangModelConfig(TypedDict, total=False):
     extra: dict[str, Any]
     continue_aborted: bool
     on_rewritten_history: Literal["error", "segment"]
+    conversations: Literal["one", "many"]
+    transient_context: Literal["segment", "keep"]
 
 
 def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
@@ -178,7 +180,7 @@ class TurnSampler:
         """Tokens left for new context and the next turn."""
         return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
-    async def sample(self, asked: TurnRequest, *, turn: int) -> Generation:
+    async def sample(self, asked: TurnRequest, *, turn: int | str) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
         A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
@@ -359,7 +361,7 @@ def turn_seed(seed: int, turn: int | str) -> int:
     return int.from_bytes(digest) >> 33
 
 
-def turn_params(params: Mapping[str, Any], turn: int) -> dict[str, Any]:
+def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
     """The sampling parameters of a turn (from 0): those of the conversation, with a seed of its own."""
     seed = params.get("sampling_seed")
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
@@ -414,6 +416,8 @@ DEFAULT_CONFIG: Final[SGLangModelConfig] = {
     "extra": {},
     "continue_aborted": True,
     "on_rewritten_history": "error",
+    "conversations": "one",
+    "transient_context": "segment",
 }
 
 

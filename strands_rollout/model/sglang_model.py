@@ -1,29 +1,45 @@
-"""A Strands model provider on SGLang's native `/generate`: token-in/token-out."""
+"""A Strands model provider on SGLang's native `/generate`: token-in/token-out.
+
+Each agent that it serves has a conversation, whose trajectory grows as long as the agent extends its history. One that
+was rewritten begins a new segment, with all of it as prompt.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import itertools
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel, ValidationError
 from strands.event_loop.streaming import process_stream
 from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
-from strands.types.content import Messages
 from strands.types.exceptions import ContextWindowOverflowException, StructuredOutputException
 
-from strands_rollout.aio import own_pass
+from strands_rollout.aio import CURRENT_CALL, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.transport import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
-from strands_rollout.model.conversation import Answer, Conversation, ModelCall, StreamEvent, answer_events, token_count
+from strands_rollout.model.history import (
+    Answer,
+    HistorySegment,
+    Messages,
+    ModelCall,
+    StreamEvent,
+    answer_events,
+    is_same_history,
+    token_count,
+)
 from strands_rollout.model.trajectory import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, format_of_call, get_parser
+from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, for_tool_specs, format_of_call, get_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -31,10 +47,201 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=BaseModel)
+_AT_ONCE: Final = (
+    'got a second turn while one is running; expected one conversation per SGLangModel, or conversations="many"'
+)
+
+
+Kind = Literal["main", "agent", "aside"]
+
+
+class Conversation:
+    """All segments of one agent's conversation; a new one is made for each.
+
+    Args:
+        template, parser, sampler: The policy's.
+        kind: Whose it is: the main agent's, another agent's, or nobody's, as what a context manager asks.
+        number: Tells its tool-use ids and seeds from those of the model's other conversations; 0 of the main one.
+        shown_ids: Those of the others, whose history it may begin with.
+
+    Attributes:
+        last: The segment that the next turn extends.
+        segments: Those before it, each up to where the history was rewritten.
+        call: Id of the tool call in which it began; "" outside of one.
+        is_busy: Whether a turn is under way.
+        agent: Gives the agent whose it is; None where that is not known, or the agent is gone.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        parser: ToolParser,
+        sampler: sampling.TurnSampler,
+        kind: Kind = "main",
+        number: int = 0,
+        shown_ids: Mapping[str, str] | None = None,
+    ) -> None:
+        self._template = template
+        self._parser = parser
+        self.sampler = sampler
+        self.kind = kind
+        self.number = number
+        self.call = CURRENT_CALL.get()
+        self.last = HistorySegment(template, shown_ids)
+        self.segments: list[HistorySegment] = []
+        self.is_busy = False
+        # weak: an agent refers to its model
+        self.agent: Callable[[], Any] = _nobody
+        self._signal: Callable[[], Any] = _nobody
+        self._is_unread = False
+        self._knows_tools = False
+
+    def __iter__(self) -> Iterator[HistorySegment]:
+        return iter((*self.segments, self.last))
+
+    @property
+    def turn_count(self) -> int:
+        """Turns in all segments."""
+        return sum(len(segment.trajectory.turns) for segment in (*self.segments, self.last))
+
+    @property
+    def earlier_response_length(self) -> int:
+        """Response tokens of the segments before the last."""
+        return sum(segment.trajectory.response_length for segment in self.segments)
+
+    def bind(self, agent: object, signal: object = None) -> None:
+        """Make it this agent's; what is None changes nothing."""
+        self.agent = self.agent if agent is None else weakref.ref(agent)
+        self._signal = self._signal if signal is None else weakref.ref(signal)
+
+    def is_of(self, call: ModelCall) -> bool:
+        """Whether the agent that asks is known to be its own, and has no turn under way."""
+        by_agent = call.agent is not None and self.agent() is call.agent
+        return not self.is_busy and (by_agent or (call.signal is not None and self._signal() is call.signal))
+
+    def may_be_of(self, call: ModelCall) -> bool:
+        """Whether a call of an agent that has none, or that is not known, may belong here, by its history."""
+        if self.is_busy:
+            return False
+        if (agent := self.agent()) is not None:
+            is_unknown = call.agent is None and call.signal is None
+            return is_unknown and is_same_history(agent.messages, call.messages)
+        if self.agent is not _nobody or self._signal is not _nobody:
+            return False  # of an agent that is gone
+        last = self.last
+        if not last.trajectory.turns:
+            return self.kind == "main"
+        is_open = last.trajectory.is_open or self._is_unread
+        return last.is_continued_by(call.messages) or (is_open and last.is_covered(call.messages))
+
+    def know_tools(self, tool_specs: Messages | None) -> None:
+        """Read calls by the tools' schemas, where the format needs them; the first tools count.
+
+        What was resumed was read without them, and is read again.
+        """
+        if self._knows_tools or not tool_specs:
+            return
+        self._knows_tools = True
+        before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
+        if self._parser is not before and not self.segments:
+            self._read_all()
+
+    def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
+        """Continue a conversation that was begun elsewhere.
+
+        Args:
+            trajectory: Its tokens and turns; owned by this conversation from here on. If it is open, its last turn is
+                continued.
+            messages: Its Strands messages.
+            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
+        """
+        self.last.trajectory = trajectory
+        self.last.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
+        self._read_all()
+        self.last.accept(messages[:covered])
+        # the turn was sampled, and the agent was stopped before it had the message
+        self._is_unread = len(messages) == covered and not trajectory.is_open
+
+    def takes_unread_turn(self, call: ModelCall) -> bool:
+        """Whether a call was answered already, by a turn that the agent has not seen; true once."""
+        is_unread, self._is_unread = self._is_unread, False
+        return is_unread and self.last.covers(call)
+
+    def begin_segment_for(self, call: ModelCall) -> None:
+        """Begin a segment where a history does not extend what the policy has read, or its prompt or tools changed."""
+        last = self.last
+        if not last.trajectory.turns:
+            return
+        is_covered = last.covers(call)
+        is_asked_again = is_covered and not (last.trajectory.is_open or self._is_unread)
+        is_extended = is_covered or last.is_extended_by(call.messages)
+        if is_extended and not is_asked_again and not last.changes_in_head(call):
+            return
+        last.ended_by = last.why_not_extended_by(call)
+        self.segments.append(last)
+        self.last = HistorySegment(self._template, last.shown_ids)
+        self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
+
+    def drop_empty_segment(self) -> None:
+        """Forget a segment whose first generation failed; the one before covers none of the rewritten history."""
+        if self.segments and not self.last.trajectory.turns:
+            self.last = self.segments.pop()
+            self.last.ended_by = ""
+            self.last.forget_history()
+
+    def last_answer(self) -> Answer:
+        """The last turn as Strands takes it."""
+        return self.last.read_turn(-1, self.turn_count, self._parser, self.number)
+
+    def _read_all(self) -> None:
+        """Read the turns of the last segment, but an open one."""
+        self.last.parse_failures.clear()
+        for index, turn in enumerate(self.last.trajectory.turns):
+            if turn.finish_reason != "abort":
+                self.last.read_turn(index, index + 1, self._parser, self.number)
+
+
+def _nobody() -> None:
+    """In the place of a reference."""
+
+
+class Conversations:
+    """The conversations that one model has at once, that of the main agent first."""
+
+    def __init__(
+        self, template: ChatTemplate, parser: ToolParser, new_sampler: Callable[[], sampling.TurnSampler]
+    ) -> None:
+        self._shared = template, parser
+        self._new_sampler = new_sampler
+        self._numbers = itertools.count(1)
+        self.main = Conversation(*self._shared, new_sampler())
+        self._others: list[Conversation] = []
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter((self.main, *self._others))
+
+    def of(self, call: ModelCall) -> Conversation:
+        """Its agent's; where nobody says who asks, that whose history it extends; else a new one.
+
+        An agent that asks twice at once has two.
+        """
+        if self.main.is_of(call):
+            return self.main
+        found = next((one for one in self if one.is_of(call)), None)
+        found = found or next((one for one in self if one.may_be_of(call)), None)
+        found = found or self.begin("aside" if call.agent is None and call.signal is None else "agent")
+        found.bind(call.agent, call.signal)
+        return found
+
+    def begin(self, kind: Kind) -> Conversation:
+        """A new one beside the others."""
+        shown_ids = {use_id: shown for one in self for use_id, shown in one.last.shown_ids.items()}
+        self._others.append(Conversation(*self._shared, self._new_sampler(), kind, next(self._numbers), shown_ids))
+        return self._others[-1]
 
 
 class SGLangModel(Model):
-    """One policy for one conversation at a time; `trajectory` holds its exact tokens.
+    """One policy, for one conversation or for many at once; `trajectory` holds the exact tokens of the first.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. Call `reset()` before another conversation.
@@ -63,13 +270,18 @@ class SGLangModel(Model):
         on_rewritten_history: "error" refuses a history that does not extend what the policy has read, and another
             system prompt or a further tool in mid-conversation; "segment" begins a new trajectory with it, as for a
             conversation manager that drops or sums up messages.
+        conversations: "one" refuses a second turn at once, and reads all requests as one agent's; "many" keeps one
+            conversation for each agent, told apart by what Strands says of who asks, else by their histories. Those of
+            agents beside the first may rewrite their histories.
+        transient_context: "segment" begins a new trajectory after a request that had a text which the history has not,
+            such as a plugin's reminder; "keep" leaves it where the policy has read it, and goes on after it.
         processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
             which is loaded when the first image occurs.
         engine_patience_s: How long an engine that is away, busy or failing is asked again; a `client` that is an
             `SGLangClient` has its own.
 
     Attributes:
-        conversation: The conversation so far.
+        conversations: All conversations, the first agent's first.
         tool_parser: The parser's name; None of one that was handed over.
 
     Raises:
@@ -112,15 +324,20 @@ class SGLangModel(Model):
         self._vocab_size = vocab_size
         ends = [*self.template.end_ids, getattr(tokenizer, "eos_token_id", None)]
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
-        self._sampler = sampling.TurnSampler(vocab_size or encoder.vocab_size, end_ids, encoder.decode)
+        limit = vocab_size or encoder.vocab_size
+        self._new_sampler = functools.partial(sampling.TurnSampler, limit, end_ids, encoder.decode)
         self._should_abort = should_abort
         self._request_span = request_span
-        self._busy = False
         self.reset()
 
     def reset(self) -> None:
         """Start a new trajectory; references to the old one stay valid."""
-        self.conversation = Conversation(self.template, self._parser)
+        self.conversations = Conversations(self.template, self._parser, self._new_sampler)
+
+    @property
+    def conversation(self) -> Conversation:
+        """That of the main agent: the first, or the episode's."""
+        return self.conversations.main
 
     @property
     def trajectory(self) -> Trajectory:
@@ -130,8 +347,7 @@ class SGLangModel(Model):
     @property
     def parse_failures(self) -> list[ParseFailure]:
         """Tool calls of the conversation that could not be parsed."""
-        earlier = [failure for segment in self.conversation.segments for failure in segment.parse_failures]
-        return [*earlier, *self.conversation.last.parse_failures]
+        return [failure for segment in self.conversation for failure in segment.parse_failures]
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -151,32 +367,34 @@ class SGLangModel(Model):
     @property
     def engine_aborts(self) -> int:
         """Requests that the engine aborted and that were continued in place."""
-        return self._sampler.engine_aborts
+        return sum(one.sampler.engine_aborts for one in self.conversations)
 
     @property
     def engine_fault(self) -> Fault | None:
         """How the engine failed, while it is asked again; None while it is well."""
-        return self._sampler.engine_fault
+        return next((one.sampler.engine_fault for one in self.conversations if one.sampler.engine_fault), None)
 
     @property
     def is_generating(self) -> bool:
         """Whether a request of this model is at the engine."""
-        return self._sampler.flight.rid is not None
+        return any(one.sampler.flight.rid is not None for one in self.conversations)
 
     async def stop_generating(self) -> bool:
-        """Ask the engine to abort the request that it has; whether it said that it will. A router can't."""
-        rid = self._sampler.flight.rid
-        return rid is not None and await self.client().stop(rid, headers=self.config["headers"] or None)
+        """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
+        rids = [rid for one in self.conversations if (rid := one.sampler.flight.rid) is not None]
+        client, headers = self.client(), self.config["headers"] or None
+        return any(await asyncio.gather(*(client.stop(rid, headers=headers) for rid in rids)))
 
     @property
     def context_window_limit(self) -> int | None:
-        """Context length in tokens: the smaller of the configured and the engine's own, where known."""
-        return self._sampler.context_limit(self.config["context_window_limit"])
+        """Context length in tokens: the smallest of those configured and the engine's own, where known."""
+        limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
+        return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
 
     @property
     def cut_by(self) -> str | None:
-        """The limit that cut the last turn: "turn", "response" or "context"; None if none did."""
-        return self._sampler.cut_by
+        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
+        return self.conversation.sampler.cut_by
 
     def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
         """Change settings by name; the next turn uses them.
@@ -197,13 +415,17 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         *,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
-        **kwargs: object,  # noqa: ARG002 - tool choice and signals that SGLang has no equal for
+        invocation_state: Mapping[str, Any] | None = None,
+        cancel_signal: object = None,
+        **kwargs: object,  # noqa: ARG002 - tool choice and others that SGLang has no equal for
     ) -> AsyncGenerator[StreamEvent, None]:
         """One turn as Strands events; see `answer`.
 
         The request is not streamed from the server; all events come when the turn is complete.
         """
-        for event in answer_events(await self.answer(messages, tool_specs, system_prompt, system_prompt_content)):
+        agent = _who_asks(invocation_state, cancel_signal, messages)
+        request = messages, tool_specs, system_prompt, system_prompt_content
+        for event in answer_events(await self.answer(*request, agent, cancel_signal)):
             yield event
 
     async def answer(
@@ -212,18 +434,14 @@ class SGLangModel(Model):
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
         system_prompt: str | None = None,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
+        agent: object = None,
+        signal: object = None,
     ) -> Answer:
-        """One turn: generate it, record it, and read it.
-
-        Args:
-            messages: The agent's history; not changed.
-            tool_specs: The tools that the policy may call.
-            system_prompt: The agent's system prompt as text.
-            system_prompt_content: The same as content blocks, which count where both are given.
+        """One turn: generate it, record it, and read it. What is given is a `ModelCall`'s.
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
-                or a further tool; or a turn is already running.
+                or a further tool; or a turn is already running. Not where many conversations, and segments, may begin.
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the first prompt as too long; or the context is full, and
                 the history may be rewritten.
@@ -231,17 +449,18 @@ class SGLangModel(Model):
                 trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
         """
-        if self._busy:
-            raise TrajectoryError("got a second turn while one is running; expected one conversation per SGLangModel")
-        self._busy = True
+        call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content, agent, signal)
+        conversation = self.conversation if self.config["conversations"] == "one" else self.conversations.of(call)
+        if conversation.is_busy:
+            raise TrajectoryError(_AT_ONCE)
+        conversation.is_busy = True
         try:
             await own_pass()  # reading what is new in the history is the longest step of a turn
-            call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content)
-            may_rewrite = self.config["on_rewritten_history"] == "segment"
-            conversation = self.conversation.for_call(call) if may_rewrite else self.conversation
+            if conversation.kind != "main" or self.config["on_rewritten_history"] == "segment":
+                conversation.begin_segment_for(call)
             await self._turn(conversation, call)
         finally:
-            self._busy = False
+            conversation.is_busy = False
         return conversation.last_answer()
 
     async def structured_output(
@@ -251,7 +470,7 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         **kwargs: object,  # noqa: ARG002 - Strands' signature
     ) -> AsyncGenerator[dict[str, T | Any], None]:
-        """Ask for an instance of `output_model`, outside the trajectory.
+        """Ask for an instance of `output_model`, outside the trajectory; with many conversations, in one of its own.
 
         Yields:
             The turn's events, then `{"output": instance}`.
@@ -259,7 +478,9 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message says why.
         """
-        aside = Conversation(self.template, self._parser)
+        is_one = self.config["conversations"] == "one"
+        beside = Conversations(self.template, self._parser, self._new_sampler) if is_one else self.conversations
+        aside = beside.begin("aside")
         spec = convert_pydantic_to_tool_spec(output_model)
 
         async def events() -> AsyncGenerator[StreamEvent, None]:
@@ -282,6 +503,8 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
         """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
+        if self.config["conversations"] == "many":  # who counts compares with the context's length
+            await self.conversation.sampler.learn_context(self.client())
         return await token_count(self.template, ModelCall(messages, tool_specs, system_prompt, system_prompt_content))
 
     def client(self) -> SGLangClient:
@@ -292,30 +515,43 @@ class SGLangModel(Model):
     async def _turn(self, conversation: Conversation, call: ModelCall) -> None:
         """Sample the next turn into the conversation, or the rest of the open one."""
         conversation.know_tools(call.tool_specs)
-        if conversation.takes_unread_turn(call.messages):
+        if conversation.takes_unread_turn(call):
             return
-        segment, trajectory = conversation.last, conversation.last.trajectory
+        segment, sampler, trajectory = conversation.last, conversation.sampler, conversation.last.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
-        may_rewrite = config["on_rewritten_history"] == "segment"
+        may_rewrite = conversation.kind != "main" or config["on_rewritten_history"] == "segment"
         client = self.client()
-        await self._sampler.learn_context(client)
-        room = self._sampler.room(config, trajectory)
+        await sampler.learn_context(client)
+        room = sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
             room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
         context_ids = await segment.new_context(call, room, config["limits"].min_turn_tokens)
         asked = sampling.TurnRequest(
             client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
         )
-        tokens_before = len(trajectory.token_ids)
+        tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
+        # the agent may get further messages meanwhile
+        history = [*call.history] if config["transient_context"] == "keep" else None
         try:
-            await self._sampler.sample(asked, turn=conversation.turn_count - trajectory.is_open)
+            await sampler.sample(asked, turn=f"{conversation.number}/{number}" if conversation.number else number)
         except BudgetExhaustedError as e:
             if may_rewrite and e.budget == "context":
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
             if len(trajectory.token_ids) > tokens_before:
-                segment.accept(call.messages)
+                segment.accept(call.messages, history)
+
+
+def _who_asks(state: Mapping[str, Any] | None, signal: object, messages: Messages) -> object:
+    """The agent that an invocation's state names; None where it may be another.
+
+    The agents of a graph that work at once share one state. Newer Strands hands their own signals to the model too.
+    """
+    agent = (state or {}).get("agent")
+    if signal is not None:
+        return agent if getattr(agent, "_cancel_signal", None) is signal else None
+    return agent if is_same_history(getattr(agent, "messages", ()), messages) else None
 
 
 def _format_name(name: str, template: ChatTemplate) -> str:

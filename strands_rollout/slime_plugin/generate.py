@@ -151,8 +151,13 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
         facts[SCORE_KEY] = finished.score
     if finished.question is not None:
         facts[QUESTION_KEY] = finished.question
-    segments = segments if job.fans_out else []
-    return sample_writer.siblings(job.args, job.sample, segments, max_staleness=settings.max_staleness)
+    returned = segments if job.fans_out else []
+    others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
+    dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)
+    facts["dropped_sampled_tokens"] = job.beginning.dropped_tokens + dropped
+    if dropped and not (job.evaluation or job.fans_out):
+        sample_writer.warn_of_dropped(job.sample, segments)
+    return others
 
 
 def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
@@ -358,6 +363,8 @@ class RolloutJob:
             should_abort=should_abort or self.should_abort,
             request_span=slime_adapter.request_span(self.sample),
             on_rewritten_history="segment" if may_rewrite else "error",
+            conversations="many",
+            transient_context=settings.transient_context,
             processor=slime_adapter.processor_of(args, self.sample),
             engine_patience_s=settings.engine_patience_s,
         )

@@ -30,7 +30,8 @@ Metrics = dict[str, float]
 Samples = Sequence[FinishedSample]
 PER_SAMPLE: Final = (
     *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "unknown_tools"),
-    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "aborts", "resumes", "engine_aborts"),
+    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "dropped_sampled_tokens", "aborts"),
+    *("resumes", "engine_aborts"),
 )
 """Facts that are one number a sample; a metric's name is the fact's."""
 STATUSES: Final = ("completed", "truncated", "failed", "aborted")

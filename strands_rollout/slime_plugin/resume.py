@@ -236,6 +236,7 @@ class Beginning:
     aborts: int = 0  # how often the sample has come back ABORTED
     resumes: int = 0  # how often it was resumed, this time included
     question: str | None = None  # what an environment had asked in place of the row
+    dropped_tokens: int = 0  # tokens that earlier attempts sampled and that are in no sample
 
 
 def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
@@ -247,16 +248,18 @@ def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
     has_sampled = bool(sample.response_length) and not sample.remove_sample
     resume = _resume_state(sample, facts) if aborted and may_resume and has_sampled else None
     resumes = _count(facts, "resumes") + (resume is not None)
+    dropped = _count(facts, "dropped_sampled_tokens")
     if resume is None:
+        dropped += _count(facts, "sampled_tokens") if aborted else 0
         reset_sample(sample)
-        return Beginning(aborts=aborts, resumes=resumes)
+        return Beginning(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
     # slime may have masked what older weights sampled; masked tokens have no logprobs
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]
     sample.status, sample.reward, sample.remove_sample = statuses_of(sample).PENDING, None, False
     sample.metadata = {key: value for key, value in sample.metadata.items() if key != METADATA_KEY}
-    return Beginning(resume, aborts, resumes, facts.get(QUESTION_KEY))
+    return Beginning(resume, aborts, resumes, facts.get(QUESTION_KEY), dropped)
 
 
 def _count(facts: Mapping[str, Any], name: str) -> int:

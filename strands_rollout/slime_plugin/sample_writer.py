@@ -13,10 +13,9 @@ import numpy as np
 
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import StopReason
-from strands_rollout.agent.multi_agent import MadeModel
 from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
-from strands_rollout.model.conversation import HistorySegment
+from strands_rollout.model.history import TRANSIENT, HistorySegment
 from strands_rollout.model.images import train_inputs_of
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import (
@@ -291,24 +290,44 @@ class SiblingSegment:
 
 
 def sibling_segments(
-    main: SGLangModel, others: Sequence[MadeModel], succeeded: Collection[str]
+    main: SGLangModel, others: Sequence[SGLangModel], succeeded: Collection[str]
 ) -> list[SiblingSegment]:
-    """All conversations of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
-    found = [
-        SiblingSegment("aside" if one.is_aside else "segment", main, one) for one in main.conversation.beside_last()
-    ]
-    for made in others:
-        segments = [*made.model.conversation.beside_last(), made.model.conversation.last]
+    """All segments of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
+    found = [SiblingSegment("segment", main, one) for one in main.conversation.segments]
+    beside = [(model, one) for model in (main, *others) for one in model.conversations if one is not main.conversation]
+    for model, conversation in beside:
+        kind = "aside" if conversation.kind == "aside" else "agent"
         # a tool in a thread may still be running one
-        copies = [segment.snapshot() for segment in segments]
+        copies = [segment.snapshot() for segment in conversation]
         # an agent may end with a call, as of a structured output; one whose own tool call was cut or failed did not
-        is_open = made.call not in succeeded
+        is_open = kind == "agent" and conversation.call not in succeeded
         found += [
-            SiblingSegment("agent", made.model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
+            SiblingSegment(kind, model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
             for copy in copies
             if copy.trajectory.turns
         ]
     return found
+
+
+def warn_of_dropped(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
+    """Say, once for each reason, that what the policy has sampled in these segments is in no sample."""
+    for one in segments:
+        is_transient = one.segment.ended_by.startswith(TRANSIENT)
+        reason = one.segment.ended_by or _BESIDE[one.kind]
+        keep = ", or transient_context: keep" if is_transient else ""
+        key = (one.kind, is_transient)
+        if key not in _warned_of:
+            _warned_of.add(key)
+            words = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
+            logger.warning(words, sample.index, one.segment.trajectory.sampled_length, reason, keep)
+
+
+_BESIDE: Final = {
+    "agent": "the policy played further agents",
+    "aside": "the policy was asked beside the agent's history, as by a context manager",
+    "segment": "the history was rewritten",
+}
+_warned_of: Final[set[tuple[str, bool]]] = set()
 
 
 def siblings(
@@ -347,7 +366,7 @@ def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, max_sta
     ended = segment.trajectory.turns[-1].finish_reason == "stop" and not given.is_cut
     sibling.status = statuses_of(sample).COMPLETED if ended else statuses_of(sample).TRUNCATED
     reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
-    record = {**agent_record(given.model, segment, reason), "stale_tokens": stale_tokens}
+    record = {**agent_record(given.model, segment, reason), "stale_tokens": stale_tokens, "ended_by": segment.ended_by}
     if given.kind != "agent":
         del record["generate_s"]  # counted with the main agent
     sibling.metadata[METADATA_KEY] = record
@@ -356,7 +375,8 @@ def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, max_sta
 
 def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
     """The facts of an episode, those before it was resumed included."""
-    segments = [*model.conversation.beside_last(), model.conversation.last]
+    own = [one for one in model.conversations if one.kind != "agent"]
+    segments = [segment for one in own for segment in one]
     return {
         **agent_record(model, model.conversation.last, episode.stop_reason),
         "generate_s": sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns),
@@ -373,6 +393,7 @@ def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) 
         "duration_s": episode.duration_s,
         "segments": len(model.conversation.segments) + 1,
         "stale_tokens": 0,
+        "dropped_sampled_tokens": 0,
         "budgets": _budgets_used(model, episode),
     }
 

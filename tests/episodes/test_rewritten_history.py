@@ -191,7 +191,8 @@ async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any
     turns = [call_text("print(1)"), call_text("print(2)"), "So far: 2.<|im_end|>", ANSWER]
     script = Script(shipped_tokenizer, turns)
     async with FakeSGLang(script, context_length=4096, episode_of=lambda received: received.rid) as fake:
-        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, on_rewritten_history="segment")
+        choices: Any = {"on_rewritten_history": "segment", "conversations": "many"}
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, **choices)
         done = await run_episode(
             model,
             [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}],
@@ -201,8 +202,8 @@ async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any
             hooks=[SumsUp()],
         )
     assert done.stop_reason is StopReason.COMPLETED, done.error
-    beside = model.conversation.beside_last()
-    assert [segment.is_aside for segment in beside] == [False, True]
+    beside = [*model.conversation.segments, *list(model.conversations)[1].segments, list(model.conversations)[1].last]
+    assert [one.kind for one in model.conversations] == ["main", "aside"]
     assert "So far: 2." in shipped_tokenizer.decode(beside[1].trajectory.token_ids)
     assert model.final_text == ANSWER.removesuffix("<|im_end|>")
     sampled = [

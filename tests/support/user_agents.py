@@ -45,6 +45,14 @@ async def is_out_of_order() -> str:
     raise SandboxError("no machine")
 
 
+made_here: Callable[[SGLangModel, Task], Any]
+"""A factory that a test has made."""
+
+
+def from_the_test(model: SGLangModel, task: Task) -> Any:
+    return made_here(model, task)
+
+
 def plain(model: SGLangModel, task: Task) -> Agent:
     """With nothing set that a user may forget: it prints, and keeps forty messages."""
     built.append(Agent(model=model, tools=[double, sleep, label_of_the_row]))
@@ -156,15 +164,6 @@ def not_an_agent(model: SGLangModel, task: Task) -> str:
 
 def on_another_model(model: SGLangModel, task: Task) -> Agent:
     return Agent(model=sub_agent_model())
-
-
-def twice_on_the_model(model: SGLangModel, task: Task) -> Swarm:
-    return Swarm([Agent(name="one", model=model), Agent(name="two", model=model)])
-
-
-def tool_on_the_model(model: SGLangModel, task: Task) -> Agent:
-    inner = Agent(name="inner", model=model)
-    return Agent(name="outer", model=model, tools=[inner.as_tool()])
 
 
 def swarm(model: SGLangModel, task: Task) -> Swarm:

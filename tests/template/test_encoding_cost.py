@@ -17,7 +17,7 @@ from harness import ANSWER, TOOL_CALL, ids_of, run
 from strands import tool
 from tokenizers import Tokenizer
 
-from strands_rollout.model.conversation import HistorySegment, ModelCall
+from strands_rollout.model.history import HistorySegment, ModelCall
 from strands_rollout.model.sampling import Room
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.tokens import TokenEncoder

@@ -1,7 +1,6 @@
-"""One agent's conversation with the policy: its exact tokens, and how new messages become the next context tokens.
+"""One history that the policy reads and answers: its exact tokens, and how new messages become the next context tokens.
 
-A conversation is one segment, whose trajectory only grows, as long as the agent extends its history. A history that it
-has rewritten begins a new segment, with all of it as prompt. A sampled turn becomes the Strands message that it is.
+A sampled turn becomes the Strands message that it is.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from strands_rollout.model.trajectory import Trajectory, Turn
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, cleaned, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
-from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser, for_tool_specs
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +34,11 @@ UNPARSED: Final = "_unparsed"
 _LOGGED: Final[set[tuple[type, type]]] = set()
 
 StreamEvent = dict[str, Any]
+
+# of ids that are shown, which templates limit to nine letters and digits; one for each conversation
+_LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
+
+TRANSIENT: Final = "a text was shown in one request and not in the next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +189,22 @@ class ModelCall:
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
         system_blocks: The same as content blocks, which count where both are given.
+        agent: Who asks, where that is known.
+        signal: The agent's cancel signal, which is its alone, where it is known.
     """
 
     messages: Messages
     tool_specs: Messages | None = None
     system_prompt: str | None = None
     system_blocks: Messages | None = None
+    agent: Any = None
+    signal: Any = None
+
+    @property
+    def history(self) -> Messages:
+        """The agent's own messages, without what was added for this request alone; the request's where not known."""
+        own = getattr(self.agent, "messages", None)
+        return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
 
 class HistorySegment:
@@ -202,7 +216,6 @@ class HistorySegment:
     Args:
         template: Of the policy's tokenizer.
         shown_ids: Those of the segment before.
-        is_aside: Whether it is not the agent's own history, but what a conversation manager asked.
 
     Attributes:
         trajectory: Tokens, mask, logprobs and turns.
@@ -215,13 +228,11 @@ class HistorySegment:
             in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
             read before keeps its own.
         new_images: Those among the tokens that `new_context` gave last, until they are accepted.
+        ended_by: What of the next request began another segment, in words; "" of the last segment.
     """
 
-    def __init__(
-        self, template: ChatTemplate, shown_ids: Mapping[str, str] | None = None, *, is_aside: bool = False
-    ) -> None:
+    def __init__(self, template: ChatTemplate, shown_ids: Mapping[str, str] | None = None) -> None:
         self._template = template
-        self.is_aside = is_aside
         self.trajectory = Trajectory()
         self.prompt_ids: list[int] = []
         self.parse_failures: list[ParseFailure] = []
@@ -230,7 +241,10 @@ class HistorySegment:
         self.failure_texts: dict[str, str] = {}
         self.shown_ids = dict(shown_ids or {})
         self.new_images: Sequence[PlacedImage] = ()
+        self.ended_by = ""
         self._covered: list[tuple[str, Any]] = []
+        self._as_read: dict[int, tuple[str, Any]] = {}
+        self._answer: tuple[str, Any] = ("assistant", [])
         self._tools: list[dict[str, Any]] = []
         self._head: tuple[str | None, list[dict[str, Any]]] | None = None
         self._tool_names: dict[str, str] = {}
@@ -249,6 +263,10 @@ class HistorySegment:
     def is_covered(self, messages: Messages) -> bool:
         """Whether the trajectory covers exactly these messages."""
         return len(messages) == len(self._covered) and self._begin_as_covered(messages)
+
+    def covers(self, call: ModelCall) -> bool:
+        """Whether the trajectory covers exactly a call's messages, or those of its agent without what it adds now."""
+        return self.is_covered(call.messages) or self.is_covered(call.history)
 
     def is_extended_by(self, messages: Messages) -> bool:
         """Whether these are the covered messages, the answer to them, and maybe more."""
@@ -297,7 +315,7 @@ class HistorySegment:
                 "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
                 "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'."
             )
-        if trajectory.is_open and self.is_covered(call.messages):
+        if trajectory.is_open and self.covers(call):
             return []
         self._tools = self._tools or to_chat_tools(call.tool_specs)  # a conversation that another model began
         chat = self._new_chat_messages(call.messages)
@@ -323,42 +341,61 @@ class HistorySegment:
         placed_ids, self.new_images = place_images(self._template, ids, images, start)
         return placed_ids
 
-    def accept(self, messages: Messages) -> None:
+    def accept(self, messages: Messages, history: Messages | None = None) -> None:
         """Remember that `messages`, which begin with those that were accepted before, are now part of the trajectory.
 
         A copy is kept: the caller may change its messages.
+
+        Args:
+            messages: As the policy has read them.
+            history: The same as the agent keeps them, where the next request may have them so, without transient text.
         """
-        new = map(_READ, messages[len(self._covered) :])
-        self._covered += [(role, _copy(content)) for role, content in new]
+        start = len(self._covered)
+        for index, read in enumerate(map(_READ, messages[start:]), start):
+            kept = read if history is None else _READ(history[index])
+            if kept != read and cleaned(kept) == cleaned(read):
+                kept = read
+            elif kept != read:
+                self._as_read[index] = (read[0], _copy(read[1]))
+            self._covered.append((kept[0], _copy(kept[1])))
         self.new_images = ()
 
     def forget_history(self) -> None:
         """Cover no message: the agent's history is another by now."""
         self._covered = []
 
-    def read_turn(self, index: int, number: int, parser: ToolParser) -> Answer:
+    def read_turn(self, index: int, number: int, parser: ToolParser, conversation: int) -> Answer:
         """Parse a turn, and remember what it called and what could not be parsed; the turn as Strands takes it.
 
         Args:
             index: Of the turn in the trajectory.
             number: Of the turn in the conversation, from 1.
             parser: Of tool calls.
+            conversation: Its number; a history may hold calls of several.
         """
         turn = self.trajectory.turns[index]
         read = read_turn(self.trajectory, turn, self._template, parser)
         self.final_text, self.stop_reason = read.text, read.stop_reason
-        call_prefix = f"call_{number}_"
+        call_prefix = f"agent{conversation}_call_{number}_" if conversation else f"call_{number}_"
         for at, segment in enumerate(read.segments):
             use_id = call_id(call_prefix, at, segment)
             if isinstance(segment, ToolCall | ParseFailure):
-                self.shown_ids[use_id] = segment.written_id or f"c{number:05d}{at:03d}"
+                letter = _LETTERS[conversation % len(_LETTERS)]
+                self.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
             if isinstance(segment, ToolCall):
                 self._tool_names[use_id] = segment.name
             elif isinstance(segment, ParseFailure):
                 self._tool_names[use_id] = segment.name or INVALID_TOOL_CALL
                 self.failure_texts[use_id] = failure_message(segment.reason)
                 self.parse_failures.append(segment)
-        return turn_answer(read, call_prefix, turn)
+        answer = turn_answer(read, call_prefix, turn)
+        self._answer = ("assistant", answer.message["content"])
+        return answer
+
+    def is_continued_by(self, messages: Messages) -> bool:
+        """Whether these are the covered messages, exactly the answer to them, and more."""
+        covered = len(self._covered)
+        return self.is_extended_by(messages) and cleaned(_READ(messages[covered])) == cleaned(self._answer)
 
     def _begin_as_covered(self, messages: Messages) -> bool:
         """Whether the messages begin with the covered ones; one comparison in C where they do, however many they are.
@@ -366,7 +403,27 @@ class HistorySegment:
         Strands cleans what it sends on one of its ways to a model and not on another.
         """
         given = [*map(_READ, messages[: len(self._covered)])]
+        if given == self._covered:
+            return True
+        for index, read in self._as_read.items():  # what was shown once may be shown again
+            if index < len(given) and given[index] == read:
+                given[index] = self._covered[index]
         return given == self._covered or [*map(cleaned, given)] == [*map(cleaned, self._covered)]
+
+    def why_not_extended_by(self, call: ModelCall) -> str:
+        """What of a call made another segment of it, in words: its head, a message, or that it asks again."""
+        changes = self.changes_in_head(call)
+        if changes:
+            return f"the request changed {', '.join(changes)}"
+        for number, (kept, given) in enumerate(zip(self._covered, map(_READ, call.messages), strict=False)):
+            read = self._as_read.get(number, kept)
+            if cleaned(read) != cleaned(given):
+                before, now = _text_of(read[1]), _text_of(given[1])
+                if before != now and before.startswith(now):
+                    return f"{TRANSIENT}: message {number} ended with {before[len(now) :].strip()!r:.300}"
+                return f"message {number} of the history was rewritten"
+        is_shorter = len(call.messages) < len(self._covered)
+        return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
 
     def _new_chat_messages(self, messages: Messages) -> list[ChatMessage]:
         covered = len(self._covered)
@@ -423,125 +480,11 @@ class HistorySegment:
             cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
 
 
-class Conversation:
-    """All segments of one agent's conversation; a new one is made for each.
-
-    Args:
-        template: Of the policy's tokenizer.
-        parser: Of its tool calls.
-
-    Attributes:
-        last: The segment that the next turn extends.
-        segments: Those before it, each up to where the history was rewritten.
-        asides: What the policy was asked beside the agent's own history.
-        history: Tells the agent's messages, where they are known: a request about others is an aside.
-    """
-
-    def __init__(self, template: ChatTemplate, parser: ToolParser, *, is_aside: bool = False) -> None:
-        self._template = template
-        self._parser = parser
-        self.last = HistorySegment(template, is_aside=is_aside)
-        self.segments: list[HistorySegment] = []
-        self.asides: list[Conversation] = []
-        self.history: Callable[[], Messages] | None = None
-        self._is_unread = False
-        self._knows_tools = False
-
-    @property
-    def turn_count(self) -> int:
-        """Turns in all segments."""
-        return sum(len(segment.trajectory.turns) for segment in (*self.segments, self.last))
-
-    @property
-    def earlier_response_length(self) -> int:
-        """Response tokens of the segments before the last."""
-        return sum(segment.trajectory.response_length for segment in self.segments)
-
-    def beside_last(self) -> list[HistorySegment]:
-        """All other segments in which the policy has sampled something, asides included."""
-        return [*self.segments, *(aside.last for aside in self.asides if aside.last.trajectory.turns)]
-
-    def know_tools(self, tool_specs: Messages | None) -> None:
-        """Read calls by the tools' schemas, where the format needs them; the first tools count.
-
-        What was resumed was read without them, and is read again.
-        """
-        if self._knows_tools or not tool_specs:
-            return
-        self._knows_tools = True
-        before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
-        if self._parser is not before and not self.segments:
-            self._read_all()
-
-    def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
-        """Continue a conversation that was begun elsewhere.
-
-        Args:
-            trajectory: Its tokens and turns; owned by this conversation from here on. If it is open, its last turn is
-                continued.
-            messages: Its Strands messages.
-            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
-        """
-        self.last.trajectory = trajectory
-        self.last.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
-        self._read_all()
-        self.last.accept(messages[:covered])
-        # the turn was sampled, and the agent was stopped before it had the message
-        self._is_unread = len(messages) == covered and not trajectory.is_open
-
-    def takes_unread_turn(self, messages: Messages) -> bool:
-        """Whether these messages were answered already, by a turn that the agent has not seen; true once."""
-        is_unread, self._is_unread = self._is_unread, False
-        return is_unread and self.last.is_covered(messages)
-
-    def for_call(self, call: ModelCall) -> Conversation:
-        """Where a call belongs whose history may be rewritten: here, if need be as a new segment, or in an aside.
-
-        A history that does not extend what the policy has read begins a new trajectory, with all of it as prompt; so
-        does another system prompt or a further tool, which stand before it.
-        """
-        last, messages = self.last, call.messages
-        if not last.trajectory.turns:
-            return self
-        if self.history is not None and not _is_same_history(self.history(), messages):
-            return self._aside_for(call)
-        is_covered = last.is_covered(messages)
-        is_asked_again = is_covered and not (last.trajectory.is_open or self._is_unread)
-        is_extended = is_covered or last.is_extended_by(messages)
-        if is_extended and not is_asked_again and not last.changes_in_head(call):
-            return self
-        self.segments.append(last)
-        self.last = HistorySegment(self._template, last.shown_ids)
-        self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
-        return self
-
-    def _aside_for(self, call: ModelCall) -> Conversation:
-        """The aside that a call extends, as another agent's on the same model does; else a new one."""
-        for aside in reversed(self.asides):
-            if aside.last.is_extended_by(call.messages) and not aside.last.changes_in_head(call):
-                return aside
-        self.asides.append(Conversation(self._template, self._parser, is_aside=True))
-        return self.asides[-1]
-
-    def drop_empty_segment(self) -> None:
-        """Forget a segment whose first generation failed; the one before covers none of the rewritten history."""
-        if self.segments and not self.last.trajectory.turns:
-            self.last = self.segments.pop()
-            self.last.forget_history()
-
-    def last_answer(self) -> Answer:
-        """The last turn as Strands takes it."""
-        return self.last.read_turn(-1, self.turn_count, self._parser)
-
-    def _read_all(self) -> None:
-        """Read the turns of the last segment, but an open one."""
-        self.last.parse_failures.clear()
-        for index, turn in enumerate(self.last.trajectory.turns):
-            if turn.finish_reason != "abort":
-                self.last.read_turn(index, index + 1, self._parser)
+def _text_of(content: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(block["text"] for block in content if "text" in block)
 
 
-def _is_same_history(history: Messages, messages: Messages) -> bool:
+def is_same_history(history: Messages, messages: Messages) -> bool:
     """Whether a request is about the agent's own messages; Strands cleans what it sends, so the last one tells."""
     return len(history) == len(messages) and all(history[-1][key] == messages[-1][key] for key in ("role", "content"))
 

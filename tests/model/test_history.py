@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from strands.event_loop.streaming import process_stream
 
-from strands_rollout.model.conversation import ReadTurn, answer_events, turn_answer
+from strands_rollout.model.history import ReadTurn, answer_events, turn_answer
 from strands_rollout.model.trajectory import Part, Turn, WeightSpan
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
 

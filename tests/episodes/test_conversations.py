@@ -1,0 +1,353 @@
+"""Agents on one model object have a conversation each; what is sampled is trained once, or it is said."""
+
+import asyncio
+import json
+import logging
+import random
+from collections import Counter
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import user_agents
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, TOOL_CALL, args_for, ids_of
+from strands import Agent, ToolContext, tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager
+from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
+from strands.multiagent import GraphBuilder, Swarm
+from strands.vended_plugins.context_injector import ContextInjector
+
+from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
+from strands_rollout.errors import TrajectoryError
+from strands_rollout.slime_plugin import sample_writer
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+REMINDER = "<reminder>Mind the time.</reminder>"
+DONE = "Done.<|im_end|>"
+
+
+def call(name: str, **arguments: object) -> str:
+    return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
+
+
+@pytest.fixture(autouse=True)
+def _warned_of_nothing() -> Iterator[None]:
+    sample_writer._warned_of.clear()
+    yield
+    sample_writer._warned_of.clear()
+
+
+class Wire:
+    """Answers requests; each token that it samples has a logprob of its own, by which it is found again."""
+
+    def __init__(self, tokenizer: Any, said: Any) -> None:
+        self._tokenizer = tokenizer
+        self._said = said
+        self.sampled: list[tuple[int, float]] = []
+        self.requests: list[tuple[list[int], list[int]]] = []
+
+    async def __call__(self, body: dict[str, Any], number: int) -> Reply:
+        said = self._said(self._tokenizer.decode(body["input_ids"]), number)
+        text, finish = said if isinstance(said, tuple) else (said, "stop")
+        ids = ids_of(self._tokenizer, text)
+        first = len(self.sampled)
+        self.sampled += [(token, -(first + at + 1) / 8192) for at, token in enumerate(ids)]
+        self.requests.append((body["input_ids"], ids))
+        await asyncio.sleep(0)
+        return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
+
+    def check(self, result: Any) -> list[Any]:
+        """Each sampled token is trained at most once, exactly as sampled, and every one is accounted for."""
+        samples = result if isinstance(result, list) else [result]
+        trained: list[tuple[int, float]] = []
+        for sample in samples:
+            response = sample.tokens[len(sample.tokens) - sample.response_length :]
+            given = zip(response, sample.rollout_log_probs, sample.loss_mask, strict=True)
+            trained += [(token, logprob) for token, logprob, mask in given if mask]
+            sample.reward = 1.0
+            if sample.status is not Sample.Status.ABORTED:
+                assert contract_violations(sample, decode=self._tokenizer.decode) == []
+        assert not Counter(trained) - Counter(self.sampled)
+        facts = [sample.metadata["strands_rollout"] for sample in samples]
+        held = sum(one.get("sampled_tokens", 0) for one in facts)
+        assert held + facts[0].get("dropped_sampled_tokens", 0) == len(self.sampled)
+        if samples[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
+            assert len(trained) == held
+        return samples
+
+
+async def play(tokenizer: Any, factory: Any, said: Any, **settings: Any) -> tuple[Any, Wire]:
+    user_agents.made_here = factory
+    wire = Wire(tokenizer, said)
+    async with FakeSGLang(wire, context_length=16384) as fake:
+        ours = {"agent_factory": "user_agents.from_the_test", "tools": [], "fan_out": True, **settings}
+        args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
+        result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 8192})
+    return result, wire
+
+
+def _graph(model: SGLangModel, _task: Task) -> Any:
+    builder = GraphBuilder().set_max_node_executions(10)
+    for name in ("left", "right", "last"):
+        builder.add_node(Agent(name=name, model=model), name)
+    builder.add_edge("left", "last")
+    builder.add_edge("right", "last")
+    return builder.build()
+
+
+def _swarm(model: SGLangModel, _task: Task) -> Any:
+    one, two = (Agent(name=name, model=model, system_prompt=f"You are {name}.") for name in ("one", "two"))
+    return Swarm([one, two], entry_point=one)
+
+
+def _as_tool(model: SGLangModel, _task: Task) -> Agent:
+    inner = Agent(name="expert", model=model, system_prompt="You are asked.", tools=[user_agents.double])
+    return Agent(model=model, tools=[inner.as_tool()])
+
+
+@tool(context=True)
+async def ask_all(questions: list[str], tool_context: ToolContext) -> str:
+    """Ask several at once."""
+    model = tool_context.agent.model
+    agents = [Agent(model=model, system_prompt="You are asked.", tools=[user_agents.double]) for _ in questions]
+    return " ".join(map(str, await asyncio.gather(*(agent.invoke_async("Go on.") for agent in agents))))
+
+
+def _many_at_once(model: SGLangModel, _task: Task) -> Agent:
+    return Agent(model=model, tools=[ask_all])
+
+
+def _inner(text: str, outer: str) -> str:
+    """What an agent beside the main one says: it calls a tool once, and answers."""
+    if "You are asked." not in text:
+        return outer if "Done." not in text else ANSWER
+    return DONE if "<tool_response>" in text else call("double", number=17)
+
+
+TEAMS: dict[str, tuple[Any, Any, int]] = {
+    "the nodes of a graph, two at once": (_graph, lambda _text, number: ANSWER if number == 2 else DONE, 3),
+    "a swarm": (
+        _swarm,
+        lambda text, _number: (
+            ANSWER
+            if "You are two." in text
+            else "Gone.<|im_end|>"
+            if "<tool_response>" in text
+            else call("handoff_to_agent", agent_name="two", message="You.")
+        ),
+        2,
+    ),
+    "an agent as a tool": (_as_tool, lambda text, _number: _inner(text, call("expert", input="?")), 2),
+    "eight at once, with the same words": (
+        _many_at_once,
+        lambda text, _number: _inner(text, call("ask_all", questions=["?"] * 8)),
+        9,
+    ),
+}
+
+
+@pytest.mark.parametrize(("factory", "said", "count"), TEAMS.values(), ids=TEAMS)
+async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(
+    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str], factory: Any, said: Any, count: int
+) -> None:
+    result, wire = await play(shipped_tokenizer, factory, said)
+    samples = wire.check(result)
+    assert len(samples) == count
+    assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in samples} == {"completed"}
+    assert samples[0].metadata["strands_rollout"].get("dropped_sampled_tokens") == 0
+    sent = [request + answer for request, answer in wire.requests]
+    for sample in samples:  # what was read and written is one request and its answer
+        assert sample.tokens in sent
+    if factory is not _swarm:
+        assert "34" in samples[0].response
+    assert capsys.readouterr().out == ""
+    alone, wire = await play(shipped_tokenizer, factory, said, fan_out=False)
+    assert alone.metadata["strands_rollout"]["dropped_sampled_tokens"] == len(wire.sampled) - sum(alone.loss_mask)
+
+
+def _reminded(model: SGLangModel, _task: Task) -> Agent:
+    plugin = ContextInjector(lambda _context: REMINDER, name="reminder", trigger="everyTurn")
+    return Agent(model=model, tools=[user_agents.double], plugins=[plugin])
+
+
+def _doubles(text: str, _number: int) -> str:
+    return ANSWER if text.count("</tool_response>") == 2 else call("double", number=17)
+
+
+REMINDED = {
+    "segments, each trained": ({}, 3, 0),
+    "segments, the last trained": ({"fan_out": False}, 1, 2),
+    "one sample": ({"fan_out": False, "transient_context": "keep"}, 1, 0),
+}
+
+
+@pytest.mark.parametrize(("settings", "count", "dropped"), REMINDED.values(), ids=REMINDED)
+async def test_what_is_sampled_after_a_reminder_is_trained_or_it_is_said(
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, settings: Any, count: int, dropped: int
+) -> None:
+    result, wire = await play(shipped_tokenizer, _reminded, _doubles, **settings)
+    samples = wire.check(result)
+    assert len(samples) == count
+    facts = samples[0].metadata["strands_rollout"]
+    assert facts["dropped_sampled_tokens"] == dropped * len(ids_of(shipped_tokenizer, call("double", number=17)))
+    warned = [record.getMessage() for record in caplog.records if "event=sampled_tokens_dropped" in record.getMessage()]
+    assert len(warned) == (dropped > 0)
+    for message in warned:
+        assert f"message 0 ended with {REMINDER!r}" in message
+        assert "fan_out: true, or transient_context: keep" in message
+    if settings.get("transient_context"):
+        # the policy has read each reminder where it was shown, and reads it on
+        assert shipped_tokenizer.decode(samples[0].tokens).count(REMINDER) == 3
+        for (before, answer), (after, _) in zip(wire.requests, wire.requests[1:], strict=False):
+            assert after[: len(before) + len(answer)] == before + answer
+
+
+class Who:
+    """An agent as far as a model looks at it."""
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+
+
+def _user(*texts: str) -> dict[str, Any]:
+    return {"role": "user", "content": [{"text": text} for text in texts]}
+
+
+REPEATED = {
+    "shown again": ([_user("One", "R")], [_user("One", "R")], 1),
+    "shown once": ([_user("One", "R")], [_user("One")], 1),
+    "another text": ([_user("One", "R")], [_user("One", "S")], 2),
+    "at its beginning": ([_user("R", "One")], [_user("One")], 1),
+}
+
+
+@pytest.mark.parametrize(("first", "second", "segments"), REPEATED.values(), ids=REPEATED)
+async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segment(
+    shipped_tokenizer: Any, first: Any, second: Any, segments: int
+) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        choices: Any = {"on_rewritten_history": "segment", "transient_context": "keep"}
+        model = SGLangModel(shipped_tokenizer, fake.base_url, **choices)
+        who = Who([_user("One")])
+        answer = (await model.answer(first, agent=who)).message
+        who.messages = [_user("One"), answer, _user("Two")]
+        await model.answer([*second, answer, _user("Two")], agent=who)
+        assert len(list(model.conversation)) == segments
+
+
+@pytest.mark.parametrize("choice", ["one", "many"])
+async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_otherwise(
+    shipped_tokenizer: Any, choice: Any
+) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations=choice)
+        agents = [Agent(model=model, callback_handler=None) for _ in range(3)]
+        asked = await asyncio.gather(*(agent.invoke_async("One") for agent in agents), return_exceptions=True)
+        if choice == "one":
+            assert sum("got a second turn while one is running" in str(one) for one in asked) == 2
+            return
+        await asyncio.gather(*(agent.invoke_async("Two") for agent in agents))
+        assert [len(one.last.trajectory.turns) for one in model.conversations] == [2, 2, 2]
+        assert len({turn.parts[0].rid for one in model.conversations for turn in one.last.trajectory.turns}) == 6
+        # who is unknown is told by its history
+        said = [await model.answer([_user("Three")]) for _ in range(2)]
+        await model.answer([_user("Three"), said[0].message, _user("Four")])
+        assert [one.kind for one in model.conversations] == ["main", "agent", "agent", "aside", "aside"]
+        with pytest.raises(TrajectoryError, match="does not extend"):
+            await agents[0].invoke_async([_user("Five")]) if agents[0].messages.clear() else None  # type: ignore[func-returns-value]
+            await model.answer([_user("Six")], agent=agents[0])
+
+
+async def test_conversations_of_one_model_have_ids_and_seeds_of_their_own(shipped_tokenizer: Any) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: call("double", number=1))
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        params = {"sampling_seed": 7}
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many", sampling_params=params)
+        answers = [await model.answer([_user("One")], agent=Who([])) for _ in range(3)]
+        ids = [answer.message["content"][-1]["toolUse"]["toolUseId"] for answer in answers]
+        seeds = [request.body["sampling_params"]["sampling_seed"] for request in fake.requests]
+    assert len(set(ids)) == len(set(seeds)) == 3
+
+
+class _Trouble(HookProvider):
+    """Asks for another answer, sums the history up through the policy, or interrupts; by chance."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+
+    def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
+        registry.add_callback(AfterModelCallEvent, self._again)
+        registry.add_callback(BeforeModelCallEvent, self._sum_up)
+
+    def _again(self, event: AfterModelCallEvent) -> None:
+        event.retry = event.exception is None and self._chance.random() < 0.05
+
+    async def _sum_up(self, event: BeforeModelCallEvent) -> None:
+        messages = event.agent.messages
+        if len(messages) > 4 and self._chance.random() < 0.2:
+            request: Any = [_user("Sum up.", json.dumps(messages, default=str)[:200])]
+            async for _ in event.agent.model.stream(request):
+                pass
+            messages[:] = [_user("It was summed up. Go on.")]
+
+
+def _nested(chance: random.Random) -> Any:
+    """A factory of agents with plugins, managers, hooks, sub-agents and tools, by chance."""
+
+    def agent(model: Any, depth: int) -> Agent:
+        @tool
+        async def delegate(count: int) -> str:
+            """Delegate."""
+            models = [model if chance.random() < 0.7 else sub_agent_model() for _ in range(max(1, min(count, 3)))]
+            agents = [agent(one, depth + 1) for one in models]
+            return " ".join(map(str, await asyncio.gather(*(one.invoke_async("Go on.") for one in agents))))
+
+        @tool(context=True)
+        async def wait_for(tool_context: ToolContext) -> str:
+            """Ask a person."""
+            return str(tool_context.interrupt("person", reason="?")) if chance.random() < 0.3 else "yes"
+
+        trigger = chance.choice(["userTurn", "everyTurn"])
+        injects = chance.random() < 0.4
+        plugins = [ContextInjector(lambda _context: f"R{chance.random()}", name="r", trigger=trigger)] if injects else []
+        manager = SlidingWindowConversationManager(window_size=chance.choice([3, 5, 40]), per_turn=True)
+        tools = [user_agents.double, wait_for, *([delegate] if depth < 2 else [])]
+        hooks = [_Trouble(chance)] if chance.random() < 0.4 else []
+        return Agent(
+            model=model, tools=tools, plugins=plugins, conversation_manager=manager, hooks=hooks, callback_handler=None
+        )
+
+    return lambda model, _task: agent(model, 0)
+
+
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 540), marks=pytest.mark.slow)], ids=["40", "500"])
+async def test_random_episodes_train_each_token_at_most_once_and_account_for_each(
+    shipped_tokenizer: Any, seeds: range, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    ends: Counter[str] = Counter()
+    for seed in seeds:
+        chance, state = random.Random(seed), SimpleNamespace(aborting=False)
+
+        def said(_text: str, _number: int, chance: random.Random = chance, state: Any = state) -> Any:
+            state.aborting = state.aborting or chance.random() < 0.01
+            turns = [call("double", number=1), call("delegate", count=2), call("wait_for"), "<tool_call>\n{", ANSWER]
+            text = chance.choices(turns, [4, 2, 1, 1, 3])[0]
+            return (text[: len(text) // 2], "abort") if chance.random() < 0.05 else text
+
+        settings = {
+            "fan_out": chance.random() < 0.7,
+            "transient_context": chance.choice(["segment", "keep"]),
+            "on_engine_abort": chance.choice(["continue", "continue", "return"]),
+            "max_tool_iterations": 6,
+            "should_abort": lambda state=state: state.aborting,
+        }
+        result, wire = await play(shipped_tokenizer, _nested(chance), said, **settings)
+        ends[wire.check(result)[0].metadata["strands_rollout"]["stop_reason"]] += 1
+    assert {"completed", "aborted", "setup_error"} <= ends.keys()
+    assert "internal_error" not in ends, ends

@@ -233,12 +233,10 @@ class AgentModels:
     Attributes:
         make: Makes the model of the agent of this name.
         made: In the order of their making.
-        is_closed: Whether the episode is over: no model samples any more.
     """
 
     make: Callable[[str], SGLangModel]
     made: list[SGLangModel] = field(default_factory=list)
-    is_closed: bool = False
     _names: Counter[str] = field(default_factory=Counter)
 
     @contextmanager
@@ -251,7 +249,6 @@ class AgentModels:
         finally:
             _CURRENT.reset(token)
             episode.models = None
-            self.is_closed = True
 
     def new(self) -> SGLangModel:
         """A model for an agent of the tool call that runs here; its name is that call's and a number."""

@@ -419,7 +419,8 @@ class HistorySegment:
             read = self._as_read.get(number, kept)
             if cleaned(read) != cleaned(given):
                 before, now = _text_of(read[1]), _text_of(given[1])
-                if before != now and before.startswith(now):
+                is_text_alone = _without_text(read[1]) == _without_text(given[1])
+                if is_text_alone and before != now and before.startswith(now):
                     return f"{TRANSIENT}: message {number} ended with {before[len(now) :].strip()!r:.300}"
                 return f"message {number} of the history was rewritten"
         is_shorter = len(call.messages) < len(self._covered)
@@ -482,6 +483,10 @@ class HistorySegment:
 
 def _text_of(content: Sequence[Mapping[str, Any]]) -> str:
     return "".join(block["text"] for block in content if "text" in block)
+
+
+def _without_text(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [block for block in content if "text" not in block]
 
 
 def is_same_history(history: Messages, messages: Messages) -> bool:

@@ -129,6 +129,7 @@ class TurnSampler:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
         engine_aborts: Requests that the engine aborted and that were continued from their own tokens.
         flight: Where the request is.
+        is_closed: Whether no request may follow.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class TurnSampler:
         self.cut_by: str | None = None
         self.engine_aborts = 0
         self.flight = Flight()
+        self.is_closed = False
         self._prompt = EncodedPrompt([], vocab_size=None)
         self._noted_version: str | None = None
 
@@ -200,8 +202,8 @@ class TurnSampler:
             error, self._unreachable = self._unreachable, None
             raise error
         while True:
-            if asked.should_abort():
-                raise errors.EngineAbortedError("the rollout was aborted before a request")
+            if self.is_closed or asked.should_abort():
+                raise errors.EngineAbortedError("the rollout was aborted, or the episode has ended, before a request")
             generation = await self._request(asked, params)
             if generation.finish_reason.type == "abort":
                 generation = self._settled(generation, asked.config["extra"], params)

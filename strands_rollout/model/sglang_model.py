@@ -13,6 +13,7 @@ import json
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 
 import httpx
@@ -22,10 +23,10 @@ from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.exceptions import ContextWindowOverflowException, StructuredOutputException
 
-from strands_rollout.aio import CURRENT_CALL, own_pass
+from strands_rollout.aio import ABORT_POLL_S, CURRENT_CALL, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.transport import PATIENCE_S, Fault
-from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
+from strands_rollout.errors import BudgetExhaustedError, ConfigError, EngineAbortedError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.history import (
     Answer,
@@ -216,9 +217,16 @@ class Conversations:
         self._numbers = itertools.count(1)
         self.main = Conversation(*self._shared, new_sampler())
         self._others: list[Conversation] = []
+        self._is_closed = False
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter((self.main, *self._others))
+
+    def close(self) -> None:
+        """Let no request follow."""
+        self._is_closed = True
+        for one in self:
+            one.sampler.is_closed = True
 
     def of(self, call: ModelCall) -> Conversation:
         """Its agent's; where nobody says who asks, that whose history it extends; else a new one.
@@ -235,6 +243,8 @@ class Conversations:
 
     def begin(self, kind: Kind) -> Conversation:
         """A new one beside the others."""
+        if self._is_closed:
+            raise EngineAbortedError("the episode has ended before an agent's first request")
         shown_ids = {use_id: shown for one in self for use_id, shown in one.last.shown_ids.items()}
         self._others.append(Conversation(*self._shared, self._new_sampler(), kind, next(self._numbers), shown_ids))
         return self._others[-1]
@@ -384,6 +394,16 @@ class SGLangModel(Model):
         rids = [rid for one in self.conversations if (rid := one.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any(await asyncio.gather(*(client.stop(rid, headers=headers) for rid in rids)))
+
+    async def finish(self, grace_s: float) -> None:
+        """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""
+        self.conversations.close()
+        if any(one.is_busy for one in self.conversations):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.stop_generating()
+                    while any(one.is_busy for one in self.conversations):  # noqa: ASYNC110 - perhaps in threads
+                        await asyncio.sleep(ABORT_POLL_S / 5)
 
     @property
     def context_window_limit(self) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import uuid
@@ -204,7 +205,7 @@ async def _run(job: RolloutJob) -> _Finished:
     code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
-    sub_agents = AgentModels(lambda name: job.build_model(name, lambda: sub_agents.is_closed or job.should_abort()))
+    sub_agents = AgentModels(job.build_model)
     with sub_agents.active():
         async with episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
@@ -218,6 +219,7 @@ async def _run(job: RolloutJob) -> _Finished:
             else:
                 with running(task):
                     episode, score = await _play(job, model, task, self_timed), None
+    await asyncio.gather(*(one.finish(job.engine_grace_s) for one in (model, *sub_agents.made)))
     return _Finished(model, episode, code_calls, sub_agents, score, question)
 
 
@@ -335,7 +337,7 @@ class RolloutJob:
         if self.settings.freeze_gc:
             freeze_long_lived()
 
-    def build_model(self, agent: str = "", should_abort: Callable[[], bool] | None = None) -> SGLangModel:
+    def build_model(self, agent: str = "") -> SGLangModel:
         """The policy for one agent; the main one has no name."""
         args, settings = self.args, self.settings
         params = dict(self.sampling_params)
@@ -360,7 +362,7 @@ class RolloutJob:
             extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
-            should_abort=should_abort or self.should_abort,
+            should_abort=self.should_abort,
             request_span=slime_adapter.request_span(self.sample),
             on_rewritten_history="segment" if may_rewrite else "error",
             conversations="many",

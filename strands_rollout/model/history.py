@@ -420,8 +420,8 @@ class HistorySegment:
             if cleaned(read) != cleaned(given):
                 before, now = _text_of(read[1]), _text_of(given[1])
                 is_text_alone = _without_text(read[1]) == _without_text(given[1])
-                if is_text_alone and before != now and before.startswith(now):
-                    return f"{TRANSIENT}: message {number} ended with {before[len(now) :].strip()!r:.300}"
+                if is_text_alone and before != now and now in before:
+                    return f"{TRANSIENT}: message {number} had {before.replace(now, '', 1).strip()!r:.300}"
                 return f"message {number} of the history was rewritten"
         is_shorter = len(call.messages) < len(self._covered)
         return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
@@ -490,8 +490,13 @@ def _without_text(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def is_same_history(history: Messages, messages: Messages) -> bool:
-    """Whether a request is about the agent's own messages; Strands cleans what it sends, so the last one tells."""
-    return len(history) == len(messages) and all(history[-1][key] == messages[-1][key] for key in ("role", "content"))
+    """Whether a request is about the agent's own messages, of which the last one tells.
+
+    Strands cleans what it sends, and plugins add text to it.
+    """
+    if not history or len(history) != len(messages) or history[-1]["role"] != messages[-1]["role"]:
+        return False
+    return all(block in messages[-1]["content"] for block in history[-1]["content"])
 
 
 async def token_count(template: ChatTemplate, call: ModelCall) -> int:

@@ -5,7 +5,7 @@ The only place that fills slime's Sample: tokens, mask, logprobs, status and met
 
 import copy
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast
 
@@ -77,6 +77,8 @@ def write_episode(
     attempts = {"aborts": beginning.aborts, "resumes": beginning.resumes, "engine_aborts": engine_aborts}
     facts = episode_record(model, episode, code_calls) | attempts
     if model.trajectory.sampled_length:
+        if beginning.resume and model.conversation.segments:  # the sample holds what is another segment by now
+            reset_sample(sample)
         facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
         if status is statuses_of(sample).FAILED:
             exclude_from_training(sample)
@@ -107,6 +109,8 @@ def write_trajectory(
     if trajectory.images:
         sample.multimodal_train_inputs = train_inputs_of(trajectory.images)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
+    if sum(trajectory.loss_mask) < trajectory.sampled_length:  # slime has masked some of a resumed one
+        _mask(sample, [at for at, mask in enumerate(trajectory.loss_mask[trajectory.prompt_length :]) if not mask])
     return _mask_stale(sample, trajectory, max_staleness)
 
 
@@ -217,10 +221,14 @@ def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int |
     """Mask what too old weights sampled; how many tokens that are."""
     spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
-        start, end = span.start - trajectory.prompt_length, span.end - trajectory.prompt_length
-        sample.loss_mask[start:end] = [0] * (end - start)
-        sample.rollout_log_probs[start:end] = [0.0] * (end - start)
+        _mask(sample, range(span.start - trajectory.prompt_length, span.end - trajectory.prompt_length))
     return sum(span.end - span.start for span in spans)
+
+
+def _mask(sample: SampleLike, positions: Iterable[int]) -> None:
+    """Train none of these tokens of the response."""
+    for at in positions:
+        sample.loss_mask[at], sample.rollout_log_probs[at] = 0, 0.0
 
 
 def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any:  # noqa: ANN401 - the sample's own Status

@@ -66,6 +66,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "weight_versions": ("distribution", "distinct weight versions of a sample"),
     "weight_version_spread": ("distribution", "newest version less the oldest, where they are integers"),
     "stale_tokens": ("distribution", "tokens masked for their staleness"),
+    "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "of the samples, by stop reason"),
     "status/<name>": ("share", "of the samples, by status"),
     "truncation/<name>": ("share", "of the truncated samples, by stop reason"),

@@ -217,6 +217,7 @@ class Conversations:
         self._numbers = itertools.count(1)
         self.main = Conversation(*self._shared, new_sampler())
         self._others: list[Conversation] = []
+        self._known: dict[int, Conversation] = {}  # by the ids of agents and signals, which may have died
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -235,10 +236,14 @@ class Conversations:
         """
         if self.main.is_of(call):
             return self.main
-        found = next((one for one in self if one.is_of(call)), None)
-        found = found or next((one for one in self if one.may_be_of(call)), None)
-        found = found or self.begin("aside" if call.agent is None and call.signal is None else "agent")
+        who = [one for one in (call.agent, call.signal) if one is not None]
+        known = [self._known[id(one)] for one in who if id(one) in self._known]
+        if known and known[0].is_of(call):
+            return known[0]
+        found = next((one for one in self if one.may_be_of(call)), None)
+        found = found or self.begin("agent" if who else "aside")
         found.bind(call.agent, call.signal)
+        self._known.update((id(one), found) for one in who)
         return found
 
     def begin(self, kind: Kind) -> Conversation:

@@ -343,7 +343,7 @@ class RolloutJob:
         params = dict(self.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        may_rewrite = bool(agent or settings.conversation_manager or settings.agent_factory)
+        may_rewrite = bool(agent or settings.conversation_manager or settings.agent_factory or settings.hooks)
         limits = TokenLimits(
             max_response_tokens=params.pop("max_new_tokens", None),
             max_context_tokens=context_limit(args, evaluation=self.evaluation),

@@ -229,6 +229,7 @@ class HistorySegment:
             read before keeps its own.
         new_images: Those among the tokens that `new_context` gave last, until they are accepted.
         ended_by: What of the next request began another segment, in words; "" of the last segment.
+        transient_texts: Messages that the policy has read with a text that the agent's history has not.
     """
 
     def __init__(self, template: ChatTemplate, shown_ids: Mapping[str, str] | None = None) -> None:
@@ -242,6 +243,7 @@ class HistorySegment:
         self.shown_ids = dict(shown_ids or {})
         self.new_images: Sequence[PlacedImage] = ()
         self.ended_by = ""
+        self.transient_texts = 0
         self._covered: list[tuple[str, Any]] = []
         self._as_read: dict[int, tuple[str, Any]] = {}
         self._answer: tuple[str, Any] = ("assistant", [])
@@ -341,23 +343,31 @@ class HistorySegment:
         placed_ids, self.new_images = place_images(self._template, ids, images, start)
         return placed_ids
 
-    def accept(self, messages: Messages, history: Messages | None = None) -> None:
+    def without_transient(self, call: ModelCall) -> dict[int, tuple[str, Any]]:
+        """By their indices, the new messages of a call that the agent keeps otherwise, as it keeps them."""
+        start, history = len(self._covered), call.history
+        both = zip(map(_READ, call.messages[start:]), map(_READ, history[start:]), strict=True)
+        return {
+            index: (kept[0], _copy(kept[1]))
+            for index, (read, kept) in enumerate(both, start)
+            if kept != read and cleaned(kept) != cleaned(read)
+        }
+
+    def accept(self, messages: Messages, kept: Mapping[int, tuple[str, Any]] | None = None) -> None:
         """Remember that `messages`, which begin with those that were accepted before, are now part of the trajectory.
 
         A copy is kept: the caller may change its messages.
 
         Args:
             messages: As the policy has read them.
-            history: The same as the agent keeps them, where the next request may have them so, without transient text.
+            kept: By their indices, those that the next request may have without transient text, as they are then.
         """
         start = len(self._covered)
-        for index, read in enumerate(map(_READ, messages[start:]), start):
-            kept = read if history is None else _READ(history[index])
-            if kept != read and cleaned(kept) == cleaned(read):
-                kept = read
-            elif kept != read:
-                self._as_read[index] = (read[0], _copy(read[1]))
-            self._covered.append((kept[0], _copy(kept[1])))
+        read = [(role, _copy(content)) for role, content in map(_READ, messages[start:])]
+        for index in kept or {}:
+            self._as_read[index] = read[index - start]
+            read[index - start] = (kept or {})[index]
+        self._covered += read
         self.new_images = ()
 
     def forget_history(self) -> None:

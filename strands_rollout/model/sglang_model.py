@@ -555,8 +555,8 @@ class SGLangModel(Model):
             client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
-        # the agent may get further messages meanwhile
-        history = [*call.history] if config["transient_context"] == "keep" else None
+        # before the agent gets further messages
+        kept = {} if call.messages is getattr(call.agent, "messages", None) else segment.without_transient(call)
         try:
             await sampler.sample(asked, turn=f"{conversation.number}/{number}" if conversation.number else number)
         except BudgetExhaustedError as e:
@@ -565,7 +565,8 @@ class SGLangModel(Model):
             raise
         finally:
             if len(trajectory.token_ids) > tokens_before:
-                segment.accept(call.messages, history)
+                segment.transient_texts += len(kept)
+                segment.accept(call.messages, kept if config["transient_context"] == "keep" else {})
 
 
 def _who_asks(state: Mapping[str, Any] | None, signal: object, messages: Messages) -> object:

@@ -140,8 +140,9 @@ class RenderCheck:
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # the template writes an image as one token, of which the processor makes many: then only texts can be compared
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
+        is_unknown = has_images or episode.facts.get("transient_texts")  # as are the texts that plugins have added
         for number, (start, end) in enumerate(contexts):
-            if has_images:
+            if is_unknown:
                 found = self._encoding_difference(tokens[start:end])
             elif number == 0:
                 found = self._in_prompt(tokens[:end], episode)

@@ -422,6 +422,7 @@ def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopR
         "template_kwargs": model.template_kwargs,
         "turns": len(trajectory.turns),
         "parse_failures": len(segment.parse_failures),
+        "transient_texts": segment.transient_texts,
         "generate_s": sum(turn.latency_s for turn in trajectory.turns),
         "turn_s": [turn.latency_s for turn in trajectory.turns],
         "requests": [

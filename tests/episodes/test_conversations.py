@@ -21,7 +21,9 @@ from strands.vended_plugins.context_injector import ContextInjector
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
 from strands_rollout.errors import TrajectoryError
+from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import sample_writer
+from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 REMINDER = "<reminder>Mind the time.</reminder>"
@@ -194,6 +196,8 @@ async def test_what_is_sampled_after_a_reminder_is_trained_or_it_is_said(
     samples = wire.check(result)
     assert len(samples) == count
     facts = samples[0].metadata["strands_rollout"]
+    drifts = measure_some(finished_samples(samples), DriftMeter(shipped_tokenizer))
+    assert [drift.mismatches for drift in drifts] == [[]] * count
     assert facts["dropped_sampled_tokens"] == dropped * len(ids_of(shipped_tokenizer, call("double", number=17)))
     warned = [record.getMessage() for record in caplog.records if "event=sampled_tokens_dropped" in record.getMessage()]
     assert len(warned) == (dropped > 0)

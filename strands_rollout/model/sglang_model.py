@@ -48,11 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=BaseModel)
-_AT_ONCE: Final = (
-    'got a second turn while one is running; expected one conversation per SGLangModel, or conversations="many"'
-)
-
-
+_AT_ONCE: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
 Kind = Literal["main", "agent", "aside"]
 
 
@@ -415,6 +411,11 @@ class SGLangModel(Model):
         """Context length in tokens: the smallest of those configured and the engine's own, where known."""
         limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
         return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
+
+    def estimate_utilization(self, input_tokens: int) -> float:
+        """The share of the context that so many tokens use; 0.0 where its length is not known."""
+        limit = self.context_window_limit
+        return input_tokens / limit if limit else 0.0
 
     @property
     def cut_by(self) -> str | None:

@@ -239,6 +239,7 @@ RESUME_KEY: Final = "resume"
 FAN_OUT_KEY: Final = "fan_out"
 SCORE_KEY: Final = "environment_score"
 QUESTION_KEY: Final = "question"  # what the environment asked in place of the row
+EVALUATED_KEY: Final = "evaluated"  # what evaluators read of an episode
 REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
 PART_PREFIX: Final = "parts/"

@@ -143,6 +143,8 @@ class Judge(_Settings):
     """Seconds that a reply may take."""
     retries: int = Field(default=3, ge=0)
     """How often the API is asked again after 429, 5xx or no answer."""
+    max_concurrency: int = Field(default=64, ge=1)
+    """Requests at once, of one process; the rest wait."""
 
     @model_validator(mode="after")
     def _is_one_model(self) -> Self:
@@ -152,20 +154,22 @@ class Judge(_Settings):
 
 
 class RewardPart(_Settings):
-    """One of several rewards: a function, a judge, or, with neither, the reward of this package itself."""
+    """One of several rewards: a function, a judge, an evaluator, or, with none, the reward of this package itself."""
 
     _short = "function"
     function: str | None = None
     """Dotted path, as that of the whole reward."""
     judge: Judge | None = None
-    """A model that is asked for a number."""
+    """A model that is asked for a number, or that the evaluator asks."""
+    evaluator: str | None = None
+    """Dotted path of an evaluator of strands-agents-evals: a class, an instance, or a function that makes one."""
     weight: FiniteFloat = 1.0
     """What its number is multiplied by in the sum."""
 
     @model_validator(mode="after")
     def _is_one_reward(self) -> Self:
-        if self.function is not None and self.judge is not None:
-            raise ValueError("a part of the reward has a function or a judge, not both")
+        if self.function is not None and (self.judge is not None or self.evaluator is not None):
+            raise ValueError("a part of the reward has a function, or a judge or evaluator, not both")
         return self
 
 
@@ -176,8 +180,13 @@ class RewardSettings(_Settings):
     function: str | None = None
     """Dotted path of your own reward, `score(response, label)` or `score(sample)`, sync or async; `reward: PATH` alone
     means this key. It returns a number, or a mapping with `score`."""
+    evaluator: str | None = None
+    """Dotted path of an evaluator of strands-agents-evals in its place."""
+    judge: Judge | None = None
+    """The model that the evaluator asks."""
     parts: dict[str, RewardPart] = Field(default_factory=dict)
-    """Several rewards by name, each with `function` or `judge`, and `weight`; the reward is their weighted sum."""
+    """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
+    sum."""
     timeout_s: float = Field(default=300.0, gt=0)
     """Wall-clock limit of your own reward, with all its parts."""
     style: Literal["default", "slime_strands_example"] = Field(
@@ -197,13 +206,28 @@ class RewardSettings(_Settings):
 
     @property
     def is_own(self) -> bool:
-        """Whether the user's own function or parts score."""
-        return self.function is not None or bool(self.parts)
+        """Whether the user's own function, evaluator or parts score."""
+        return self.function is not None or bool(self.all_parts)
+
+    @property
+    def all_parts(self) -> dict[str, RewardPart]:
+        """The parts; of an evaluator alone, it as the only one."""
+        if self.evaluator is None:
+            return self.parts
+        return {"evaluator": RewardPart(evaluator=self.evaluator, judge=self.judge)}
+
+    @property
+    def has_evaluator(self) -> bool:
+        """Whether an evaluator scores, which reads more of an episode than its answer."""
+        return any(part.evaluator is not None for part in self.all_parts.values())
 
     @model_validator(mode="after")
     def _scores_must_rank(self) -> Self:
-        if self.function is not None and self.parts:
-            raise ValueError("got function and parts; make the function one of the parts")
+        given = [name for name in ("function", "evaluator", "parts") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"got {' and '.join(given)}; make the {given[0]} one of the parts")
+        if self.judge is not None and self.evaluator is None:
+            raise ValueError("got judge alone; make it one of the parts")
         highest_wrong = self.wrong + (TOOL_SHAPING_CEILING if self.tool_shaping else 0.0)
         if not highest_wrong < self.correct:
             raise ValueError(f"a wrong answer could score {highest_wrong}, expected less than correct={self.correct}")
@@ -330,7 +354,8 @@ class RolloutSettings(_Settings):
     @property
     def needs_labels(self) -> bool:
         """Whether nothing but the grading, which needs a label, can score."""
-        is_graded = any(part.function is None and part.judge is None for part in self.reward.parts.values())
+        parts = self.reward.all_parts.values()
+        is_graded = any(part.function is None and part.judge is None and part.evaluator is None for part in parts)
         return self.environment is None and (is_graded or not self.reward.is_own)
 
 

@@ -197,6 +197,9 @@ class Environment(Protocol):
     def score(self) -> float | Mapping[str, Any] | Awaitable[float | Mapping[str, Any]]:
         """What the episode is worth: a number, or a mapping with `score` and, if it likes, `acc`; plain JSON."""
 
+    def state(self) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
+        """What it is in after the episode, by name, for evaluators that compare it; plain JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
@@ -252,6 +255,15 @@ class EpisodeContext:
             f"environment.score gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, "
             "if it likes, one as `acc`"
         )
+
+    async def state(self) -> dict[str, Any] | None:
+        """What evaluators may compare of the environment, as plain JSON by name; None where it does not say."""
+        if not hasattr(self.task.environment, "state"):
+            return None
+        given = await self._asked("state")
+        with errors.foreign_code("the user's mapping and its values may raise anything"):
+            return dict(json.loads(json.dumps(given, allow_nan=False)))
+        raise errors.EnvironmentFaultError(f"environment.state gave {_shown(given)}; expected a mapping of plain JSON")
 
     async def prepare(self) -> Self:
         """Bring the environment into its first state; its message takes the row's place if it gave one."""

@@ -46,7 +46,7 @@ _CALLS_AT_ONCE: Final = 64
 _ROWS_AT_ONCE: Final = 500
 _SAMPLES_AT_ONCE: Final = 200
 _UNSCORED: Final = frozenset({"aborted", "pending"})
-_OF_USERS: Final = frozenset({"function", "parts"}) | FAILED_METHODS
+_OF_USERS: Final = frozenset({"function", "parts", "evaluator"}) | FAILED_METHODS
 _EQUAL_WITHIN: Final = 1e-9
 _TEXT_WIDTH: Final = 60
 

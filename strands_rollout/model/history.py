@@ -256,6 +256,11 @@ class HistorySegment:
         """How many messages of the history the trajectory covers."""
         return len(self._covered)
 
+    @property
+    def head(self) -> tuple[str | None, list[dict[str, Any]]]:
+        """The system prompt and the tools of the first request; none of a segment that was resumed."""
+        return self._head or (None, [])
+
     def snapshot(self) -> HistorySegment:
         """What it is now, also while another thread samples into it."""
         frozen = copy.copy(self)

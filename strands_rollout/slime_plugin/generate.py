@@ -21,11 +21,19 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_co
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
-from strands_rollout.samples import METADATA_KEY, QUESTION_KEY, SCORE_KEY, SampleLike, SlimeArgs, statuses_of
+from strands_rollout.samples import (
+    EVALUATED_KEY,
+    METADATA_KEY,
+    QUESTION_KEY,
+    SCORE_KEY,
+    SampleLike,
+    SlimeArgs,
+    statuses_of,
+)
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
-from strands_rollout.slime_plugin.own_reward import check_reward
+from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.user_code import search_beside
@@ -152,6 +160,8 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
         facts[SCORE_KEY] = finished.score
     if finished.question is not None:
         facts[QUESTION_KEY] = finished.question
+    if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
+        facts[EVALUATED_KEY] = evaluated_record(finished.model, episode, finished.state)
     returned = segments if job.fans_out else []
     others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
     dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)
@@ -193,6 +203,7 @@ class _Finished:
     sub_agents: AgentModels
     score: dict[str, Any] | None
     question: str | None  # what the environment asked in place of the row
+    state: dict[str, Any] | None  # of the environment, for evaluators
 
 
 async def _run(job: RolloutJob) -> _Finished:
@@ -203,6 +214,8 @@ async def _run(job: RolloutJob) -> _Finished:
     model = job.build_model()
     task = await _task(job, model)
     code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
+    score: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
@@ -215,12 +228,14 @@ async def _run(job: RolloutJob) -> _Finished:
                     question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
                     episode = await _play(job, model, opened.task, self_timed, answer)
-                    score = await opened.score() if episode.stop_reason in sample_writer.TRAINED_REASONS else None
+                    if episode.stop_reason in sample_writer.TRAINED_REASONS:
+                        score = await opened.score()
+                        state = await opened.state() if settings.reward.has_evaluator else None
             else:
                 with running(task):
-                    episode, score = await _play(job, model, task, self_timed), None
+                    episode = await _play(job, model, task, self_timed)
     await asyncio.gather(*(one.finish(job.engine_grace_s) for one in (model, *sub_agents.made)))
-    return _Finished(model, episode, code_calls, sub_agents, score, question)
+    return _Finished(model, episode, code_calls, sub_agents, score, question, state)
 
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:

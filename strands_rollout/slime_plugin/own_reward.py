@@ -1,31 +1,44 @@
-"""The user's own reward: a function, or several parts with weights, judges among them.
+"""The user's own reward: a function, or several parts with weights, judges and Strands' evaluators among them.
 
-A sample and the text of its answer in, a score and the values of its parts out.
+A sample and the text of its answer in, a score and the values of its parts out. An evaluator reads more of an episode,
+which `evaluated_record` keeps in the sample's metadata.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import itertools
+import json
 import os
 import random
 import re
 import reprlib
-from collections.abc import Awaitable, Callable, Mapping
+import weakref
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, cast
 
 import httpx
 from strands import Agent
 
 from strands_rollout.agent.environment import place_in_users_code, result_of
+from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import LoopCache
+from strands_rollout.aio import EpisodeDeadline, LoopCache, in_own_thread
 from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
-from strands_rollout.samples import QUESTION_KEY, episode_facts, question_of, usable_number
+from strands_rollout.files import Json
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
+from strands_rollout.slime_plugin.resume import saved_message
+from strands_rollout.slime_plugin.slime_adapter import is_aborting
+from strands_rollout.user_code import resolve
 
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
@@ -57,31 +70,44 @@ class Answer:
 async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
     """The score of the user's function, or the weighted sum of parts, which are asked for all at once.
 
-    `built_in` scores a part that has neither function nor judge.
+    `built_in` scores a part that has neither function, judge nor evaluator.
 
     Raises:
-        EnvironmentFaultError: A judge gave no number, or parts with judges took too long.
+        EnvironmentFaultError: A judge gave no number, parts with judges took too long, or the rollout was aborted.
         RolloutError: A function can't be loaded, raised, took too long, or gave no finite number.
     """
 
     async def part(one: RewardPart) -> Scored:
+        if one.evaluator is not None:
+            return await _evaluated(one.evaluator, one.judge, answer)
         if one.judge is not None:
             return await _judged(one.judge, answer)
         return await (built_in() if one.function is None else _called(one.function, answer))
 
+    parts, ours = settings.all_parts, getattr(answer.args, "strands_rollout", None)
+    asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
+    deadline = EpisodeDeadline(settings.timeout_s, functools.partial(is_aborting, answer.args, answer.sample, asked))
     try:
-        async with asyncio.timeout(settings.timeout_s):
+        async with deadline:
             if settings.function is not None:
                 return await _called(settings.function, answer)
-            found = await asyncio.gather(*map(part, settings.parts.values()), return_exceptions=True)
+            found = await asyncio.gather(*map(part, parts.values()), return_exceptions=True)
     except TimeoutError as e:
-        kind = EnvironmentFaultError if any(one.judge for one in settings.parts.values()) else RolloutError
+        if deadline.was_aborted:
+            raise EnvironmentFaultError("the rollout was aborted while the reward was waited for") from e
+        if not deadline.expired():
+            raise
+        kind = EnvironmentFaultError if any(one.judge for one in parts.values()) else RolloutError
         raise kind(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
-    scored = dict(zip(settings.parts, map(_raised_or_scored, found), strict=True))
+    scored = dict(zip(parts, map(_raised_or_scored, found), strict=True))
+    return scored["evaluator"] if settings.evaluator is not None else _summed(parts, scored)
+
+
+def _summed(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
     return Scored(
-        sum(settings.parts[name].weight * value for name, value in values.items()),
+        sum(parts[name].weight * value for name, value in values.items()),
         next((one.acc for one in scored.values() if one.acc is not None), None),
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
@@ -148,9 +174,13 @@ def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tu
 
 def check_reward(settings: RewardSettings) -> None:
     """Raise RolloutError where something that the reward's settings name can't be used."""
-    for path in filter(None, [settings.function, *(part.function for part in settings.parts.values())]):
+    parts = settings.all_parts.values()
+    for path in filter(None, [settings.function, *(part.function for part in parts)]):
         _arguments(load_function(path), path, Answer(None, None, "", None))
-    for judge in (part.judge for part in settings.parts.values() if part.judge is not None):
+    for part in parts:
+        if part.evaluator is not None:
+            _evaluator(part.evaluator, part.judge)
+    for judge in (part.judge for part in parts if part.judge is not None):
         if judge.strands_model is not None:
             load_model(judge.strands_model)
         if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
@@ -161,7 +191,8 @@ async def _judged(judge: Judge, answer: Answer) -> Scored:
     asked = episode_facts(answer.sample).get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))
     texts = {"question": str(asked), "response": answer.response, "label": str(answer.label)}
     prompt = _PLACES.sub(lambda place: texts[place[1]], judge.prompt)
-    reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
+    async with _place(judge):
+        reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
     said = reply.rpartition("</think>")[2].strip()
     found = _SCORE.findall(said) or ([said] if _NUMBER.fullmatch(said) else [])
     if not found:
@@ -207,3 +238,201 @@ async def _api_reply(judge: Judge, prompt: str) -> str:
             why = f"no answer in {len(outage.faults)} attempts, the last ended with: {fault.words}"
             raise EnvironmentFaultError(f"the judge at {shown} gave {why}; check its base_url, and that it is up")
         await asyncio.sleep(outage.next_wait_s(random.Random()))  # noqa: S311 - a wait, not a secret
+
+
+# by running loop and judge
+_PLACES_OF: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Semaphore]]] = (
+    weakref.WeakKeyDictionary()
+)
+_EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
+
+
+def _place(judge: Judge | None) -> AbstractAsyncContextManager[object]:
+    """One of a judge's places."""
+    if judge is None:
+        return nullcontext()
+    places = _PLACES_OF.setdefault(asyncio.get_running_loop(), {})
+    return places.setdefault(judge.model_dump_json(), asyncio.Semaphore(judge.max_concurrency))
+
+
+def evaluated_record(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What evaluators read of an episode, as plain JSON: the main agent's part, and the environment's state."""
+    system, tools = model.conversation.last.head
+    messages = [saved_message(message) for message in episode.messages]
+    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state}
+    return dict(json.loads(json.dumps(record, default=str)))
+
+
+class _Evaluator(Protocol):
+    """What is used of an evaluator of strands_evals."""
+
+    aggregator: Callable[[list[Any]], tuple[float, bool, str]]
+
+    def evaluate(self, case: object) -> list[Any]: ...
+    async def evaluate_async(self, case: object) -> list[Any]: ...
+
+
+async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
+    from strands_evals.evaluators import Evaluator
+
+    evaluator, case = _evaluator(path, judge), _case(answer)
+    # the class's own evaluate_async takes a thread of the loop's pool, which tools may hold for long
+    is_sync = type(evaluator).evaluate_async is Evaluator.evaluate_async
+    ask = in_own_thread(evaluator.evaluate, has_last_moment=False) if is_sync else evaluator.evaluate_async
+    with foreign_code("an evaluator may raise anything") as outcome:
+        async with _place(judge), asyncio.timeout(judge.timeout_s if judge else None):
+            outputs = list(await ask(case))
+        score, passed, reason = evaluator.aggregator(outputs)
+        if outputs and not all(output.not_applicable for output in outputs):
+            return Scored(float(score), float(passed))
+        raise EnvironmentFaultError(f"the evaluator {path} had nothing to judge: {reason}")
+    error = outcome.error
+    if isinstance(error, RolloutError):
+        raise error
+    kind = RolloutError if judge is None else EnvironmentFaultError
+    raise kind(f"the evaluator {path} raised {type(error).__name__}: {error}") from error
+
+
+def _evaluator(path: str, judge: Judge | None) -> _Evaluator:
+    """The evaluator at a path, made once for each judge; ConfigError where it can't be used."""
+    key = path, "" if judge is None else judge.model_dump_json()
+    if key not in _EVALUATORS:
+        _EVALUATORS[key] = cast("_Evaluator", _made_evaluator(path, judge))
+    return _EVALUATORS[key]
+
+
+def _made_evaluator(path: str, judge: Judge | None) -> object:
+    try:
+        from strands_evals.evaluators import Evaluator
+    except ImportError as e:
+        raise ConfigError("reward.evaluator needs strands-agents-evals: pip install 'strands-rollout[evals]'") from e
+    made = resolve(path)
+    if callable(made) and not isinstance(made, Evaluator):
+        takes_model = "model" in inspect.signature(made).parameters
+        if judge is not None and not takes_model:
+            raise ConfigError(f"got a judge for {path}, which takes no `model`; remove it")
+        with foreign_code("a user's evaluator may raise anything") as outcome:
+            made = made(model=_model_of(judge)) if judge is not None else made()
+        if (error := outcome.error) is not None:
+            where = f"{path} raised {type(error).__name__}: {error}{place_in_users_code(error)}"
+            raise ConfigError(f"{where}; make an evaluator that takes arguments in a function of yours") from error
+    if not isinstance(made, Evaluator):
+        raise ConfigError(
+            f"{path} is a {type(made).__name__}; expected an evaluator of strands_evals, or what makes one"
+        )
+    if getattr(made, "model", "") is None:
+        raise ConfigError(
+            f"the evaluator {path} asks a model and names none, so that Amazon Bedrock would be asked; give it a judge "
+            "with base_url and model, or with strands_model"
+        )
+    return made
+
+
+def _model_of(judge: Judge) -> object:
+    """The judge as a Strands model."""
+    if judge.strands_model is not None:
+        return load_model(judge.strands_model)
+    try:
+        from strands.models.openai import OpenAIModel
+    except ImportError as e:
+        raise ConfigError("a judge's API needs openai here: pip install 'strands-rollout[openai]'") from e
+    url, key = os.path.expandvars(str(judge.base_url)), os.path.expandvars(judge.api_key or "none")
+    limits = {"timeout": judge.timeout_s, "max_retries": judge.retries}
+    return OpenAIModel(
+        client_args={"base_url": url, "api_key": key, **limits}, model_id=str(judge.model), params=dict(judge.params)
+    )
+
+
+_UNKNOWN: Final = {
+    "actual_environment_state": "give the environment a method `state()`",
+    "actual_interactions": "there is none of a swarm's or graph's nodes; use an evaluator that reads the trajectory",
+}
+
+
+def _case(answer: Answer) -> object:
+    """The episode as strands_evals' EvaluationData, which raises a ConfigError where what it lacks is read."""
+    from strands_evals.types.evaluation import EnvironmentState, EvaluationData
+
+    class Case(EvaluationData):  # type: ignore[misc] # an optional package's
+        def __getattribute__(self, name: str) -> object:
+            value = super().__getattribute__(name)
+            if value is None and name in _UNKNOWN:
+                raise ConfigError(f"an evaluator reads {name}, which this episode has not: {_UNKNOWN[name]}")
+            return value
+
+    facts = episode_facts(answer.sample)
+    held = facts.get(EVALUATED_KEY)
+    if not isinstance(held, Mapping):
+        raise ConfigError(
+            "the sample has nothing for an evaluator: its episode failed, or was played without reward.evaluator"
+        )
+    row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
+
+    def states(given: Json) -> list[Any] | None:
+        return [EnvironmentState(name=name, state=value) for name, value in given.items()] if given else None
+
+    return Case(
+        input=str(facts.get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))),
+        name=str(getattr(answer.sample, "index", None)),
+        actual_output=answer.response,
+        expected_output=answer.label,
+        expected_assertion=row.get("expected_assertion"),
+        expected_trajectory=row.get("expected_trajectory"),
+        actual_trajectory=_session(held, answer.response),
+        actual_environment_state=states(held.get("state")),
+        expected_environment_state=states(row.get("expected_environment_state")),
+        metadata=row,
+    )
+
+
+def _session(held: Mapping[str, Json], response: str) -> object:
+    """The messages as strands_evals' Session: a trace for each user's turn, with the calls before its answer."""
+    from strands_evals.types import trace
+
+    clock = itertools.count()
+    specs = [(spec["name"], spec.get("description"), spec["inputSchema"]["json"]) for spec in held["tools"]]
+    tools = [trace.ToolConfig(name=name, description=words, parameters=schema) for name, words, schema in specs]
+
+    def span_info(trace_id: str, parent: str | None = None) -> object:
+        number = next(clock)
+        at = datetime.fromtimestamp(number, UTC)
+        ids = {"trace_id": trace_id, "span_id": str(number), "parent_span_id": parent}
+        return trace.SpanInfo(**ids, session_id="episode", start_time=at, end_time=at)
+
+    turns: list[list[Mapping[str, Any]]] = []
+    for message in held["messages"]:
+        is_question = message["role"] == "user" and not any("toolResult" in block for block in message["content"])
+        turns += [[]] if is_question or not turns else []
+        turns[-1].append(message)
+    traces: list[Any] = []
+    for number, turn in enumerate(turns):
+        info: Any = span_info(str(number))
+        words = {
+            "user_prompt": _text(turn[0]),
+            "agent_response": response if turn is turns[-1] else _text(turn[-1]),
+            "system_prompt": held["system_prompt"],
+        }
+        spans = [trace.AgentInvocationSpan(span_info=info, available_tools=tools, **words)]
+        for call, result in _executions(turn):
+            info_of_call = span_info(str(number), info.span_id)
+            call_span = trace.ToolExecutionSpan(span_info=info_of_call, tool_call=call, tool_result=result)
+            spans.append(call_span)
+        traces.append(trace.Trace(spans=spans, trace_id=str(number), session_id="episode"))
+    return trace.Session(traces=traces, session_id="episode")
+
+
+def _executions(turn: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The calls of a turn with their results, as fields of strands_evals' ToolCall and ToolResult."""
+    blocks = [block for message in turn for block in message["content"]]
+    results = {block["toolResult"]["toolUseId"]: block["toolResult"] for block in blocks if "toolResult" in block}
+    for use in (block["toolUse"] for block in blocks if "toolUse" in block):
+        use_id, given = use["toolUseId"], use["input"]
+        result = results.get(use_id, {"status": "error", "content": [{"text": "not run"}]})
+        words = _text(result)
+        call = {"name": use["name"], "arguments": given if isinstance(given, dict) else {"input": given}}
+        error = words if result["status"] == "error" else None
+        yield {**call, "tool_call_id": use_id}, {"content": words, "error": error, "tool_call_id": use_id}
+
+
+def _text(held: Mapping[str, Any]) -> str:
+    return "\n".join(str(block["text"]) for block in held["content"] if "text" in block)

@@ -96,7 +96,7 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
         "tokens_crc32": _crc32(state.trajectory.token_ids),
         "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
         **asdict(state.progress),
-        "messages": [_saved_message(message) for message in state.progress.messages],
+        "messages": [saved_message(message) for message in state.progress.messages],
         "finished": {call_id: _saved_result(result) for call_id, result in state.progress.finished.items()},
         "engine_aborts": state.engine_aborts,
         "code": dict(state.code),
@@ -136,7 +136,7 @@ def load_resume_state(
         raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
 
 
-def _saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
+def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
     content = [
         {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block

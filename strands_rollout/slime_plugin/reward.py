@@ -181,7 +181,8 @@ async def _own_reward(settings: RewardSettings, sample: object, args: object) ->
     search_beside(getattr(args, "custom_config_path", None))
     answer = Answer(args, sample, _answer_text(sample), getattr(sample, "label", None))
     scored = await own_reward(settings, answer, built_in)
-    return _as_scored(settings, scored, sample, "parts" if settings.parts else "function")
+    method = "parts" if settings.parts else "function" if settings.function else "evaluator"
+    return _as_scored(settings, scored, sample, method)
 
 
 def _as_scored(settings: RewardSettings, scored: Scored, sample: object, method: str) -> RewardDict:

@@ -1,0 +1,256 @@
+"""Evaluators of strands-agents-evals as rewards: they read the episode, and what can't be judged is no wrong answer."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from harness import ANSWER, TOOL_CALL, run
+
+from strands_rollout import Sample, current_task, reward_func
+
+evals = pytest.importorskip("strands_evals")
+from strands import tool  # noqa: E402
+from strands_evals.evaluators import (  # noqa: E402
+    Contains,
+    Equals,
+    Evaluator,
+    GoalSuccessRateEvaluator,
+    OutputEvaluator,
+    StateEquals,
+    ToolCalled,
+    ToolSelectionAccuracyEvaluator,
+)
+from strands_evals.types.evaluation import NOT_APPLICABLE, EvaluationOutput  # noqa: E402
+
+HERE = __name__
+BUYS = TOOL_CALL.format(name="buy", arguments=json.dumps({"item": "apple"}))
+
+
+class Shop:
+    """An environment whose state evaluators compare."""
+
+    def __init__(self, task: Any) -> None:
+        self.cart: list[str] = []
+        self.tools = [buy]
+
+    def state(self) -> dict[str, Any]:
+        return {"cart": self.cart}
+
+
+@tool
+def buy(item: str) -> str:
+    """Buy an item."""
+    current_task().environment.cart.append(item)
+    return f"bought {item}"
+
+
+called = ToolCalled("buy")
+not_called = ToolCalled("sell")
+says_34 = Contains("34", name="says")
+
+
+def cart(value: Any = None) -> StateEquals:
+    return StateEquals("cart", value)
+
+
+def rubric(model: Any = None) -> OutputEvaluator:
+    return OutputEvaluator(rubric="Is it right?", model=model)
+
+
+waiting = threading.Event()
+"""Set while an evaluator waits; what the rollout is aborted by."""
+
+
+class Told(Evaluator):
+    """Gives what it is told in the row's metadata."""
+
+    async def evaluate_async(self, case: Any) -> list[EvaluationOutput]:
+        given = case.metadata["outputs"]
+        if given == "wait":
+            waiting.set()
+            await asyncio.sleep(60)
+        return [EvaluationOutput(score=score, test_pass=score > 0, label=label) for score, label in given]
+
+
+class Reads(Evaluator):
+    """Reads what an episode of one agent has not."""
+
+    def evaluate(self, case: Any) -> list[EvaluationOutput]:
+        return [EvaluationOutput(score=float(bool(case.actual_interactions)), test_pass=False)]
+
+
+def raises() -> Evaluator:
+    raise LookupError("no key")
+
+
+async def scored(tokenizer: Any, reward: Any, *, metadata: Any = None, **settings: Any) -> tuple[dict[str, Any], Any]:
+    """What an episode that buys an apple and answers is worth."""
+    given = Sample(prompt="What is 17 * 2?", label="\\boxed{34}", index=0, metadata=dict(metadata or {}))
+    ours = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
+    played = await run(tokenizer, [BUYS, ANSWER], settings=ours, sample=given)
+    assert played.facts["stop_reason"] == "completed", played.facts["error"]
+    args = SimpleNamespace(strands_rollout=ours)
+    return dict(await reward_func(args, played.sample)), played.sample  # type: ignore[call-overload]
+
+
+READS: dict[str, tuple[Any, dict[str, Any], float]] = {
+    "the output": (f"{HERE}.says_34", {}, 1.0),
+    "output and label": (Equals, {}, 0.0),
+    "the trajectory": (f"{HERE}.called", {}, 1.0),
+    "another tool": (f"{HERE}:not_called", {}, 0.0),
+    "the environment's state": (f"{HERE}.cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
+    "another state": (f"{HERE}.cart", {"expected_environment_state": {"cart": []}}, 0.0),
+    "several outputs": (f"{HERE}.Told", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
+}
+
+
+@pytest.mark.parametrize(("evaluator", "metadata", "score"), READS.values(), ids=READS)
+async def test_an_evaluator_reads_the_episode(
+    shipped_tokenizer: Any, evaluator: Any, metadata: Any, score: float
+) -> None:
+    path = evaluator if isinstance(evaluator, str) else "strands_evals.evaluators.Equals"
+    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, metadata=metadata)
+    assert (found["score"], found["method"], found["error"]) == (score, "evaluator", "")
+    assert not sample.remove_sample
+    json.dumps(sample.metadata)
+
+
+async def test_evaluators_are_parts_with_weights_beside_functions(shipped_tokenizer: Any) -> None:
+    parts = {
+        "called": {"evaluator": f"{HERE}.called", "weight": 2},
+        "state": {"evaluator": f"{HERE}.cart"},
+        "right": {"weight": 0.5},
+    }
+    metadata = {"expected_environment_state": {"cart": ["apple"]}}
+    found, _ = await scored(shipped_tokenizer, {"parts": parts}, metadata=metadata)
+    assert (found["score"], found["parts/called"], found["parts/state"], found["parts/right"]) == (3.5, 1.0, 1.0, 1.0)
+
+
+UNJUDGED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "nothing that applies": (f"{HERE}.Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
+    "no output": (f"{HERE}.Told", {"outputs": []}, "had nothing to judge"),
+    "an evaluator that raises": (f"{HERE}.Told", {}, "raised KeyError"),
+    "an input that is not there": (f"{HERE}.Reads", {}, "reads actual_interactions, which this episode has not"),
+}
+
+
+@pytest.mark.parametrize(("path", "metadata", "words"), UNJUDGED.values(), ids=UNJUDGED)
+async def test_what_was_not_judged_is_not_trained(shipped_tokenizer: Any, path: str, metadata: Any, words: str) -> None:
+    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, metadata=metadata)
+    assert words in found["error"]
+    assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
+
+
+async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_tokenizer: Any) -> None:
+    args = SimpleNamespace(strands_rollout={"reward": {"evaluator": f"{HERE}.called"}})
+    found = await reward_func(args, Sample(prompt="?", response="34", label="34"))
+    assert "played without reward.evaluator" in found["error"]  # type: ignore[index, operator, call-overload]
+
+
+REFUSED = {
+    "strands_evals.evaluators.GoalSuccessRateEvaluator": "Amazon Bedrock would be asked; give it a judge",
+    f"{HERE}.raises": "raises raised LookupError: no key",
+    f"{HERE}.HERE": "is a str; expected an evaluator of strands_evals",
+    "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
+    "strands_evals.evaluators.ToolCalled": "make an evaluator that takes arguments in a function of yours",
+}
+
+
+@pytest.mark.parametrize(("path", "words"), REFUSED.items(), ids=REFUSED)
+async def test_an_evaluator_that_cant_be_used_fails_the_episode_in_words(
+    shipped_tokenizer: Any, path: str, words: str
+) -> None:
+    settings = {"reward": {"evaluator": path}, "tools": []}
+    played = await run(shipped_tokenizer, [ANSWER], settings=settings)
+    assert (played.facts["stop_reason"], words in played.facts["error"]) == ("setup_error", True), played.facts["error"]
+
+
+@asynccontextmanager
+async def judging(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any]]]:
+    """The settings of a judge on an API that calls the tool it is offered with this rating; and what it was asked."""
+    asked: list[Any] = []
+    at_once = 0
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        nonlocal at_once
+        at_once += 1
+        body = await request.json()
+        asked.append((json.dumps(body["messages"]), at_once))
+        await asyncio.sleep(0.05)
+        at_once -= 1
+        if "status" in rating:
+            return web.Response(status=rating["status"])
+        call = {"name": body["tools"][0]["function"]["name"], "arguments": json.dumps(rating)}
+        delta = {"role": "assistant", "tool_calls": [{"index": 0, "id": "1", "type": "function", "function": call}]}
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": "tool_calls"}):
+            chunk = {"id": "1", "object": "chat.completion.chunk", "created": 0, "model": "m"}
+            await response.write(f"data: {json.dumps({**chunk, 'choices': [{'index': 0, **choice}]})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    server = web.Application()
+    server.router.add_post("/v1/chat/completions", chat)
+    runner = web.AppRunner(server)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield {"base_url": f"http://127.0.0.1:{runner.addresses[0][1]}/v1", "model": "m", "retries": 0}, asked
+    finally:
+        await runner.cleanup()
+
+
+JUDGED: dict[str, tuple[str, dict[str, Any], float, list[str]]] = {
+    "a goal, asked in a thread": (
+        f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}",
+        {"reasoning": "so", "score": "Yes"},
+        *(1.0, ["What is 17 * 2?", "buy({'item': 'apple'})", "bought apple", "The answer is"]),
+    ),
+    "an output by a rubric": (f"{HERE}.rubric", {"score": 0.25, "test_pass": False}, 0.25, ["Is it right?"]),
+    "each call": (
+        f"strands_evals.evaluators.{ToolSelectionAccuracyEvaluator.__name__}",
+        {"reasoning": "so", "score": "No"},
+        *(0.0, ["Buy an item.", "buy({'item': 'apple'})"]),
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "rating", "score", "read"), JUDGED.values(), ids=JUDGED)
+async def test_a_judge_behind_a_url_is_asked_by_the_evaluator(
+    shipped_tokenizer: Any, path: str, rating: Any, score: float, read: list[str]
+) -> None:
+    pytest.importorskip("openai")
+    async with judging(**rating) as (judge, asked):
+        found, _ = await scored(shipped_tokenizer, {"evaluator": path, "judge": judge})
+    assert (found["score"], found["error"]) == (score, "")
+    assert all(text in asked[0][0] for text in read), asked
+
+
+async def test_a_judge_that_is_down_is_an_outage_and_no_score_of_zero(shipped_tokenizer: Any) -> None:
+    pytest.importorskip("openai")
+    async with judging(status=503) as (judge, _):
+        found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.rubric", "judge": judge})
+    assert (found["method"], sample.remove_sample) == ("no_judge", True)
+
+
+async def test_no_more_requests_than_allowed_are_at_a_judge_at_once(shipped_tokenizer: Any) -> None:
+    pytest.importorskip("openai")
+    async with judging(score=1.0, test_pass=True) as (judge, asked):
+        reward = {"evaluator": f"{HERE}.rubric", "judge": {**judge, "max_concurrency": 2}}
+        await asyncio.gather(*(scored(shipped_tokenizer, reward) for _ in range(6)))
+    assert (len(asked), max(at_once for _, at_once in asked)) == (6, 2)
+
+
+async def test_a_sample_that_is_judged_when_the_rollout_is_aborted_is_let_go(shipped_tokenizer: Any) -> None:
+    waiting.clear()
+    reward, settings = {"evaluator": f"{HERE}.Told"}, {"should_abort": waiting.is_set}
+    async with asyncio.timeout(20):
+        found, sample = await scored(shipped_tokenizer, reward, metadata={"outputs": "wait"}, **settings)
+    assert ("the rollout was aborted while" in found["error"], sample.remove_sample) == (True, True)

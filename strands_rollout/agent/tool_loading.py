@@ -20,7 +20,7 @@ from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
-from strands_rollout.aio import CURRENT_CALL, exits_as_errors
+from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors
 from strands_rollout.errors import NoModelError, ToolError, foreign_code
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
@@ -229,7 +229,7 @@ class _NoModel(BedrockModel):
     """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if CURRENT_CALL.get():  # of an agent that a tool has built
+        if CURRENT_CALL.get() or began_at_s(0.0) is not None:  # of an agent that a tool or environment has built
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)

@@ -143,8 +143,9 @@ def test_dotted_paths_in_the_text_resolve(name: str) -> None:
 
 @pytest.mark.parametrize("block", code_blocks("python"))
 def test_python_examples_name_what_exists(block: str) -> None:
-    if "torchrl" in block and find_spec("torchrl") is None:
-        pytest.skip("torchrl is not installed")
+    for optional in ("torchrl", "strands_evals", "strands_harness"):
+        if optional in block and find_spec(optional) is None:
+            pytest.skip(f"{optional} is not installed")
     tree = ast.parse(block)
     compile(tree, "example", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""strands-agents-evals in an episode: a simulated user, simulated tools and faults, as docs/environments.md has them."""
+"""strands-agents-evals in an episode: a simulated user, simulated tools and faults, as docs/environments.md has it."""
 
 import asyncio
 import json

@@ -10,15 +10,33 @@ from typing import Any, Final
 
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
+from strands.hooks import (
+    AfterInvocationEvent,
+    AfterModelCallEvent,
+    AfterToolCallEvent,
+    AfterToolsEvent,
+    BeforeInvocationEvent,
+    BeforeModelCallEvent,
+    BeforeToolCallEvent,
+    BeforeToolsEvent,
+    HookProvider,
+    HookRegistry,
+    MessageAddedEvent,
+)
+from strands.plugins import Plugin, hook
 
 from benchmarks.script import Script
 from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
-from strands_rollout import Sample, generate
+from strands_rollout import Sample, SGLangModel, Task, generate
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools
 
+EVENTS: Final = (
+    *(BeforeInvocationEvent, AfterInvocationEvent, MessageAddedEvent, BeforeModelCallEvent, AfterModelCallEvent),
+    *(BeforeToolsEvent, AfterToolsEvent, BeforeToolCallEvent, AfterToolCallEvent),
+)
 _RESULTS: Final[dict[str, str]] = {}
 
 
@@ -32,11 +50,53 @@ async def answer_from_script(code: str) -> str:
     return _RESULTS[code]
 
 
+class Listener(HookProvider):
+    """A user's hook that hears every event of an agent, and does nothing."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        for kind in EVENTS:
+            registry.add_callback(kind, self._hear)
+
+    def _hear(self, event: Any) -> None:
+        pass
+
+
+class ListeningPlugin(Plugin):
+    """A plugin with two hooks."""
+
+    name = "listening"
+
+    @hook
+    def _before(self, event: BeforeToolCallEvent) -> None:
+        pass
+
+    @hook
+    def _after(self, event: AfterModelCallEvent) -> None:
+        pass
+
+
+def build(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, system_prompt=SYSTEM_PROMPT, tools=list(task.tools))
+
+
+def build_with_plugin(model: SGLangModel, task: Task) -> Agent:
+    return Agent(model=model, system_prompt=SYSTEM_PROMPT, tools=list(task.tools), plugins=[ListeningPlugin()])
+
+
+_MORE_SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
+    "ours": {},
+    "ours-hook": {"hooks": [f"{__name__}.{Listener.__name__}"]},
+    "ours-plugin": {"agent_factory": f"{__name__}.{build_with_plugin.__name__}"},
+    "ours-factory": {"agent_factory": f"{__name__}.{build.__name__}"},
+}
+
+
 class Ours:
     """This package as slime calls it: `strands_rollout.generate` on samples, with no limit that a script would meet."""
 
     def __init__(self, job: Job) -> None:
         tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
+        tools |= _MORE_SETTINGS[job.step.variant]
         freezes = job.collector != "unfrozen"
         self._params = sampling_params()
         self._args = SimpleNamespace(
@@ -164,7 +224,7 @@ def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[f
 
 
 AGENT_VARIANTS: Final[Mapping[str, type[Ours | StrandsSGLang | OpenAI]]] = {
-    "ours": Ours,
+    **dict.fromkeys(_MORE_SETTINGS, Ours),
     "strands-sglang": StrandsSGLang,
     "openai": OpenAI,
 }

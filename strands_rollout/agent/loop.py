@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import time
+import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final, cast
 
@@ -18,18 +20,30 @@ from opentelemetry import trace
 from strands import Agent, hooks
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import null_callback_handler
+from strands.interrupt import Interrupt, InterruptException
+from strands.telemetry.metrics import Trace
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
+from strands.tools.executors._executor import ToolExecutor
+from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.content import Message, Messages, split_system_prompt
-from strands.types.exceptions import MaxTokensReachedException
-from strands.types.tools import ToolSpec, ToolUse
+from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
+from strands.types.tools import AgentTool, ToolResult, ToolUse
 
 from strands_rollout.agent.tool_call import BoundedTool
+from strands_rollout.errors import foreign_code
+from strands_rollout.model.conversation import Answer
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.template.messages import error_result, error_words
 
 try:
-    from strands.middleware import InvokeModelStage, ModelStopReason
+    from strands.agent._agent_delegation import AgentDelegation
+    from strands.event_loop._recover_message_on_max_tokens_reached import recover_message_on_max_tokens_reached
+    from strands.event_loop.event_loop import _estimate_input_tokens
+    from strands.interrupt import PendingToolExecution
+    from strands.middleware import ExecuteToolStage, InvokeModelStage, ModelStopReason
     from strands.middleware._agent_stream import AgentStreamStage
+    from strands.tools._validator import validate_and_prepare_tools
+    from strands.tools.structured_output._structured_output_context import StructuredOutputContext
 except ImportError:  # Strands before 1.62: its own loop runs
     HAS_MIDDLEWARE = False
 else:
@@ -55,6 +69,7 @@ class FlatCycles(hooks.HookProvider):
         self._limits: dict[str, int] = {}
         self._is_added = False
         self._whole: Messages | None = None
+        self._is_own = False
 
     def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
@@ -81,15 +96,19 @@ class FlatCycles(hooks.HookProvider):
     async def _cycles(self, context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
         """Middleware around an invocation: as many of one cycle each as it takes."""
         agent = context.agent
-        unwatched = self._unwatched(agent)
+        own = self._own_cycles(context)
         try:
             while True:
-                if unwatched is not None:
-                    agent.messages += context.messages
+                if own is not None and is_served(agent):
+                    self._is_own = True
+                    end = await own.run(context.messages)
+                    self._is_own = False
                     context = dataclasses.replace(context, messages=[])
-                    end = await unwatched.run()
                     if end is not None:
-                        yield AgentStreamStage.result_event(*end, agent.event_loop_metrics, {})
+                        stop_reason, message, asking = end
+                        state = context.invocation_state["request_state"]
+                        metrics = agent.event_loop_metrics
+                        yield AgentStreamStage.result_event(stop_reason, message, metrics, state, asking)
                         return
                 self._limits["turns"] = _cycles_so_far(agent) + 1
                 goes_on = False
@@ -104,12 +123,15 @@ class FlatCycles(hooks.HookProvider):
                     return
                 context = dataclasses.replace(context, messages=[])
         finally:
+            self._is_own = False
             self._bring_back(agent)
 
-    def _unwatched(self, agent: Agent) -> UnwatchedCycles | None:
-        if self._listeners is None or not are_simple(agent) or trace.get_current_span().is_recording():
+    def _own_cycles(self, context: Any) -> OwnCycles | None:  # noqa: ANN401
+        """None in a swarm or graph, which hands events on, and where a span records."""
+        if not self._limits or trace.get_current_span().is_recording():
             return None
-        return UnwatchedCycles(agent, self._listeners)
+        listeners = self._listeners if are_simple(context.agent) else None
+        return OwnCycles(context.agent, context.invocation_state, listeners)
 
     def _put_aside(self, agent: Agent) -> None:
         """Let the span that Strands begins now read the new messages only; nothing else reads them before a hook."""
@@ -134,7 +156,7 @@ class FlatCycles(hooks.HookProvider):
     def _last_before_model_call(self, event: hooks.BeforeModelCallEvent) -> None:
         history = event.agent.messages
         if isinstance(history, History):
-            history.is_lent = not event.cancel and _is_unseen(event.agent)
+            history.is_lent = not self._is_own and not event.cancel and _is_unseen(event.agent)
 
 
 class History(list[Message]):
@@ -163,7 +185,7 @@ async def _answered(context: Any, following: Next) -> AsyncGenerator[Any, None]:
             yield event
         return
     text, blocks = split_system_prompt(context.system_prompt)
-    answer = await context.model.answer(context.messages, context.tool_specs or None, text, blocks, context.agent)
+    answer = await context.model.answer(context.messages, context.tool_specs or None, text, blocks)
     yield ModelStopReason(
         stop_reason=answer.stop_reason, message=answer.message, usage=answer.usage, metrics=answer.metrics
     )
@@ -207,100 +229,357 @@ def _is_counted(message: Message) -> bool:
 
 
 TURN_CUT: Final = "the turn was cut at its limit of tokens"
+_CANCELLED: Final = "Cancelled by user"
+_ENDED_BY_HOOK: Final = "Turn ended early by hook after tool execution"
+_NO_USAGE: Final = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
 
-End = tuple[str, Message]
-"""Strands' stop reason, and the agent's last message."""
+End = tuple[str, Message, list[Interrupt] | None]
+"""Strands' stop reason, the agent's last message, and what a tool or hook would have a person answer."""
 
 
-class UnwatchedCycles:
-    """The cycles of one run of an agent.
+class OwnCycles:
+    """The cycles of one invocation of an agent: what Strands' `event_loop_cycle` and tool executor do, told to no span.
 
     Args:
         agent: Built on an `SGLangModel`.
-        listeners: The only hooks; called before a model call, a turn's tools and a call, and after a turn's tools.
+        state: The invocation's state, which hooks and tools share.
+        listeners: The only ones who see the agent: hooks of events before a model call, a turn's tools and a call, and
+            after a turn's tools. None where anybody may, who is then shown all that Strands shows.
     """
 
-    def __init__(self, agent: Agent, listeners: Sequence[hooks.HookProvider]) -> None:
+    def __init__(self, agent: Agent, state: dict[str, Any], listeners: Sequence[hooks.HookProvider] | None) -> None:
         self._agent = agent
-        self._listeners = hooks.HookRegistry()
-        for listener in listeners:
-            self._listeners.add_hook(listener)
-        # what Strands' executor hands to tools too
-        self._state: dict[str, Any] = {"agent": agent, "request_state": {}}
-        self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
-        self._simple = {name for name, tool in agent.tool_registry.registry.items() if _is_simple(tool)}
+        self._state = state
+        self._is_watched = listeners is None
+        self._hooks = agent.hooks if listeners is None else hooks.HookRegistry()
+        for listener in listeners or ():
+            self._hooks.add_hook(listener)
+        self._started = 0.0
+        self._trace: Trace | None = None
 
-    async def run(self) -> End | None:
+    async def run(self, added: Messages) -> End | None:
         """Continue from the agent's messages until it has ended; None where the next step is one for Strands' cycle."""
-        messages = self._agent.messages
-        while not self._agent.cancel_signal.is_set():
-            if not _calls(messages[-1]):
-                stop_reason = await self._answer()
-                if stop_reason != "tool_use":
-                    return stop_reason, messages[-1]
-            calls = _calls(messages[-1])
-            if len(calls) != 1 or calls[0]["name"] not in self._simple:
-                return None
-            end = await self._run_tool(messages[-1], calls[0])
+        agent = self._agent
+        for message in added:
+            await self._append(message)
+        self._state["agent"] = agent
+        while is_served(agent):
+            self._state.setdefault("request_state", {})
+            try:
+                end = await self._cycle()
+            except ContextWindowOverflowException as e:
+                agent.conversation_manager.reduce_context(agent, e=e)
+                continue
             if end is not None:
                 return end
         return None
 
-    async def _answer(self) -> str:
-        """The policy's next turn, in the agent's messages."""
-        agent = self._agent
-        self._tell(hooks.BeforeModelCallEvent(agent=agent, invocation_state=self._state))
-        text, blocks = split_system_prompt(agent.system_prompt_content)
-        model = cast("SGLangModel", agent.model)
-        answer = await model.answer(agent.messages, self._specs or None, text, blocks, agent)
-        answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
-        agent.messages.append(cast("Message", answer.message))
-        if answer.stop_reason == "max_tokens":
+    async def _cycle(self) -> End | None:
+        self._begin()
+        message, stop_reason = self._agent.messages[-1], "tool_use"
+        if not _calls(message):
+            stop_reason, message = await self._answer()
+        if stop_reason == "max_tokens":
             raise MaxTokensReachedException(TURN_CUT)
-        return answer.stop_reason
+        if stop_reason == "tool_use":
+            return await self._run_tools(message)
+        self._end()
+        return stop_reason, message, None
 
-    async def _run_tool(self, message: Message, call: ToolUse) -> End | None:
-        agent = self._agent
-        before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=self._state)
-        self._tell(before)
+    def _begin(self) -> None:
+        if self._is_watched:
+            cycle = self._state["event_loop_cycle_id"] = uuid.uuid4()
+            begun = self._agent.event_loop_metrics.start_cycle({"event_loop_cycle_id": str(cycle)})
+            self._started, self._trace = begun
+            self._state |= {"event_loop_cycle_trace": self._trace, "event_loop_cycle_span": trace.INVALID_SPAN}
+
+    def _end(self) -> None:
+        if self._trace is not None:
+            self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
+
+    async def _answer(self) -> tuple[str, Message]:
+        """The policy's next turn, in the agent's messages."""
+        metrics, stream = self._agent.event_loop_metrics, Trace("stream_messages") if self._is_watched else None
+        while True:
+            with foreign_code("hooks hear of whatever a model call raises") as outcome:
+                answer, is_wanted_again = await self._asked()
+                if not is_wanted_again:
+                    break
+                metrics.update_usage(cast("Any", answer.usage))
+            if outcome.error is not None and not await self._is_asked_again(outcome.error):
+                raise outcome.error
+        message = cast("Message", answer.message)
+        if answer.stop_reason == "max_tokens":
+            message = recover_message_on_max_tokens_reached(message)
+        await self._append(message)
+        if stream is not None:
+            self._note(stream, message)
+            metrics.update_usage(cast("Any", answer.usage))
+            metrics.update_metrics(cast("Any", answer.metrics))
+        return answer.stop_reason, message
+
+    async def _is_asked_again(self, error: Exception) -> bool:
+        if isinstance(error, InterruptException) or not self._is_watched:
+            return False
+        failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=error)
+        await self._tell(failed)
+        return failed.retry
+
+    async def _asked(self) -> tuple[Answer, bool]:
+        """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
+        agent, state = self._agent, self._state
+        tokens = await self._projected_tokens() if self._is_watched else None
+        before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
+        if asking := await self._tell(before):
+            raise InterruptException(self._kept(asking)[0])
         if before.cancel:
-            words = before.cancel if isinstance(before.cancel, str) else "Tool cancelled by hook"
-            result: Any = error_result(call["toolUseId"], words)
+            words = before.cancel if isinstance(before.cancel, str) else "model call denied by hook"
+            answer = Answer(_said(words), "end_turn", _NO_USAGE, {"latencyMs": 0})
         else:
-            result = await self._result(call)
-            if "tool_interrupt_event" in result:
-                return "interrupt", message
-        results: Message = {"role": "user", "content": [{"toolResult": result}]}
-        after = hooks.AfterToolsEvent(agent=agent, message=results, invocation_state=self._state)
-        self._tell(after)
-        agent.messages.append(results)
-        if not after.end_turn:
-            return None
-        end: Message = {"role": "assistant", "content": [{"text": str(after.end_turn)}]}
-        agent.messages.append(end)
-        return "end_turn", end
-
-    async def _result(self, call: ToolUse) -> Any:  # noqa: ANN401 - a ToolResult, or a ToolInterruptEvent
-        tool = self._agent.tool_registry.registry[call["name"]]
-        before = hooks.BeforeToolCallEvent(
-            agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state
+            text, blocks = split_system_prompt(agent.system_prompt_content)
+            specs = agent.tool_registry.get_all_tool_specs() or None
+            answer = await cast("SGLangModel", agent.model).answer(agent.messages, specs, text, blocks)
+            if agent._observe_cancellation():
+                answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
+            answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
+        if not self._is_watched:
+            return answer, False
+        response = hooks.AfterModelCallEvent.ModelStopResponse(
+            cast("Any", answer.message), cast("Any", answer.stop_reason)
         )
-        self._tell(before)
-        if before.cancel_tool:
-            return error_result(call["toolUseId"], str(before.cancel_tool))
-        last: Any = None
-        try:
-            async for event in tool.stream(call, self._state):
-                last = event
-        except Exception as e:  # whatever a tool raises is a result for the policy
-            return error_result(call["toolUseId"], f"Error: {error_words(e)}")
-        if last is None:
-            return error_result(call["toolUseId"], f"Tool '{call['name']}' did not return a result")
-        return getattr(last, "tool_result", last)
+        after = hooks.AfterModelCallEvent(agent=agent, invocation_state=state, stop_response=response)
+        await self._tell(after)
+        if answer.stop_reason == "cancelled" and agent._cancel_message is not None:
+            answer = dataclasses.replace(answer, message=_said(agent._cancel_message))
+        return answer, after.retry
 
-    def _tell(self, event: hooks.BaseHookEvent) -> None:
-        for listen in self._listeners.get_callbacks_for(event):
+    async def _projected_tokens(self) -> int | None:
+        with foreign_code("hooks can do without"):
+            return await _estimate_input_tokens(self._agent)
+        return None
+
+    async def _run_tools(self, message: Message) -> End | None:
+        agent, state = self._agent, self._state
+        before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
+        results: list[ToolResult] = []
+        if asking := await self._tell(before):
+            return self._interrupted(message, results, asking)
+        try:
+            asking = await self._run_calls(message, before.cancel, results)
+        finally:
+            answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
+            after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
+            await self._tell(after)
+        if self._is_watched:
+            state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
+        if asking:
+            return self._interrupted(message, results, asking)
+        if not agent._observe_cancellation():
+            agent._interrupt_state.end_tool_cycle()
+        await self._append(answered)
+        self._end()
+        return await self._end_after(message, after.end_turn)
+
+    def _interrupted(self, message: Message, results: list[ToolResult], asking: list[Interrupt]) -> End:
+        state = self._agent._interrupt_state
+        state.pending_tool_execution = PendingToolExecution(message, results)
+        state.activate()
+        self._end()
+        return "interrupt", message, asking
+
+    async def _end_after(self, message: Message, end_turn: Any) -> End | None:  # noqa: ANN401 - as hooks set it
+        """The end after a turn's tools, where a hook, a tool or a cancellation wants one."""
+        agent = self._agent
+        if end_turn:
+            content = [{"text": end_turn if isinstance(end_turn, str) else _ENDED_BY_HOOK}]
+            last = cast(
+                "Message", {"role": "assistant", "content": end_turn if isinstance(end_turn, list) else content}
+            )
+            await self._append(last)
+            return "end_turn", last, None
+        if agent._deferred_cancel or agent._observe_cancellation():
+            if agent._cancel_message is not None:
+                message = cast("Message", _said(agent._cancel_message))
+                await self._append(message)
+            return "cancelled", message, None
+        # as older tools stop a loop, such as that of strands-agents-tools
+        return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
+
+    async def _run_calls(self, message: Message, cancel: bool | str, results: list[ToolResult]) -> list[Interrupt]:
+        """Add the results of a turn's calls; what is asked of a person instead."""
+        agent = self._agent
+        if cancel or agent._observe_cancellation():
+            words = (
+                cancel
+                if isinstance(cancel, str)
+                else "Tool cancelled by hook"
+                if cancel
+                else "Tool execution cancelled"
+            )
+            results += [_failed(call, words) for call in _calls(message)]
+            return []
+        calls: list[ToolUse] = []
+        invalid: list[str] = []
+        validate_and_prepare_tools(message, calls, results, invalid)
+        calls = [call for call in calls if call["toolUseId"] not in invalid]
+        if len(calls) == 1 and self._is_direct(calls[0]["name"]):
+            return await self._run_call(calls[0], results)
+        asking: list[Interrupt] = []
+        events = agent.tool_executor._execute(
+            agent, calls, results, cast("Any", self._trace), trace.INVALID_SPAN, self._state, StructuredOutputContext()
+        )
+        async for event in events:
+            if isinstance(event, ToolInterruptEvent):
+                asking += event.interrupts
+        return asking
+
+    def _is_direct(self, name: str) -> bool:
+        """Whether Strands would do no more with a call alone than this class: it is heard by nobody but hooks."""
+        agent = self._agent
+        around = agent._middleware_registry._handlers.get(ExecuteToolStage, ())  # Strands' own waits for bare agents
+        return (
+            isinstance(self._tool(name), BoundedTool)
+            and type(agent.tool_executor) in (TurnTools, SequentialToolExecutor)
+            and all(isinstance(getattr(one.handler, "__self__", None), AgentDelegation) for one in around)
+        )
+
+    def _tool(self, name: str) -> AgentTool | None:
+        registry = self._agent.tool_registry
+        return registry.dynamic_tools.get(name) or registry.registry.get(name)
+
+    async def _run_call(self, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
+        """Add the result of a call that is alone in its turn, as `ToolExecutor._stream` does."""
+        agent, state, name = self._agent, self._state, call["name"]
+        tool = self._tool(name)
+        if self._is_watched:
+            self._show_agent()
+        while True:
+            before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
+            if asking := await self._tell(before):
+                return asking
+            if before.cancel_tool:
+                words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
+                after = await self._after_call(None, call, _failed(call, words), cancel_message=words)
+                break
+            selected, call = before.selected_tool, before.tool_use
+            if selected is tool and call["name"] != name:
+                selected = self._tool(call["name"])
+            tried = await self._tried(selected, call)
+            if isinstance(tried, list):
+                return tried
+            after = tried
+            if not ToolExecutor._should_retry(agent, after):
+                break
+        results.append(after.result)
+        return []
+
+    async def _tried(self, tool: AgentTool | None, call: ToolUse) -> hooks.AfterToolCallEvent | list[Interrupt]:
+        """Call a tool, and tell of it; what is asked of a person instead of that."""
+        started = time.monotonic()
+        with foreign_code("whatever a tool or hook raises is a result for the policy") as outcome:
+            event = await self._called(tool, call)
+            if isinstance(event, ToolInterruptEvent):
+                return self._kept(event.interrupts)
+            given = {"exception": event.exception, "duration": time.monotonic() - started}
+            return await self._after_call(tool, call, event.tool_result, **given)
+        error = cast("Exception", outcome.error)
+        if isinstance(error, InterruptException):
+            return self._kept([error.interrupt])
+        result = _failed(call, f"Error: {error_words(error)}")
+        return await self._after_call(tool, call, result, exception=error, duration=time.monotonic() - started)
+
+    async def _called(self, tool: AgentTool | None, call: ToolUse) -> ToolResultEvent | ToolInterruptEvent:
+        last: Any = None
+        started = time.time()
+        try:
+            if tool is None:
+                words = f"Unknown tool: {call['name']}"
+                last = ToolResultEvent(_failed(call, words), exception=Exception(words))
+            else:
+                async for event in tool.stream(call, self._state):
+                    if not isinstance(last, ToolResultEvent | ToolInterruptEvent):
+                        last = event
+                last = last or _failed(call, f"Tool '{call['name']}' did not return a result")
+        finally:
+            if self._trace is not None:
+                self._count(call, started, getattr(last, "tool_result", last))
+        return last if isinstance(last, ToolResultEvent | ToolInterruptEvent) else ToolResultEvent(last)
+
+    def _count(self, call: ToolUse, started: float, result: Any) -> None:  # noqa: ANN401 - nothing where it was interrupted
+        child = Trace(f"Tool: {call['name']}", start_time=started)
+        message: Message = {"role": "user", "content": [{"toolResult": result}]}
+        is_success = isinstance(result, dict) and result.get("status") == "success"
+        self._agent.event_loop_metrics.add_tool_usage(call, time.time() - started, child, is_success, message)
+        self._note(child, message)
+
+    def _note(self, child: Trace, message: Message) -> None:
+        """Keep a step in the metrics' trace of this cycle."""
+        cycle = cast("Trace", self._trace)
+        child.parent_id = cycle.id
+        child.add_message(message)
+        child.end()
+        cycle.add_child(child)
+
+    async def _after_call(
+        self, tool: AgentTool | None, call: ToolUse, result: Any, **more: Any
+    ) -> hooks.AfterToolCallEvent:
+        after = hooks.AfterToolCallEvent(
+            agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state, result=result, **more
+        )
+        if self._is_watched:
+            await self._tell(after)
+        return after
+
+    def _show_agent(self) -> None:
+        """What Strands' executor hands to tools too."""
+        agent = self._agent
+        specs = [{"toolSpec": spec} for spec in agent.tool_registry.get_all_tool_specs()]
+        self._state |= {
+            "agent": agent,
+            "model": agent.model,
+            "messages": agent.messages,
+            "system_prompt": agent.system_prompt,
+            "tool_config": {"tools": specs, "toolChoice": {"auto": {}}},
+        }
+
+    def _kept(self, asking: list[Interrupt]) -> list[Interrupt]:
+        for one in asking:
+            self._agent._interrupt_state.interrupts.setdefault(one.id, one)
+        return asking
+
+    async def _append(self, message: Message) -> None:
+        if self._is_watched:
+            await self._agent._append_messages(message)
+        else:
+            self._agent.messages.append(message)
+
+    async def _tell(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
+        """Call the hooks of an event; what they ask of a person."""
+        if self._is_watched:
+            return (await self._hooks.invoke_callbacks_async(event))[1]
+        for listen in self._hooks.get_callbacks_for(event):
             listen(event)
+        return []
+
+
+def is_served(agent: Agent) -> bool:
+    """Whether `OwnCycles` does the agent's next step as Strands would; hooks and tools may change that."""
+    kept = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
+    return (
+        isinstance(agent.model, SGLangModel)
+        and not agent.cancel_signal.is_set()
+        and agent._default_structured_output_model is None
+        and not any(kept)
+        and _is_unseen(agent)
+    )
+
+
+def _said(words: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": [{"text": words}]}
+
+
+def _failed(call: ToolUse, words: str) -> ToolResult:
+    return cast("ToolResult", error_result(str(call.get("toolUseId")), words))
 
 
 def are_simple(agent: Agent) -> bool:

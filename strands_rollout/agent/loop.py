@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import math
 import time
 import uuid
@@ -27,7 +28,7 @@ from strands.tools.executors._executor import ToolExecutor
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.content import Message, Messages, split_system_prompt
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
-from strands.types.tools import AgentTool, ToolResult, ToolUse
+from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 
 from strands_rollout.agent.tool_call import BoundedTool
 from strands_rollout.errors import foreign_code
@@ -44,6 +45,7 @@ try:
     from strands.middleware._agent_stream import AgentStreamStage
     from strands.tools._validator import validate_and_prepare_tools
     from strands.tools.structured_output._structured_output_context import StructuredOutputContext
+    from strands.types.content import _ensure_tracking_id
 except ImportError:  # Strands before 1.62: its own loop runs
     HAS_MIDDLEWARE = False
 else:
@@ -229,6 +231,7 @@ def _is_counted(message: Message) -> bool:
 
 
 TURN_CUT: Final = "the turn was cut at its limit of tokens"
+_INDIFFERENT: Final = ("strands_rollout.agent.", "strands.agent.")
 _CANCELLED: Final = "Cancelled by user"
 _ENDED_BY_HOOK: Final = "Turn ended early by hook after tool execution"
 _NO_USAGE: Final = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
@@ -254,6 +257,7 @@ class OwnCycles:
         self._hooks = agent.hooks if listeners is None else hooks.HookRegistry()
         for listener in listeners or ():
             self._hooks.add_hook(listener)
+        self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._started = 0.0
         self._trace: Trace | None = None
 
@@ -263,7 +267,7 @@ class OwnCycles:
         for message in added:
             await self._append(message)
         self._state["agent"] = agent
-        while is_served(agent):
+        while is_served(agent) if self._is_watched else not agent.cancel_signal.is_set():
             self._state.setdefault("request_state", {})
             try:
                 end = await self._cycle()
@@ -328,7 +332,7 @@ class OwnCycles:
     async def _asked(self) -> tuple[Answer, bool]:
         """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
         agent, state = self._agent, self._state
-        tokens = await self._projected_tokens() if self._is_watched else None
+        tokens = await self._projected_tokens() if self._is_watched and self._reads_tokens() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
         if asking := await self._tell(before):
             raise InterruptException(self._kept(asking)[0])
@@ -337,8 +341,9 @@ class OwnCycles:
             answer = Answer(_said(words), "end_turn", _NO_USAGE, {"latencyMs": 0})
         else:
             text, blocks = split_system_prompt(agent.system_prompt_content)
-            specs = agent.tool_registry.get_all_tool_specs() or None
-            answer = await cast("SGLangModel", agent.model).answer(agent.messages, specs, text, blocks)
+            if self._is_watched:  # anybody may bring tools
+                self._specs = agent.tool_registry.get_all_tool_specs()
+            answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
             if agent._observe_cancellation():
                 answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
@@ -352,6 +357,13 @@ class OwnCycles:
         if answer.stop_reason == "cancelled" and agent._cancel_message is not None:
             answer = dataclasses.replace(answer, message=_said(agent._cancel_message))
         return answer, after.retry
+
+    def _reads_tokens(self) -> bool:
+        """Whether any hook of a model call may read how many tokens it will have; most agents' own do not."""
+        if getattr(self._agent.conversation_manager, "_compression_threshold", None) is not None:
+            return True
+        listening = self._hooks.get_callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
+        return any(not getattr(listen, "__module__", "").startswith(_INDIFFERENT) for listen in listening)
 
     async def _projected_tokens(self) -> int | None:
         with foreign_code("hooks can do without"):
@@ -549,17 +561,24 @@ class OwnCycles:
 
     async def _append(self, message: Message) -> None:
         if self._is_watched:
-            await self._agent._append_messages(message)
-        else:
-            self._agent.messages.append(message)
+            _ensure_tracking_id(message)
+        self._agent.messages.append(message)
+        if self._is_watched:
+            await self._tell(hooks.MessageAddedEvent(agent=self._agent, message=message))
 
     async def _tell(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
-        """Call the hooks of an event; what they ask of a person."""
-        if self._is_watched:
-            return (await self._hooks.invoke_callbacks_async(event))[1]
+        """Call the hooks of an event, as Strands' registry does; what they ask of a person."""
+        asking: dict[str, Interrupt] = {}
         for listen in self._hooks.get_callbacks_for(event):
-            listen(event)
-        return []
+            try:
+                said = listen(event)
+                if said is not None and inspect.iscoroutinefunction(listen):
+                    await said
+            except InterruptException as e:
+                if e.interrupt.name in asking:
+                    raise ValueError(f"got the interrupt {e.interrupt.name!r} twice; expected one of a name") from e
+                asking[e.interrupt.name] = e.interrupt
+        return [*asking.values()]
 
 
 def is_served(agent: Agent) -> bool:

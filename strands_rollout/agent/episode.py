@@ -29,7 +29,7 @@ from strands_rollout.agent.limits import (
     limiter_of,
     reason_of_error,
 )
-from strands_rollout.agent.loop import TURN_CUT, FlatCycles, History, TurnTools
+from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
@@ -202,7 +202,7 @@ class _Run:
     def _build_agent(self, tools: Sequence[Any]) -> Agent:
         return Agent(
             model=self.model,
-            messages=History(dict(message) for message in self.begun.messages),  # type: ignore[misc] # TypedDicts
+            messages=[dict(message) for message in self.begun.messages],  # type: ignore[misc] # TypedDicts
             tools=list(tools),
             system_prompt=self.system_prompt,
             callback_handler=None,

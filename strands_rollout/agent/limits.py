@@ -25,7 +25,6 @@ from strands.hooks import (
 from strands.types import exceptions
 
 from strands_rollout import errors
-from strands_rollout.agent.loop import History
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
 from strands_rollout.aio import exits_as_errors
@@ -373,7 +372,7 @@ def join_episode(
     _watch(main, hooks)
     if team.is_alone:
         shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
-        main.messages = History([*shown, *(dict(message) for message in history)])  # type: ignore[list-item] # they are TypedDicts
+        main.messages = [*shown, *(dict(message) for message in history)]  # type: ignore[list-item] # they are TypedDicts
         if main.system_prompt is None:
             main.system_prompt = system_prompt
 

@@ -8,7 +8,6 @@ which continues from the agent's messages wherever this one stops.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import math
@@ -41,7 +40,7 @@ try:
     from strands.event_loop._recover_message_on_max_tokens_reached import recover_message_on_max_tokens_reached
     from strands.event_loop.event_loop import _estimate_input_tokens
     from strands.interrupt import PendingToolExecution
-    from strands.middleware import ExecuteToolStage, InvokeModelStage, ModelStopReason
+    from strands.middleware import ExecuteToolStage, InvokeModelStage
     from strands.middleware._agent_stream import AgentStreamStage
     from strands.tools._validator import validate_and_prepare_tools
     from strands.tools.structured_output._structured_output_context import StructuredOutputContext
@@ -59,35 +58,26 @@ _OUT_OF_TURNS: Final = "limit_turns"
 class FlatCycles(hooks.HookProvider):
     """One agent's cycles: `Agent(..., hooks=[*hooks, cycles])`, then `await cycles.run(agent, prompt)`.
 
-    While a span records the invocation, for OpenTelemetry, spans hold what Strands puts in them, at Strands' price.
-
     Args:
-        listeners: The only hooks beside these cycles, none of which needs events that `UnwatchedCycles` does not
-            send; None where there are others.
+        listeners: The only hooks beside these cycles, none of which needs events that `OwnCycles` does not send to
+            them; None where there are others.
     """
 
     def __init__(self, listeners: Sequence[hooks.HookProvider] | None = None) -> None:
         self._listeners = listeners
         self._limits: dict[str, int] = {}
         self._is_added = False
-        self._whole: Messages | None = None
-        self._is_own = False
 
     def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002, ANN401 - Strands' signature
         """Called by Strands."""
-        if not HAS_MIDDLEWARE:
-            return
-        # before and after any order of a user's: no hook may see the history put aside, or copy one that is lent
-        registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
-        registry.add_callback(hooks.BeforeModelCallEvent, self._bring_history_back, order=-math.inf)
-        registry.add_callback(hooks.BeforeToolsEvent, self._bring_history_back, order=-math.inf)
-        registry.add_callback(hooks.BeforeModelCallEvent, self._last_before_model_call, order=math.inf)
+        if HAS_MIDDLEWARE:
+            registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
         """Invoke the agent once, until it stops of its own accord; what Strands says of its end.
 
         Args:
-            agent: Built with these cycles among its hooks and a `History` as messages, on an `SGLangModel`.
+            agent: Built with these cycles among its hooks, on an `SGLangModel`.
             prompt: As `Agent.invoke_async` takes it.
         """
         if not HAS_MIDDLEWARE:
@@ -95,139 +85,50 @@ class FlatCycles(hooks.HookProvider):
         self._limits = {"turns": 1}
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
-    async def _cycles(self, context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Middleware around an invocation: as many of one cycle each as it takes."""
-        agent = context.agent
-        own = self._own_cycles(context)
-        try:
-            while True:
-                if own is not None and is_served(agent):
-                    self._is_own = True
-                    end = await own.run(context.messages)
-                    self._is_own = False
-                    context = dataclasses.replace(context, messages=[])
-                    if end is not None:
-                        stop_reason, message, asking = end
-                        state = context.invocation_state["request_state"]
-                        metrics = agent.event_loop_metrics
-                        yield AgentStreamStage.result_event(stop_reason, message, metrics, state, asking)
-                        return
-                self._limits["turns"] = _cycles_so_far(agent) + 1
-                goes_on = False
-                async for event in following(context):
-                    if isinstance(event, AgentStreamStage.result_event) and event["stop"][0] == _OUT_OF_TURNS:
-                        goes_on = True
-                        continue
-                    yield event
-                    if "start_event_loop" in event:
-                        self._put_aside(agent)
-                if not goes_on:
-                    return
-                context = dataclasses.replace(context, messages=[])
-        finally:
-            self._is_own = False
-            self._bring_back(agent)
-
-    def _own_cycles(self, context: Any) -> OwnCycles | None:  # noqa: ANN401
-        """None in a swarm or graph, which hands events on, and where a span records."""
-        if not self._limits or trace.get_current_span().is_recording():
-            return None
-        listeners = self._listeners if are_simple(context.agent) else None
-        return OwnCycles(context.agent, context.invocation_state, listeners)
-
-    def _put_aside(self, agent: Agent) -> None:
-        """Let the span that Strands begins now read the new messages only; nothing else reads them before a hook."""
-        if not trace.get_current_span().is_recording():
-            self._whole = agent.messages
-            agent.messages = _since_last_answer(agent.messages)
-
-    def _bring_back(self, agent: Agent) -> None:
-        if self._whole is not None:
-            agent.messages, self._whole = self._whole, None
-
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
         """Add the middleware after all others, hooks' too, so that they see what it gives."""
         if not self._is_added:
             self._is_added = True
             event.agent.add_middleware(AgentStreamStage, self._cycles)
-            event.agent.add_middleware(InvokeModelStage, _answered)
 
-    def _bring_history_back(self, event: hooks.BeforeModelCallEvent | hooks.BeforeToolsEvent) -> None:
-        self._bring_back(event.agent)
+    async def _cycles(self, context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
+        """Middleware around an invocation: own cycles as long as they serve, else Strands', one after the other."""
+        agent, state = context.agent, context.invocation_state
+        own = None if trace.get_current_span().is_recording() else self._own_cycles(agent, state)
+        while True:
+            if own is not None and is_served(agent):
+                end = await own.run(context.messages)
+                context = dataclasses.replace(context, messages=[])
+                if end is not None:
+                    stop_reason, message, asking = end
+                    metrics = agent.event_loop_metrics
+                    yield AgentStreamStage.result_event(stop_reason, message, metrics, state["request_state"], asking)
+                    return
+            self._limits["turns"] = _cycles_so_far(agent) + 1
+            goes_on = False
+            async for event in following(context):
+                if isinstance(event, AgentStreamStage.result_event) and event["stop"][0] == _OUT_OF_TURNS:
+                    goes_on = True
+                else:
+                    yield event
+            if not goes_on:
+                return
+            context = dataclasses.replace(context, messages=[])
 
-    def _last_before_model_call(self, event: hooks.BeforeModelCallEvent) -> None:
-        history = event.agent.messages
-        if isinstance(history, History):
-            history.is_lent = not self._is_own and not event.cancel and _is_unseen(event.agent)
-
-
-class History(list[Message]):
-    """An agent's messages, which the copy made for the next model call shares instead of copying them too.
-
-    Strands copies them so that middleware can't change them, and so that it may clean them itself. Where the model is
-    asked directly, it cleans nothing.
-
-    Attributes:
-        is_lent: Whether the next copy is that one.
-    """
-
-    is_lent = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Messages:
-        if self.is_lent:
-            self.is_lent = False
-            return list(self)
-        return copy.deepcopy(list(self), memo)
-
-
-async def _answered(context: Any, following: Next) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-    """Middleware around a model call: asks our model for the whole answer instead of for a stream of it."""
-    if not _is_plain_call(context):
-        async for event in following(dataclasses.replace(context, messages=copy.deepcopy(context.messages))):
-            yield event
-        return
-    text, blocks = split_system_prompt(context.system_prompt)
-    answer = await context.model.answer(context.messages, context.tool_specs or None, text, blocks)
-    yield ModelStopReason(
-        stop_reason=answer.stop_reason, message=answer.message, usage=answer.usage, metrics=answer.metrics
-    )
-
-
-def _is_plain_call(context: Any) -> bool:  # noqa: ANN401
-    """Whether Strands would do nothing with our model's stream but put it together again."""
-    return (
-        isinstance(context.model, SGLangModel)
-        and _is_unseen(context.agent)
-        and not context.agent.cancel_signal.is_set()
-        and context.structured_output_model is None
-        and not trace.get_current_span().is_recording()
-    )
+    def _own_cycles(self, agent: Agent, state: dict[str, Any]) -> OwnCycles:
+        return OwnCycles(agent, state, self._listeners if are_simple(agent) else None)
 
 
 def _is_unseen(agent: Agent) -> bool:
-    """Whether no other middleware and no callback handler hears a model call: its copy of the messages, its stream."""
-    handlers = getattr(getattr(agent, "_middleware_registry", None), "_handlers", {})  # there is no public way to ask
-    is_ours_alone = all(len(handlers.get(stage, ())) == 1 for stage in (AgentStreamStage, InvokeModelStage))
+    """Whether no other middleware and no callback handler hears a model call or the whole."""
+    handlers = agent._middleware_registry._handlers  # there is no public way to ask
+    is_ours_alone = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return is_ours_alone and agent.callback_handler is null_callback_handler
 
 
 def _cycles_so_far(agent: Agent) -> int:
     invocation = agent.event_loop_metrics.latest_agent_invocation
     return 0 if invocation is None else len(invocation.cycles)
-
-
-def _since_last_answer(messages: Messages) -> Messages:
-    """What came after the last message whose tokens were counted, and of that its counts; all where none were."""
-    counted = (n for n in range(len(messages) - 1, -1, -1) if _is_counted(messages[n]))
-    last = next(counted, -1)
-    new = messages[last + 1 :]
-    if last < 0:
-        return messages
-    return [{**messages[last], "content": []}, *new] if new else messages[last:]
-
-
-def _is_counted(message: Message) -> bool:
-    return message["role"] == "assistant" and bool(message.get("metadata", {}).get("usage"))
 
 
 TURN_CUT: Final = "the turn was cut at its limit of tokens"

@@ -53,7 +53,7 @@ async def answer_from_script(code: str) -> str:
 class Listener(HookProvider):
     """A user's hook that hears every event of an agent, and does nothing."""
 
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:  # noqa: ARG002 - Strands' signature
         for kind in EVENTS:
             registry.add_callback(kind, self._hear)
 

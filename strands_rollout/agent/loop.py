@@ -159,6 +159,7 @@ class OwnCycles:
         for listener in listeners or ():
             self._hooks.add_hook(listener)
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
+        self._simple = {} if listeners is None else agent.tool_registry.registry
         self._started = 0.0
         self._trace: Trace | None = None
 
@@ -180,10 +181,19 @@ class OwnCycles:
         return None
 
     async def _cycle(self) -> End | None:
-        self._begin()
-        message, stop_reason = self._agent.messages[-1], "tool_use"
+        agent = self._agent
+        if self._is_watched:
+            self._begin()
+        message, stop_reason = agent.messages[-1], "tool_use"
         if not _calls(message):
-            stop_reason, message = await self._answer()
+            answer = await self._wanted_answer() if self._is_watched else (await self._asked())[0]
+            message, stop_reason = cast("Message", answer.message), answer.stop_reason
+            if stop_reason == "max_tokens":
+                message = recover_message_on_max_tokens_reached(message)
+            if self._is_watched:
+                await self._take(answer, message)
+            else:
+                agent.messages.append(message)
         if stop_reason == "max_tokens":
             raise MaxTokensReachedException(TURN_CUT)
         if stop_reason == "tool_use":
@@ -192,43 +202,37 @@ class OwnCycles:
         return stop_reason, message, None
 
     def _begin(self) -> None:
-        if self._is_watched:
-            cycle = self._state["event_loop_cycle_id"] = uuid.uuid4()
-            begun = self._agent.event_loop_metrics.start_cycle({"event_loop_cycle_id": str(cycle)})
-            self._started, self._trace = begun
-            self._state |= {"event_loop_cycle_trace": self._trace, "event_loop_cycle_span": trace.INVALID_SPAN}
+        cycle = self._state["event_loop_cycle_id"] = uuid.uuid4()
+        self._started, self._trace = self._agent.event_loop_metrics.start_cycle({"event_loop_cycle_id": str(cycle)})
+        self._state |= {"event_loop_cycle_trace": self._trace, "event_loop_cycle_span": trace.INVALID_SPAN}
 
     def _end(self) -> None:
         if self._trace is not None:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
-    async def _answer(self) -> tuple[str, Message]:
-        """The policy's next turn, in the agent's messages."""
-        metrics, stream = self._agent.event_loop_metrics, Trace("stream_messages") if self._is_watched else None
+    async def _wanted_answer(self) -> Answer:
+        """An answer that no hook wants another one for; hooks hear of failures too."""
         while True:
             with foreign_code("hooks hear of whatever a model call raises") as outcome:
                 answer, is_wanted_again = await self._asked()
                 if not is_wanted_again:
-                    break
-                metrics.update_usage(cast("Any", answer.usage))
-            if outcome.error is not None and not await self._is_asked_again(outcome.error):
-                raise outcome.error
-        message = cast("Message", answer.message)
-        if answer.stop_reason == "max_tokens":
-            message = recover_message_on_max_tokens_reached(message)
-        await self._append(message)
-        if stream is not None:
-            self._note(stream, message)
-            metrics.update_usage(cast("Any", answer.usage))
-            metrics.update_metrics(cast("Any", answer.metrics))
-        return answer.stop_reason, message
+                    return answer
+                self._agent.event_loop_metrics.update_usage(cast("Any", answer.usage))
+            error = outcome.error
+            if isinstance(error, InterruptException):
+                raise error
+            if error is not None:
+                failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=error)
+                await self._tell(failed)
+                if not failed.retry:
+                    raise error
 
-    async def _is_asked_again(self, error: Exception) -> bool:
-        if isinstance(error, InterruptException) or not self._is_watched:
-            return False
-        failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=error)
-        await self._tell(failed)
-        return failed.retry
+    async def _take(self, answer: Answer, message: Message) -> None:
+        metrics, child = self._agent.event_loop_metrics, Trace("stream_messages")
+        self._note(child, message)
+        await self._append(message)
+        metrics.update_usage(cast("Any", answer.usage))
+        metrics.update_metrics(cast("Any", answer.metrics))
 
     async def _asked(self) -> tuple[Answer, bool]:
         """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
@@ -245,7 +249,7 @@ class OwnCycles:
             if self._is_watched:  # anybody may bring tools
                 self._specs = agent.tool_registry.get_all_tool_specs()
             answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
-            if agent._observe_cancellation():
+            if agent.cancel_signal.is_set():
                 answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
         if not self._is_watched:
@@ -278,20 +282,17 @@ class OwnCycles:
         if asking := await self._tell(before):
             return self._interrupted(message, results, asking)
         try:
-            asking = await self._run_calls(message, before.cancel, results)
+            asking = await self._run_calls(message, before, results)
         finally:
             answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
             after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
             await self._tell(after)
-        if self._is_watched:
-            state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if asking:
             return self._interrupted(message, results, asking)
-        if not agent._observe_cancellation():
-            agent._interrupt_state.end_tool_cycle()
-        await self._append(answered)
-        self._end()
-        return await self._end_after(message, after.end_turn)
+        if self._is_watched or after.end_turn:
+            return await self._end_after(message, answered, after)
+        agent.messages.append(answered)
+        return None
 
     def _interrupted(self, message: Message, results: list[ToolResult], asking: list[Interrupt]) -> End:
         state = self._agent._interrupt_state
@@ -300,14 +301,18 @@ class OwnCycles:
         self._end()
         return "interrupt", message, asking
 
-    async def _end_after(self, message: Message, end_turn: Any) -> End | None:  # noqa: ANN401 - as hooks set it
-        """The end after a turn's tools, where a hook, a tool or a cancellation wants one."""
-        agent = self._agent
-        if end_turn:
-            content = [{"text": end_turn if isinstance(end_turn, str) else _ENDED_BY_HOOK}]
-            last = cast(
-                "Message", {"role": "assistant", "content": end_turn if isinstance(end_turn, list) else content}
-            )
+    async def _end_after(self, message: Message, answered: Message, after: hooks.AfterToolsEvent) -> End | None:
+        """Take a turn's results; the end, where a hook, a tool or a cancellation wants one."""
+        agent, end = self._agent, after.end_turn
+        if self._is_watched:
+            self._state["event_loop_parent_cycle_id"] = self._state["event_loop_cycle_id"]
+        if not agent._observe_cancellation():
+            agent._interrupt_state.end_tool_cycle()
+        await self._append(answered)
+        self._end()
+        if end:
+            content = end if isinstance(end, list) else [{"text": end if isinstance(end, str) else _ENDED_BY_HOOK}]
+            last: Message = {"role": "assistant", "content": [*content]}
             await self._append(last)
             return "end_turn", last, None
         if agent._deferred_cancel or agent._observe_cancellation():
@@ -318,25 +323,25 @@ class OwnCycles:
         # as older tools stop a loop, such as that of strands-agents-tools
         return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
 
-    async def _run_calls(self, message: Message, cancel: bool | str, results: list[ToolResult]) -> list[Interrupt]:
+    async def _run_calls(
+        self, message: Message, before: hooks.BeforeToolsEvent, results: list[ToolResult]
+    ) -> list[Interrupt]:
         """Add the results of a turn's calls; what is asked of a person instead."""
-        agent = self._agent
-        if cancel or agent._observe_cancellation():
-            words = (
-                cancel
-                if isinstance(cancel, str)
-                else "Tool cancelled by hook"
-                if cancel
-                else "Tool execution cancelled"
+        agent, words = self._agent, before.cancel
+        if words or agent.cancel_signal.is_set():
+            told = (
+                words if isinstance(words, str) else "Tool cancelled by hook" if words else "Tool execution cancelled"
             )
-            results += [_failed(call, words) for call in _calls(message)]
+            results += [_failed(call, told) for call in _calls(message)]
             return []
         calls: list[ToolUse] = []
         invalid: list[str] = []
         validate_and_prepare_tools(message, calls, results, invalid)
         calls = [call for call in calls if call["toolUseId"] not in invalid]
-        if len(calls) == 1 and self._is_direct(calls[0]["name"]):
-            return await self._run_call(calls[0], results)
+        if len(calls) == 1:
+            tool = self._simple.get(calls[0]["name"]) or self._tool(calls[0]["name"])
+            if calls[0]["name"] in self._simple or self._is_direct(tool):
+                return await self._run_call(tool, calls[0], results)
         asking: list[Interrupt] = []
         events = agent.tool_executor._execute(
             agent, calls, results, cast("Any", self._trace), trace.INVALID_SPAN, self._state, StructuredOutputContext()
@@ -346,12 +351,12 @@ class OwnCycles:
                 asking += event.interrupts
         return asking
 
-    def _is_direct(self, name: str) -> bool:
+    def _is_direct(self, tool: AgentTool | None) -> bool:
         """Whether Strands would do no more with a call alone than this class: it is heard by nobody but hooks."""
         agent = self._agent
         around = agent._middleware_registry._handlers.get(ExecuteToolStage, ())  # Strands' own waits for bare agents
         return (
-            isinstance(self._tool(name), BoundedTool)
+            isinstance(tool, BoundedTool)
             and type(agent.tool_executor) in (TurnTools, SequentialToolExecutor)
             and all(isinstance(getattr(one.handler, "__self__", None), AgentDelegation) for one in around)
         )
@@ -360,10 +365,9 @@ class OwnCycles:
         registry = self._agent.tool_registry
         return registry.dynamic_tools.get(name) or registry.registry.get(name)
 
-    async def _run_call(self, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
+    async def _run_call(self, tool: AgentTool | None, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
         """Add the result of a call that is alone in its turn, as `ToolExecutor._stream` does."""
         agent, state, name = self._agent, self._state, call["name"]
-        tool = self._tool(name)
         if self._is_watched:
             self._show_agent()
         while True:
@@ -372,7 +376,8 @@ class OwnCycles:
                 return asking
             if before.cancel_tool:
                 words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
-                after = await self._after_call(None, call, _failed(call, words), cancel_message=words)
+                after = hooks.AfterToolCallEvent(agent, None, call, state, _failed(call, words), cancel_message=words)
+                await self._tell(after)
                 break
             selected, call = before.selected_tool, before.tool_use
             if selected is tool and call["name"] != name:
@@ -381,48 +386,43 @@ class OwnCycles:
             if isinstance(tried, list):
                 return tried
             after = tried
-            if not ToolExecutor._should_retry(agent, after):
+            if not (self._is_watched and ToolExecutor._should_retry(agent, after)):
                 break
         results.append(after.result)
         return []
 
     async def _tried(self, tool: AgentTool | None, call: ToolUse) -> hooks.AfterToolCallEvent | list[Interrupt]:
         """Call a tool, and tell of it; what is asked of a person instead of that."""
-        started = time.monotonic()
-        with foreign_code("whatever a tool or hook raises is a result for the policy") as outcome:
-            event = await self._called(tool, call)
-            if isinstance(event, ToolInterruptEvent):
-                return self._kept(event.interrupts)
-            given = {"exception": event.exception, "duration": time.monotonic() - started}
-            return await self._after_call(tool, call, event.tool_result, **given)
-        error = cast("Exception", outcome.error)
-        if isinstance(error, InterruptException):
-            return self._kept([error.interrupt])
-        result = _failed(call, f"Error: {error_words(error)}")
-        return await self._after_call(tool, call, result, exception=error, duration=time.monotonic() - started)
-
-    async def _called(self, tool: AgentTool | None, call: ToolUse) -> ToolResultEvent | ToolInterruptEvent:
-        last: Any = None
-        started = time.time()
+        agent, state, started, last = self._agent, self._state, time.monotonic(), cast("Any", None)
         try:
-            if tool is None:
-                words = f"Unknown tool: {call['name']}"
-                last = ToolResultEvent(_failed(call, words), exception=Exception(words))
-            else:
-                async for event in tool.stream(call, self._state):
-                    if not isinstance(last, ToolResultEvent | ToolInterruptEvent):
-                        last = event
-                last = last or _failed(call, f"Tool '{call['name']}' did not return a result")
-        finally:
-            if self._trace is not None:
-                self._count(call, started, getattr(last, "tool_result", last))
-        return last if isinstance(last, ToolResultEvent | ToolInterruptEvent) else ToolResultEvent(last)
+            try:
+                async for event in _unknown(call) if tool is None else tool.stream(cast("Any", {**call}), state):
+                    last = last if isinstance(last, ToolResultEvent | ToolInterruptEvent) else event
+            finally:
+                if self._trace is not None:
+                    self._count(call, started, last)
+            if isinstance(last, ToolInterruptEvent):
+                return self._kept(last.interrupts)
+            last = _failed(call, f"Tool '{call['name']}' did not return a result") if last is None else last
+            event = last if isinstance(last, ToolResultEvent) else ToolResultEvent(last)
+            seconds, error = time.monotonic() - started, event.exception
+            after = hooks.AfterToolCallEvent(agent, tool, call, state, event.tool_result, error, duration=seconds)
+            if self._is_watched:
+                await self._tell(after)
+        except InterruptException as e:
+            return self._kept([e.interrupt])
+        except Exception as e:  # whatever a tool raises, or a hook that heard of it, is a result for the policy
+            result, seconds = _failed(call, f"Error: {error_words(e)}"), time.monotonic() - started
+            after = hooks.AfterToolCallEvent(agent, tool, call, state, result, e, duration=seconds)
+            await self._tell(after)
+        return after
 
-    def _count(self, call: ToolUse, started: float, result: Any) -> None:  # noqa: ANN401 - nothing where it was interrupted
-        child = Trace(f"Tool: {call['name']}", start_time=started)
-        message: Message = {"role": "user", "content": [{"toolResult": result}]}
+    def _count(self, call: ToolUse, started: float, last: object) -> None:
+        seconds, result = time.monotonic() - started, getattr(last, "tool_result", last)
+        child = Trace(f"Tool: {call['name']}", start_time=time.time() - seconds)
+        message = cast("Message", {"role": "user", "content": [{"toolResult": result}]})
         is_success = isinstance(result, dict) and result.get("status") == "success"
-        self._agent.event_loop_metrics.add_tool_usage(call, time.time() - started, child, is_success, message)
+        self._agent.event_loop_metrics.add_tool_usage(call, seconds, child, is_success, message)
         self._note(child, message)
 
     def _note(self, child: Trace, message: Message) -> None:
@@ -432,16 +432,6 @@ class OwnCycles:
         child.add_message(message)
         child.end()
         cycle.add_child(child)
-
-    async def _after_call(
-        self, tool: AgentTool | None, call: ToolUse, result: Any, **more: Any
-    ) -> hooks.AfterToolCallEvent:
-        after = hooks.AfterToolCallEvent(
-            agent=self._agent, selected_tool=tool, tool_use=call, invocation_state=self._state, result=result, **more
-        )
-        if self._is_watched:
-            await self._tell(after)
-        return after
 
     def _show_agent(self) -> None:
         """What Strands' executor hands to tools too."""
@@ -500,6 +490,11 @@ def _said(words: str) -> dict[str, Any]:
 
 def _failed(call: ToolUse, words: str) -> ToolResult:
     return cast("ToolResult", error_result(str(call.get("toolUseId")), words))
+
+
+async def _unknown(call: ToolUse) -> AsyncGenerator[ToolResultEvent, None]:
+    words = f"Unknown tool: {call['name']}"
+    yield ToolResultEvent(_failed(call, words), exception=Exception(words))
 
 
 def are_simple(agent: Agent) -> bool:

@@ -25,13 +25,13 @@ from strands.telemetry.metrics import Trace
 from strands.tools.executors import ConcurrentToolExecutor, SequentialToolExecutor
 from strands.tools.executors._executor import ToolExecutor
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
-from strands.types.content import Message, Messages, split_system_prompt
+from strands.types.content import Message, split_system_prompt
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 
 from strands_rollout.agent.tool_call import BoundedTool
 from strands_rollout.errors import foreign_code
-from strands_rollout.model.conversation import Answer
+from strands_rollout.model.history import Answer
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.template.messages import error_result, error_words
 
@@ -97,8 +97,10 @@ class FlatCycles(hooks.HookProvider):
         own = None if trace.get_current_span().is_recording() else self._own_cycles(agent, state)
         while True:
             if own is not None and is_served(agent):
-                end = await own.run(context.messages)
+                for message in context.messages:
+                    await own.append(message)
                 context = dataclasses.replace(context, messages=[])
+                end = await own.run()
                 if end is not None:
                     stop_reason, message, asking = end
                     metrics = agent.event_loop_metrics
@@ -163,43 +165,35 @@ class OwnCycles:
         self._started = 0.0
         self._trace: Trace | None = None
 
-    async def run(self, added: Messages) -> End | None:
+    async def run(self) -> End | None:
         """Continue from the agent's messages until it has ended; None where the next step is one for Strands' cycle."""
         agent = self._agent
-        for message in added:
-            await self._append(message)
         self._state["agent"] = agent
         while is_served(agent) if self._is_watched else not agent.cancel_signal.is_set():
             self._state.setdefault("request_state", {})
+            if self._is_watched:
+                self._begin()
+            message, stop_reason = agent.messages[-1], "tool_use"
             try:
-                end = await self._cycle()
+                if not any("toolUse" in block for block in message["content"]):
+                    answer = await self._wanted_answer() if self._is_watched else (await self._asked())[0]
+                    message, stop_reason = cast("Message", answer.message), answer.stop_reason
+                    if stop_reason == "max_tokens":
+                        message = recover_message_on_max_tokens_reached(message)
+                    if self._is_watched:
+                        await self._take(answer, message)
+                    else:
+                        agent.messages.append(message)
+                if stop_reason == "max_tokens":
+                    raise MaxTokensReachedException(TURN_CUT)
+                if stop_reason != "tool_use":
+                    self._end()
+                    return stop_reason, message, None
+                if (end := await self._run_tools(message)) is not None:
+                    return end
             except ContextWindowOverflowException as e:
                 agent.conversation_manager.reduce_context(agent, e=e)
-                continue
-            if end is not None:
-                return end
         return None
-
-    async def _cycle(self) -> End | None:
-        agent = self._agent
-        if self._is_watched:
-            self._begin()
-        message, stop_reason = agent.messages[-1], "tool_use"
-        if not _calls(message):
-            answer = await self._wanted_answer() if self._is_watched else (await self._asked())[0]
-            message, stop_reason = cast("Message", answer.message), answer.stop_reason
-            if stop_reason == "max_tokens":
-                message = recover_message_on_max_tokens_reached(message)
-            if self._is_watched:
-                await self._take(answer, message)
-            else:
-                agent.messages.append(message)
-        if stop_reason == "max_tokens":
-            raise MaxTokensReachedException(TURN_CUT)
-        if stop_reason == "tool_use":
-            return await self._run_tools(message)
-        self._end()
-        return stop_reason, message, None
 
     def _begin(self) -> None:
         cycle = self._state["event_loop_cycle_id"] = uuid.uuid4()
@@ -230,7 +224,7 @@ class OwnCycles:
     async def _take(self, answer: Answer, message: Message) -> None:
         metrics, child = self._agent.event_loop_metrics, Trace("stream_messages")
         self._note(child, message)
-        await self._append(message)
+        await self.append(message)
         metrics.update_usage(cast("Any", answer.usage))
         metrics.update_metrics(cast("Any", answer.metrics))
 
@@ -248,7 +242,9 @@ class OwnCycles:
             text, blocks = split_system_prompt(agent.system_prompt_content)
             if self._is_watched:  # anybody may bring tools
                 self._specs = agent.tool_registry.get_all_tool_specs()
-            answer = await cast("SGLangModel", agent.model).answer(agent.messages, self._specs or None, text, blocks)
+            answer = await cast("SGLangModel", agent.model).answer(
+                agent.messages, self._specs or None, text, blocks, agent
+            )
             if agent.cancel_signal.is_set():
                 answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
@@ -308,17 +304,17 @@ class OwnCycles:
             self._state["event_loop_parent_cycle_id"] = self._state["event_loop_cycle_id"]
         if not agent._observe_cancellation():
             agent._interrupt_state.end_tool_cycle()
-        await self._append(answered)
+        await self.append(answered)
         self._end()
         if end:
             content = end if isinstance(end, list) else [{"text": end if isinstance(end, str) else _ENDED_BY_HOOK}]
             last: Message = {"role": "assistant", "content": [*content]}
-            await self._append(last)
+            await self.append(last)
             return "end_turn", last, None
         if agent._deferred_cancel or agent._observe_cancellation():
             if agent._cancel_message is not None:
                 message = cast("Message", _said(agent._cancel_message))
-                await self._append(message)
+                await self.append(message)
             return "cancelled", message, None
         # as older tools stop a loop, such as that of strands-agents-tools
         return ("tool_use", message, None) if self._state["request_state"].get("stop_event_loop") else None
@@ -367,33 +363,35 @@ class OwnCycles:
 
     async def _run_call(self, tool: AgentTool | None, call: ToolUse, results: list[ToolResult]) -> list[Interrupt]:
         """Add the result of a call that is alone in its turn, as `ToolExecutor._stream` does."""
-        agent, state, name = self._agent, self._state, call["name"]
+        name = call["name"]
         if self._is_watched:
             self._show_agent()
         while True:
-            before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
-            if asking := await self._tell(before):
-                return asking
-            if before.cancel_tool:
-                words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
-                after = hooks.AfterToolCallEvent(agent, None, call, state, _failed(call, words), cancel_message=words)
-                await self._tell(after)
-                break
-            selected, call = before.selected_tool, before.tool_use
-            if selected is tool and call["name"] != name:
-                selected = self._tool(call["name"])
-            tried = await self._tried(selected, call)
-            if isinstance(tried, list):
-                return tried
-            after = tried
-            if not (self._is_watched and ToolExecutor._should_retry(agent, after)):
-                break
-        results.append(after.result)
-        return []
+            done = await self._tried(tool, name, call)
+            if isinstance(done, list):
+                return done
+            call = done.tool_use
+            is_final = done.cancel_message is not None or not self._is_watched
+            if is_final or not ToolExecutor._should_retry(self._agent, done):
+                results.append(done.result)
+                return []
 
-    async def _tried(self, tool: AgentTool | None, call: ToolUse) -> hooks.AfterToolCallEvent | list[Interrupt]:
-        """Call a tool, and tell of it; what is asked of a person instead of that."""
-        agent, state, started, last = self._agent, self._state, time.monotonic(), cast("Any", None)
+    async def _tried(
+        self, tool: AgentTool | None, name: str, call: ToolUse
+    ) -> hooks.AfterToolCallEvent | list[Interrupt]:
+        """Make a call that is to be made of the tool of this name; what is asked of a person instead of that."""
+        agent, state, last = self._agent, self._state, cast("Any", None)
+        before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
+        if asking := await self._tell(before):
+            return asking
+        if before.cancel_tool:
+            words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
+            after = hooks.AfterToolCallEvent(agent, None, call, state, _failed(call, words), cancel_message=words)
+            await self._tell(after)
+            return after
+        is_renamed = before.selected_tool is tool and before.tool_use["name"] != name
+        call, started = before.tool_use, time.monotonic()
+        tool = self._tool(call["name"]) if is_renamed else before.selected_tool
         try:
             try:
                 async for event in _unknown(call) if tool is None else tool.stream(cast("Any", {**call}), state):
@@ -450,7 +448,8 @@ class OwnCycles:
             self._agent._interrupt_state.interrupts.setdefault(one.id, one)
         return asking
 
-    async def _append(self, message: Message) -> None:
+    async def append(self, message: Message) -> None:
+        """Add a message to the agent's."""
         if self._is_watched:
             _ensure_tracking_id(message)
         self._agent.messages.append(message)

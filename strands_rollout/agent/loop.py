@@ -206,6 +206,7 @@ class OwnCycles:
 
     async def _wanted_answer(self) -> Answer:
         """An answer that no hook wants another one for; hooks hear of failures too."""
+        self._child("stream_messages")
         while True:
             with foreign_code("hooks hear of whatever a model call raises") as outcome:
                 answer, is_wanted_again = await self._asked()
@@ -222,8 +223,9 @@ class OwnCycles:
                     raise error
 
     async def _take(self, answer: Answer, message: Message) -> None:
-        metrics, child = self._agent.event_loop_metrics, Trace("stream_messages")
-        self._note(child, message)
+        metrics, child = self._agent.event_loop_metrics, cast("Trace", self._trace).children[-1]
+        child.add_message(message)
+        child.end()
         await self.append(message)
         metrics.update_usage(cast("Any", answer.usage))
         metrics.update_metrics(cast("Any", answer.metrics))
@@ -283,6 +285,8 @@ class OwnCycles:
             answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
             after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
             await self._tell(after)
+        if self._is_watched:
+            state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if asking:
             return self._interrupted(message, results, asking)
         if self._is_watched or after.end_turn:
@@ -300,8 +304,6 @@ class OwnCycles:
     async def _end_after(self, message: Message, answered: Message, after: hooks.AfterToolsEvent) -> End | None:
         """Take a turn's results; the end, where a hook, a tool or a cancellation wants one."""
         agent, end = self._agent, after.end_turn
-        if self._is_watched:
-            self._state["event_loop_parent_cycle_id"] = self._state["event_loop_cycle_id"]
         if not agent._observe_cancellation():
             agent._interrupt_state.end_tool_cycle()
         await self.append(answered)
@@ -417,19 +419,16 @@ class OwnCycles:
 
     def _count(self, call: ToolUse, started: float, last: object) -> None:
         seconds, result = time.monotonic() - started, getattr(last, "tool_result", last)
-        child = Trace(f"Tool: {call['name']}", start_time=time.time() - seconds)
         message = cast("Message", {"role": "user", "content": [{"toolResult": result}]})
         is_success = isinstance(result, dict) and result.get("status") == "success"
+        child = self._child(f"Tool: {call['name']}", time.time() - seconds)
         self._agent.event_loop_metrics.add_tool_usage(call, seconds, child, is_success, message)
-        self._note(child, message)
 
-    def _note(self, child: Trace, message: Message) -> None:
-        """Keep a step in the metrics' trace of this cycle."""
+    def _child(self, name: str, started: float | None = None) -> Trace:
+        """A step in the metrics' trace of this cycle."""
         cycle = cast("Trace", self._trace)
-        child.parent_id = cycle.id
-        child.add_message(message)
-        child.end()
-        cycle.add_child(child)
+        cycle.add_child(Trace(name, parent_id=cycle.id, start_time=started))
+        return cycle.children[-1]
 
     def _show_agent(self) -> None:
         """What Strands' executor hands to tools too."""

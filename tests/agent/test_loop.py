@@ -1,15 +1,17 @@
 """An agent's cycles run one after the other, watched or not, as Strands' own loop would have run them."""
 
 import copy
-import itertools
+import json
+import re
 import traceback
 from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from strands import Agent, tool
-from strands.agent.conversation_manager import NullConversationManager
+from strands import Agent, ToolContext, tool
+from strands.agent import AgentResult
+from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import (
     AfterInvocationEvent,
     AfterModelCallEvent,
@@ -24,6 +26,8 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
+from strands.plugins import Plugin, hook
+from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from strands_rollout import SGLangModel, ToolLimiter
 from strands_rollout.agent.loop import HAS_MIDDLEWARE, FlatCycles, TurnTools
@@ -50,7 +54,7 @@ SCRIPT = [TOOL_CALL.format(name="look", arguments='{"at": "x"}'), BOTH, UNPARSED
 
 
 @tool
-def look(at: str) -> str:
+async def look(at: str) -> str:
     """Look.
 
     Args:
@@ -71,23 +75,6 @@ async def give_nothing() -> Any:
     return {"status": "error", "content": [{"text": "nothing"}]}
 
 
-class EventRecorder(HookProvider):
-    """Writes down what hooks see: the event, the whole history, what is expected of the next prompt."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-        self.depths: list[int] = []
-
-    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
-        for kind in EVENTS:
-            registry.add_callback(kind, self._note)
-
-    def _note(self, event: Any) -> None:
-        tokens = getattr(event, "projected_input_tokens", None)
-        self.seen.append((type(event).__name__, copy.deepcopy([_read(m) for m in event.agent.messages]), tokens))
-        self.depths.append(sum(1 for _ in traceback.walk_stack(None)))
-
-
 class At(HookProvider):
     """Calls a function with each event of these kinds."""
 
@@ -101,6 +88,8 @@ class At(HookProvider):
 
 
 def _reply(tokenizer: Any, turn: str | Reply) -> Reply:
+    if turn == "cut":
+        return Reply.tokens(ids_of(tokenizer, "I think that")[:3], "length")
     return turn if isinstance(turn, Reply) else Reply.tokens(ids_of(tokenizer, turn))
 
 
@@ -115,75 +104,237 @@ async def play(
     flat: bool,
     hooks: Any = (),
     listeners: Any = None,
-    tools: Any = (),
+    tools: Any = (look, fail, give_nothing),
     before: Any = (),
+    plugins: Any = (),
+    ends: Any = None,
 ) -> tuple[Agent, FakeSGLang]:
-    """Play an episode; `listeners` are hooks of an agent whom nobody else watches."""
+    """Play an episode; `listeners` are hooks of an agent whom nobody else watches, `ends` is given how it ended."""
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
         cycles = FlatCycles(listeners)
         agent = Agent(
-            model=SGLangModel(tokenizer=tokenizer, base_url=fake.base_url),
+            model=SGLangModel(tokenizer=tokenizer, base_url=fake.base_url, on_rewritten_history="segment"),
             messages=list(before),
-            tools=list(tools)
-            or [BoundedTool(one, timeout_s=None, stats=ToolStats()) for one in (look, fail, give_nothing)],
+            tools=[BoundedTool(one, timeout_s=None, stats=ToolStats()) for one in tools],
             system_prompt="Be brief.",
             callback_handler=None,
-            conversation_manager=NullConversationManager(),
+            conversation_manager=SlidingWindowConversationManager(),
             retry_strategy=None,
             hooks=[*hooks, cycles] if flat else list(hooks),
             tool_executor=TurnTools() if flat else None,
+            plugins=plugins,
         )
-        if flat:
-            await cycles.run(agent, PROMPT)
+        try:
+            result = await (cycles.run(agent, PROMPT) if flat else agent.invoke_async(PROMPT))
+        except Exception as e:
+            if ends is None:
+                raise
+            error = getattr(e, "original_exception", e)  # which Strands wraps in one place
+            ends.append(type(error) if isinstance(error, MaxTokensReachedException) else _plain(error))
         else:
-            await agent.invoke_async(PROMPT)
+            (ends if ends is not None else []).append(_plain(result))
         return agent, fake
 
 
-async def test_hooks_see_the_same_events_and_history_as_in_strands_own_loop(shipped_tokenizer: Any) -> None:
-    flat, own = EventRecorder(), EventRecorder()
-    flat_agent, flat_fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[flat])
-    own_agent, own_fake = await play(shipped_tokenizer, SCRIPT, flat=False, hooks=[own])
-    # two calls of one turn may end in any order
-    assert _sorted_calls(flat.seen) == _sorted_calls(own.seen)
-    assert [_read(message) for message in flat_agent.messages] == [_read(message) for message in own_agent.messages]
-    assert [r.input_ids for r in flat_fake.requests] == [r.input_ids for r in own_fake.requests]
-    usage = flat_agent.event_loop_metrics.accumulated_usage
-    assert usage == own_agent.event_loop_metrics.accumulated_usage
-    assert flat_agent.event_loop_metrics.cycle_count == own_agent.event_loop_metrics.cycle_count
+@tool(context=True)
+def see(tool_context: ToolContext, do: str = "") -> str:
+    """See the call's context, and use it."""
+    state, agent = tool_context.invocation_state, tool_context.agent
+    if do == "ask":
+        return str(tool_context.interrupt("may I?", reason="a rule"))
+    if do == "stop":
+        agent.cancel(message="stopped", after_current_tools=True)
+    state["request_state"]["stop_event_loop"] = do == "flag"
+    return f"{sorted(state)} {len(state['messages'])} {len(state['tool_config']['tools'])} {agent is state['agent']}"
 
 
-def _sorted_calls(seen: list[Any]) -> list[Any]:
-    names = [name for name, *_ in seen]
-    start = [n for n, name in enumerate(names) if name == "BeforeToolsEvent"][1] + 1
-    end = [n for n, name in enumerate(names) if name == "AfterToolsEvent"][1]
-    return [*seen[:start], *sorted(seen[start:end], key=repr), *seen[end:]]
+@tool
+def meet(agent: Agent) -> str:
+    """Meet the agent."""
+    return agent.name
+
+
+class Helper(Plugin):
+    name = "helper"
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+        super().__init__()
+
+    @hook
+    async def before(self, event: BeforeToolCallEvent) -> None:
+        self.heard.append(event.tool_use["name"])
+
+    @tool
+    def help(self) -> str:
+        """Help."""
+        return f"heard {self.heard}"
+
+
+class Listener(HookProvider):
+    """Writes down all that events say, and does something at one of them, the first time or each time."""
+
+    def __init__(self, at: Any = None, do: Any = None, once: bool = True) -> None:
+        self.at, self.do, self.once = at, do, once
+        self.seen: list[Any] = []
+        self.depths: list[int] = []
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        for kind in EVENTS:
+            registry.add_callback(kind, self._act)
+            registry.add_callback(kind, self._hear, order=9)
+
+    def _act(self, event: Any) -> None:
+        self.depths.append(sum(1 for _ in traceback.walk_stack(None)))
+        self.seen.append(_facts(event))
+        if type(event) is self.at:
+            self.at = None if self.once else self.at
+            self.do(event)
+
+    async def _hear(self, event: Any) -> None:
+        self.seen.append(_facts(event))
+
+
+def _facts(event: Any) -> Any:
+    metrics = event.agent.event_loop_metrics
+    tools = {name: (one.call_count, one.error_count) for name, one in metrics.tool_metrics.items()}
+    counts = [sorted(getattr(event, "invocation_state", ())), metrics.accumulated_usage, metrics.cycle_count, tools]
+    said = {name: _plain(value) for name, value in vars(event).items() if name not in ("duration", "agent")}
+    return copy.deepcopy((type(event).__name__, said, counts, [_read(message) for message in event.agent.messages]))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items() if name not in VOLATILE}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    if isinstance(value, AfterModelCallEvent.ModelStopResponse | AgentResult):
+        return value.stop_reason, _plain(value.message), [*map(str, getattr(value, "interrupts", None) or ())]
+    if isinstance(value, Exception):  # a server's port is another each time
+        return type(value).__name__, re.sub(r":\d+/", "/", str(value))
+    return getattr(value, "tool_name", value if isinstance(value, str | int | None) else repr(value))
+
+
+VOLATILE = {"tracking_id", "metrics", "agent", "model", "messages", "tool_config", "event_loop_cycle_id"} | {
+    "event_loop_parent_cycle_id",
+    "event_loop_cycle_trace",
+    "event_loop_cycle_span",
+}
+
+
+def fails(event: Any) -> None:
+    raise ValueError("of a hook")
+
+
+def sets(**values: Any) -> Any:
+    """Sets attributes of an event, one by one."""
+    return lambda event: [setattr(event, name, value) for name, value in values.items()]
+
+
+def does(call: Any) -> Any:
+    return lambda event: call(event.agent)
+
+
+def use(name: str, **arguments: Any) -> str:
+    return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
+
+
+def overflows(event: Any) -> None:
+    if len(event.agent.messages) > 6:
+        raise ContextWindowOverflowException("too long")
+
+
+LOOK = SCRIPT[0]
+FEW = [LOOK, ANSWER]
+WATCHED: dict[str, tuple[Any, ...]] = {
+    "an answer": ([ANSWER],),
+    "all kinds of turns": (SCRIPT,),
+    "tools that fail": ([use("fail"), use("give_nothing"), use("look", where="x"), ANSWER],),
+    "tools that are not there": ([use("rm"), use("r m"), ANSWER],),
+    "tools that see the agent": ([use("see"), use("meet"), use("see"), ANSWER],),
+    "a tool of a plugin": ([use("help"), LOOK, ANSWER],),
+    "an agent stopped by a tool": ([use("see", do="stop")],),
+    "a loop stopped by a tool": ([use("see", do="flag")],),
+    "a tool that asks a person": ([use("see", do="ask")],),
+    "a turn that is cut": ([LOOK, "cut"],),
+    "a lost engine": ([LOOK, Reply.status(400, "no")],),
+    "a model call that is denied": (FEW, BeforeModelCallEvent, sets(cancel=True)),
+    "a model call that is denied in words": ([LOOK], BeforeModelCallEvent, sets(cancel="no"), False),
+    "a model call that is made again": ([*FEW, ANSWER], AfterModelCallEvent, sets(retry=True)),
+    "a failure that is tried again": ([Reply.status(400, "no"), ANSWER], AfterModelCallEvent, sets(retry=True)),
+    "a history that is shortened": ([*[LOOK] * 5, ANSWER], BeforeModelCallEvent, overflows, False),
+    "tools that are denied": (FEW, BeforeToolsEvent, sets(cancel=True)),
+    "tools that are denied in words": ([BOTH, ANSWER], BeforeToolsEvent, sets(cancel="no")),
+    "a call that is denied": (FEW, BeforeToolCallEvent, sets(cancel_tool=True)),
+    "a call that is denied in words": (FEW, BeforeToolCallEvent, sets(cancel_tool="no")),
+    "another tool": (FEW, BeforeToolCallEvent, lambda event: setattr(event, "selected_tool", meet)),
+    "no tool": (FEW, BeforeToolCallEvent, sets(selected_tool=None)),
+    "a call of another name": (FEW, BeforeToolCallEvent, lambda event: event.tool_use.update(name="meet", input={})),
+    "a call that is another": (
+        FEW,
+        BeforeToolCallEvent,
+        lambda event: setattr(event, "tool_use", {**event.tool_use, "name": "nobody"}),
+    ),
+    "other arguments": (FEW, BeforeToolCallEvent, lambda event: event.tool_use["input"].update(at="y")),
+    "another result": (FEW, AfterToolCallEvent, lambda event: event.result["content"].append({"text": "more"})),
+    "a call that is made again": (FEW, AfterToolCallEvent, sets(retry=True)),
+    "an end after tools": ([LOOK], AfterToolsEvent, sets(end_turn=True)),
+    "an end after tools in words": ([LOOK], AfterToolsEvent, sets(end_turn="done")),
+    "an end after tools in blocks": ([BOTH], AfterToolsEvent, sets(end_turn=[{"text": "a"}, {"text": "b"}])),
+    "another invocation": ([*FEW, ANSWER], AfterInvocationEvent, sets(resume="go on")),
+    **{
+        f"a hook that fails: {kind.__name__}, {once=}": ([*FEW, ANSWER], kind, fails, once)
+        for kind in EVENTS
+        for once in (True, False)
+    },
+    **{
+        f"cancelled by a hook: {kind.__name__}": (FEW, kind, does(lambda agent: agent.cancel(message="bye")))
+        for kind in EVENTS[3:]
+    },
+    **{
+        f"a hook that asks a person: {kind.__name__}": (FEW, kind, lambda event: event.interrupt("may I?"))
+        for kind in (BeforeToolsEvent, BeforeToolCallEvent)
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:request_state:DeprecationWarning")
+@pytest.mark.parametrize("case", WATCHED.values(), ids=WATCHED)
+async def test_whoever_watches_sees_and_does_what_he_would_in_strands_own_loop(
+    shipped_tokenizer: Any, case: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, *hears = case
+    found: list[list[Any]] = [[], []]
+    for flat, ends in enumerate(found):
+        if flat:  # which would call it
+            monkeypatch.setattr("strands.agent.agent.event_loop_cycle", None)
+        listener = Listener(*hears)
+        agent, fake = await play(
+            shipped_tokenizer,
+            copy.deepcopy(script),
+            flat=bool(flat),
+            hooks=[listener],
+            tools=[look, fail, give_nothing, see, meet],
+            plugins=[Helper()],
+            ends=ends,
+        )
+        traces = [[child.name for child in one.children] for one in agent.event_loop_metrics.traces]
+        ends += [listener.seen, _plain(agent.messages), [request.input_ids for request in fake.requests]]
+        ends += [[name for name in names if name != "Recursive call"] for names in traces]
+    assert found[1] == found[0]
 
 
 async def test_the_stack_is_as_deep_in_the_last_turn_as_in_the_second(shipped_tokenizer: Any) -> None:
-    recorder = EventRecorder()
+    recorder = Listener()
     await play(shipped_tokenizer, [SCRIPT[0]] * 12 + [ANSWER], flat=True, hooks=[recorder])
     calls = [
         depth
-        for (name, *_), depth in zip(recorder.seen, recorder.depths, strict=True)
+        for (name, *_), depth in zip(recorder.seen[::2], recorder.depths, strict=True)
         if name == "BeforeModelCallEvent"
     ]
     assert len(calls) == 13
     assert len(set(calls[1:])) == 1
-
-
-async def test_a_hook_can_cancel_a_model_call(shipped_tokenizer: Any) -> None:
-    calls = itertools.count(1)
-
-    def cancel_third(event: BeforeModelCallEvent) -> None:
-        if next(calls) == 3:
-            event.cancel = "enough"
-
-    denying = At(BeforeModelCallEvent, call=cancel_third)
-    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[denying])
-    assert _read(agent.messages[-1]) == ("assistant", [{"text": "enough"}])
-    assert len(fake.requests) == 2
 
 
 async def test_middleware_of_a_users_own_sees_each_model_call_and_may_answer_it(shipped_tokenizer: Any) -> None:
@@ -206,13 +357,6 @@ async def test_middleware_of_a_users_own_sees_each_model_call_and_may_answer_it(
     assert asked == [1, 3, 5]
     assert _read(agent.messages[-1]) == ("assistant", [{"text": "mine"}])
     assert len(fake.requests) == 2
-
-
-async def test_a_cancelled_agent_asks_the_model_no_more(shipped_tokenizer: Any) -> None:
-    cancelling = At(AfterToolsEvent, call=lambda event: event.agent.cancel())
-    agent, fake = await play(shipped_tokenizer, SCRIPT, flat=True, hooks=[cancelling])
-    assert len(fake.requests) == 1
-    assert agent.messages[-1]["role"] == "user"
 
 
 UNWATCHED = {

@@ -370,7 +370,9 @@ def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     for turns, at_once in sorted(cpu):
         for other in variants:
             here = [(ms["ours"], ms[other]) for ms in cpu[turns, at_once].values() if {"ours", other} <= ms.keys()]
-            if other != "ours":
+            if other.startswith("ours-"):
+                found += _ratio(f"{other} / ours", turns, at_once, [(theirs, plain) for plain, theirs in here])
+            elif other != "ours":
                 found += _ratio(f"ours / {other}", turns, at_once, here)
     for at_once in sorted({at_once for _, at_once in cpu}):
         few, many = cpu.get((20, at_once), {}), cpu.get((80, at_once), {})

@@ -6,6 +6,9 @@ from typing import Any, Final
 Row = Mapping[str, Any]
 _LABELS: Final = {
     "ours": "strands-rollout",
+    "ours-hook": "with a hook of all events",
+    "ours-plugin": "with an agent factory and a plugin",
+    "ours-factory": "with an agent factory",
     "floor": "floor: the requests alone",
     "strands-sglang": "strands-sglang",
     "openai": "Strands' OpenAI model, tokenised again",
@@ -15,6 +18,7 @@ _LIMITS: Final = {
     ("ours / strands-sglang", 5): 0.75,
     ("ours / strands-sglang", 20): 0.5,
     ("ours / floor", 20): 2.3,
+    **{(f"ours-{more} / ours", turns): 1.25 for more in ("hook", "plugin", "factory") for turns in (5, 20)},
     ("ours: 80 turns / 20 turns", 80): 6.0,
 }
 _COLLECTORS: Final = {

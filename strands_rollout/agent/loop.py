@@ -1,13 +1,14 @@
 """The agent loop beside Strands' own: cycles run one after the other, at the cost of the new messages only.
 
-Strands' own cycle also tells users' hooks and middleware of each step, streams it, counts it and wraps it in spans.
-Where an episode has nothing that could observe these, they are half of what a turn costs: then the policy's answer is
-taken, and its tool called, directly. Whatever is more than one call of a simple function is left to Strands' cycle,
-which continues from the agent's messages wherever this one stops.
+Strands' own cycle streams each answer through a dozen generators, copies the history for it, and writes it into spans.
+Where nobody could observe these, the policy's answer is taken, and its tool called, directly: hooks hear the same
+events, which may do the same. Whatever else is to be heard (middleware, a callback handler, a span that records) is
+left to Strands' cycle.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import math
@@ -161,6 +162,7 @@ class OwnCycles:
         for listener in listeners or ():
             self._hooks.add_hook(listener)
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
+        self._given_specs: list[ToolSpec] = []
         self._simple = {} if listeners is None else agent.tool_registry.registry
         self._started = 0.0
         self._trace: Trace | None = None
@@ -242,11 +244,8 @@ class OwnCycles:
             answer = Answer(_said(words), "end_turn", _NO_USAGE, {"latencyMs": 0})
         else:
             text, blocks = split_system_prompt(agent.system_prompt_content)
-            if self._is_watched:  # anybody may bring tools
-                self._specs = agent.tool_registry.get_all_tool_specs()
-            answer = await cast("SGLangModel", agent.model).answer(
-                agent.messages, self._specs or None, text, blocks, agent
-            )
+            specs = self._shown_specs() if self._is_watched else self._specs
+            answer = await cast("SGLangModel", agent.model).answer(agent.messages, specs or None, text, blocks, agent)
             if agent.cancel_signal.is_set():
                 answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
@@ -430,10 +429,18 @@ class OwnCycles:
         cycle.add_child(Trace(name, parent_id=cycle.id, start_time=started))
         return cycle.children[-1]
 
+    def _shown_specs(self) -> list[ToolSpec]:
+        """Those of the agent's tools, which anybody may change; Strands checks them each time."""
+        registry = self._agent.tool_registry
+        given = [tool.tool_spec for tool in (*registry.registry.values(), *registry.dynamic_tools.values())]
+        if given != self._given_specs:
+            self._given_specs, self._specs = copy.deepcopy(given), registry.get_all_tool_specs()
+        return self._specs
+
     def _show_agent(self) -> None:
         """What Strands' executor hands to tools too."""
         agent = self._agent
-        specs = [{"toolSpec": spec} for spec in agent.tool_registry.get_all_tool_specs()]
+        specs = [{"toolSpec": {**spec}} for spec in self._shown_specs()]
         self._state |= {
             "agent": agent,
             "model": agent.model,

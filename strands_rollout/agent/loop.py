@@ -247,7 +247,7 @@ class OwnCycles:
             specs = self._shown_specs() if self._is_watched else self._specs
             answer = await cast("SGLangModel", agent.model).answer(agent.messages, specs or None, text, blocks, agent)
             if agent.cancel_signal.is_set():
-                answer = Answer(_said(_CANCELLED), "cancelled", _NO_USAGE, {"latencyMs": 0, "timeToFirstByteMs": 0})
+                answer = Answer(_said(_CANCELLED), "cancelled", {**_NO_USAGE}, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
         if not self._is_watched:
             return answer, False

@@ -221,7 +221,6 @@ class _ChatHistory:
     covered_messages: Final = 0
 
     def __init__(self, chat: RecordedChat) -> None:
-        self.history: Sequence[Mapping[str, Any]] | None = None
         self._chat = chat
 
     @property
@@ -236,6 +235,9 @@ class _ChatHistory:
 
     def drop_empty_segment(self) -> None:
         """There are no segments."""
+
+    def bind(self, agent: object, signal: object = None) -> None:
+        """Every request is the agent's."""
 
     def know_tools(self, tool_specs: object) -> None:
         """The endpoint reads calls."""

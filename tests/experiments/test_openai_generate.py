@@ -57,7 +57,7 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokeni
     assert {name: facts(sample)[name] for name in same} == {name: exact.facts[name] for name in same}
     assert [span[:3] for span in facts(sample)["spans"]] == [span[:3] for span in exact.facts["spans"]]
     # the token's own way knows more facts than text allows, and no fact by another name
-    own = {"budgets", "requests", "template_kwargs", "tool_parser"}
+    own = {"budgets", "dropped_sampled_tokens", "requests", "template_kwargs", "tool_parser", "transient_texts"}
     assert exact.facts.keys() - facts(sample).keys() == own
     assert facts(sample)["code"].keys() == exact.facts["code"].keys()
     assert lost(sample)["reread_turns"] == 0

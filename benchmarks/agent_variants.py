@@ -66,11 +66,11 @@ class ListeningPlugin(Plugin):
 
     name = "listening"
 
-    @hook
+    @hook  # type: ignore[call-overload] # strands types it as a function
     def _before(self, event: BeforeToolCallEvent) -> None:
         pass
 
-    @hook
+    @hook  # type: ignore[call-overload]
     def _after(self, event: AfterModelCallEvent) -> None:
         pass
 
@@ -111,6 +111,37 @@ class Ours:
         sample = await generate(self._args, sample, self._params)
         if sample.status is not Sample.Status.COMPLETED:
             raise WrongEpisodeError(f"the sample is {sample.status.name}: {sample.metadata}")
+        return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
+
+    async def close(self) -> None:
+        """The shared client is closed with its loop."""
+
+
+class SubAgents:
+    """Plain Strands agents, as a tool builds them: up to 64 on one model object, or each on a model of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._tokenizer, self._url = load_tokenizer(job.tokenizer), f"http://127.0.0.1:{job.port}"
+        self._served = 1 if job.step.variant == "own-model" else 64
+        self._count = 0
+
+    async def play(self, script: Script) -> Played:
+        if self._count % self._served == 0:
+            params: Any = sampling_params()
+            self._model = SGLangModel(self._tokenizer, self._url, conversations="many", sampling_params=params)
+        self._count += 1
+        model = self._model
+        agent = Agent(
+            model=model,
+            tools=[answer_from_script],
+            callback_handler=None,
+            system_prompt=SYSTEM_PROMPT,
+            conversation_manager=NullConversationManager(),
+        )
+        await agent.invoke_async(script.question)
+        read = next(one for one in model.conversations if one.agent() is agent).last.trajectory
+        mask, logprobs = read.loss_mask[read.prompt_length :], read.logprobs[read.prompt_length :]
+        sample = _sample(self._tokenizer, read.token_ids, mask, logprobs)
         return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)
 
     async def close(self) -> None:
@@ -223,8 +254,9 @@ def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[f
     return sample
 
 
-AGENT_VARIANTS: Final[Mapping[str, type[Ours | StrandsSGLang | OpenAI]]] = {
+AGENT_VARIANTS: Final[Mapping[str, type[Ours | SubAgents | StrandsSGLang | OpenAI]]] = {
     **dict.fromkeys(_MORE_SETTINGS, Ours),
+    **dict.fromkeys(("one-model", "own-model"), SubAgents),
     "strands-sglang": StrandsSGLang,
     "openai": OpenAI,
 }

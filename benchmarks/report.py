@@ -9,6 +9,8 @@ _LABELS: Final = {
     "ours-hook": "with a hook of all events",
     "ours-plugin": "with an agent factory and a plugin",
     "ours-factory": "with an agent factory",
+    "one-model": "sub-agents on one model",
+    "own-model": "sub-agents, each on its own model",
     "floor": "floor: the requests alone",
     "strands-sglang": "strands-sglang",
     "openai": "Strands' OpenAI model, tokenised again",

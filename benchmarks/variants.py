@@ -145,7 +145,10 @@ class Floor:
         await self._http.aclose()
 
 
-VARIANTS: Final = ("ours", "ours-hook", "ours-plugin", "ours-factory", "floor", "strands-sglang", "openai")
+VARIANTS: Final = (
+    *("ours", "ours-hook", "ours-plugin", "ours-factory", "one-model", "own-model"),
+    *("floor", "strands-sglang", "openai"),
+)
 NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
 """Variant -> the optional package that it needs; the extra `bench` has both."""
 

@@ -112,8 +112,10 @@ class LocalExecutor(CodeExecutor):
         max_concurrency: Calls that run at once, the others wait in turn; None for the number of usable CPUs.
         libraries: What can be imported besides the standard library, with what that requires; names of distributions
             or modules. Imported at the start.
-        isolation: The least that is accepted: "full"; "seccomp", without confinement of files; "rlimits", limits alone.
-            All that the machine offers is enforced in any case.
+        isolation: The least that is accepted: "full"; "files", without a list of system calls; "seccomp", without
+            confinement of files; "rlimits", limits alone. All that the machine offers is enforced in any case.
+        programs: Whether code may start the machine's programs, such as a shell, which "full" and "seccomp" refuse.
+            Files and TCP stay out of their reach, UDP does not; `memory_mb` is each program's.
         scratch_dir: Where the directories of the code are made; None for the temporary directory.
         disabled_layers: Layers to leave out, as if the kernel had none: "user", "files", "landlock", "chroot",
             "syscalls"; for finding faults and for tests.
@@ -135,6 +137,7 @@ class LocalExecutor(CodeExecutor):
         max_concurrency: int | None = None,
         libraries: Sequence[str] = ("numpy", "sympy"),
         isolation: Isolation = "full",
+        programs: bool = False,
         scratch_dir: str | None = None,
         disabled_layers: Collection[str] = (),
     ) -> None:
@@ -152,12 +155,13 @@ class LocalExecutor(CodeExecutor):
         self._isolation = isolation
         self._libraries = tuple(libraries)
         self._scratch_dir = scratch_dir
+        self._programs = programs
         self._disabled = tuple(disabled_layers)
         self._closed = False
         self._supervisor: SandboxProcesses | None = None
         self._finalizer: weakref.finalize[[], LocalExecutor] | None = None
         self._start_anew()
-        isolated = isolation != "rlimits" and "syscalls" not in self._disabled
+        isolated = "syscalls" in LAYERS[isolation] and "syscalls" not in self._disabled
         self.facts = ExecutorFacts(self._libraries, memory_mb, isolated, keeps_sessions=True)
 
     def _start_anew(self) -> None:
@@ -314,6 +318,7 @@ class LocalExecutor(CodeExecutor):
             "libraries": library_files(self._libraries),
             "preload": list(self._libraries),
             "disabled": list(self._disabled),
+            "programs": self._programs,
             "limits": of_child | {"max_threads": limits["max_threads"], "cpu_s": _CPU_LIMIT_S},
         }
         spares = min(int(limits["max_concurrency"]), _MAX_SPARES)

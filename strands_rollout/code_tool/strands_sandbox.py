@@ -20,7 +20,8 @@ import os
 import secrets
 import textwrap
 from collections.abc import AsyncGenerator
-from typing import Final
+from dataclasses import replace
+from typing import Final, Self
 
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
@@ -186,14 +187,41 @@ _SIGNAL_BASE: Final = 128
 _TIMEOUT_TAKES_OUTPUT: Final = "stdout" in inspect.signature(SandboxTimeoutError.__init__).parameters
 
 
+_SHELL: Final = """
+import os, signal, subprocess, sys
+path = f"{sys.base_prefix}/bin:{os.environ.get('PATH', os.defpath)}"
+env = os.environ | {"PATH": path, "GIT_CONFIG_NOSYSTEM": "1"} | env
+try:
+    process = subprocess.Popen(["/bin/sh", "-c", command], stdin=subprocess.DEVNULL, cwd=cwd, env=env, process_group=0)
+except OSError as e:
+    print(f"{words} ({e.strerror}: {e.filename or 'fork'})", file=sys.stderr)
+    code = not_there
+else:
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        print(end=mark, file=sys.stderr)
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    code = process.wait()
+sys.exit(code if code >= 0 else signal_base - code)
+"""
+_NO_SHELL: Final = "this sandbox has no shell; it runs Python code only"
+_SHELL_MARGIN_S: Final = 5.0  # for the session to survive a command that is ended at its limit
+
+
 class CodeExecutorSandbox(Sandbox):
-    """Runs Python on a code executor; has no shell and no other language, and says so with exit code 127.
+    """Runs Python on a code executor, and shell commands where the executor's code may start programs.
 
-    Over an executor that keeps sessions, all calls share one: variables are kept, and the file operations act on the
-    files that the session's code sees, by the same paths. Without sessions each call is alone, and there are no files:
-    file operations raise an OSError that says so.
+    What can't be run ends with exit code 127 and says why. Over an executor that keeps sessions, all calls share one:
+    variables are kept, and the file operations act on the files that code and commands see, by the same paths. Without
+    sessions each call is alone, and there are no files: file operations raise an OSError that says so.
 
-    No tool is vended: add `strands.vended_tools.python_repl` or the code tool.
+    An async context manager, which ends the session; so a function that gives one is a resource of an episode, whose
+    folder and processes are gone with it. No tool is vended: add Strands' `shell` and `python_repl` or the code tool.
 
     Args:
         executor: Not owned: the caller closes it.
@@ -224,10 +252,29 @@ class CodeExecutorSandbox(Sandbox):
         env: dict[str, str] | None = None,
         **kwargs: object,
     ) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
-        """Say that there is no shell."""
-        del command, timeout, cwd, env, kwargs
-        async for item in _refusal("this sandbox has no shell; it runs Python code only"):
+        """Run a command by `sh -c`; its processes end with it, and its output comes then.
+
+        Raises:
+            SandboxTimeoutError: The time limit ended it.
+            SandboxError: The executor itself failed; the command is not to blame.
+        """
+        del kwargs
+        if facts_of(self._executor).isolated:
+            async for item in _refusal(_NO_SHELL):
+                yield item
+            return
+        limit_s, mark = self._limit_s(timeout), secrets.token_hex(8)
+        given = {"command": command, "cwd": cwd, "env": env or {}, "limit_s": limit_s, "mark": mark}
+        given |= {"words": _NO_SHELL, "not_there": _NOT_THERE, "signal_base": _SIGNAL_BASE}
+        whole_s = None if limit_s is None else limit_s + _SHELL_MARGIN_S
+        result = await self._executor.run(f"exec({_SHELL!r}, {given!r})", timeout_s=whole_s, session=self._session)
+        if result.stderr.endswith(mark):
+            result = replace(result, stderr=result.stderr.removesuffix(mark), timed_out=True)
+        async for item in _items(result, limit_s):
             yield item
+
+    def _limit_s(self, asked: float | None) -> float | None:
+        return min((limit for limit in (asked, self._max_timeout_s) if limit is not None), default=None)
 
     async def execute_code_streaming(
         self,
@@ -258,7 +305,7 @@ class CodeExecutorSandbox(Sandbox):
             async for item in _refusal(refusal):
                 yield item
             return
-        limit_s = min((limit for limit in (timeout, self._max_timeout_s) if limit is not None), default=None)
+        limit_s = self._limit_s(timeout)
         result = await self._executor.run(code, timeout_s=limit_s, session=self._session)
         async for item in _items(result, limit_s):
             yield item
@@ -328,6 +375,12 @@ class CodeExecutorSandbox(Sandbox):
         """End the session, with its variables and files; the executor stays open. Safe to call twice."""
         if self._session is not None:
             await self._executor.close_session(self._session)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
 
 
 async def _refusal(words: str) -> AsyncGenerator[StreamChunk | StrandsResult, None]:

@@ -248,10 +248,11 @@ def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) 
     )
 
 
-Isolation = Literal["full", "seccomp", "rlimits"]
+Isolation = Literal["full", "files", "seccomp", "rlimits"]
 
 LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {  # what each mode asks for, strongest first
     "full": ("limits", "user", "files", "syscalls"),
+    "files": ("limits", "user", "files"),
     "seccomp": ("limits", "syscalls"),
     "rlimits": ("limits",),
 }

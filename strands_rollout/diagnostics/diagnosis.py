@@ -81,9 +81,9 @@ class Question:
     training: Annotated[
         bool, Option("--training", help="Fail on all that a training run on this machine can't do without.")
     ] = False
-    isolation: Annotated[Literal["full", "seccomp", "rlimits"], Option(help="What the code sandbox must enforce.")] = (
-        "full"
-    )
+    isolation: Annotated[
+        Literal["full", "files", "seccomp", "rlimits"], Option(help="What the code sandbox must enforce.")
+    ] = "full"
 
     def named(self, variable: str) -> Path | None:
         """The path that a variable of the environment names; None where it is not set, or empty."""

@@ -92,7 +92,7 @@ def plain(ground: Path) -> Iterator[CodeExecutor]:
     )
 
 
-def _isolated(ground: Path, *disabled_layers: str) -> LocalExecutor:
+def _isolated(ground: Path, *disabled_layers: str, **more: Any) -> LocalExecutor:
     return LocalExecutor(
         timeout_s=TIMEOUT_S,
         memory_mb=MEMORY_MB,
@@ -102,6 +102,7 @@ def _isolated(ground: Path, *disabled_layers: str) -> LocalExecutor:
         max_concurrency=4,
         scratch_dir=str(ground / "isolated"),
         disabled_layers=disabled_layers,
+        **more,
     )
 
 
@@ -115,6 +116,12 @@ def isolated(ground: Path) -> Iterator[CodeExecutor]:
 def without_landlock(ground: Path) -> Iterator[CodeExecutor]:
     """The backend with full isolation, as it is on a kernel that has no Landlock."""
     yield from _closed_later(_isolated(ground, "landlock"))
+
+
+@pytest.fixture(scope="module")
+def with_programs(ground: Path) -> Iterator[CodeExecutor]:
+    """The backend whose code may start programs."""
+    yield from _closed_later(_isolated(ground, isolation="files", programs=True))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from ordinary_user import ordinary_user
 from signs import holds
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult
+from strands_rollout.code_tool.sandbox.kernel import landlock_abi
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the attacks are on Linux")
 
@@ -93,6 +94,25 @@ async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(
     worked, story = await attempt(attack, make_stage(without_landlock))
     assert not worked, story
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
+
+
+# what the list of system calls refuses alone; none of it reaches other runs, files outside, or TCP ports elsewhere
+_BY_PROGRAMS = """
+    goal-of-a-link attribute-of-a-file change-attribute send-udp connect-path send-path-datagram-from-a-pair
+    listen open-socket-of-any-family start-system start-exec start-execveat start-memory-file fork clone3
+    kernel-memory-in-locks new-namespace-user open-perf-event open-userfaultfd open-process-handle
+    open-memory-file open-secret-memory-file make-shared-memory
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(landlock_abi() < 6, reason="needs Landlock that confines TCP and signals")
+@pytest.mark.parametrize("attack", [one for one in _NAMED if one.id not in _BY_PROGRAMS.split()])
+async def test_code_that_may_start_programs_is_blocked_but_for_what_they_need(
+    attack: Attack, with_programs: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
+) -> None:
+    worked, story = await attempt(attack, make_stage(with_programs))
+    assert not worked, story
 
 
 async def test_a_search_finds_what_is_there(isolated: CodeExecutor) -> None:

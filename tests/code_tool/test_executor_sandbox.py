@@ -5,18 +5,22 @@ import importlib
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
+from processes import ends
 from strands import Agent
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 
 from strands_rollout import SGLangModel
 from strands_rollout.code_tool import ExecutionResult, LocalExecutor, SubprocessExecutor
+from strands_rollout.code_tool.sandbox.kernel import landlock_abi
 from strands_rollout.code_tool.strands_sandbox import _TIMEOUT_TAKES_OUTPUT, CodeExecutorSandbox
 from strands_rollout.errors import ConfigError, SandboxError
 
@@ -94,9 +98,6 @@ async def test_a_call_cannot_raise_the_limit() -> None:
 
 
 async def test_what_is_not_there_is_said_plainly(plain: CodeExecutorSandbox) -> None:
-    shell = await plain.execute("ls")
-    assert (shell.exit_code, shell.stdout) == (127, "")
-    assert shell.stderr == "this sandbox has no shell; it runs Python code only\n"
     node = await plain.execute_code("1", "node")
     assert (node.exit_code, "no interpreter 'node'" in node.stderr) == (127, True)
     moved = await plain.execute_code("1", "python3", cwd="/")
@@ -118,6 +119,75 @@ async def test_an_executor_that_fails_is_told_by_its_own_error(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SandboxError, match="nowhere"):
         await plain.execute_code("1", "python3")
+
+
+# ---- a shell, where code may start programs
+
+
+@pytest.fixture
+async def shell() -> AsyncIterator[CodeExecutorSandbox]:
+    async with local(programs=True) as executor, CodeExecutorSandbox(executor, max_timeout_s=20) as sandbox:
+        yield sandbox
+
+
+async def test_commands_and_file_operations_work_in_one_folder(shell: CodeExecutorSandbox) -> None:
+    await shell.write_text("sub/in.txt", "a\nb\n")
+    found = await shell.execute(
+        "pwd; wc -l < in.txt; echo $X > out.txt; cat nowhere; exit 3", cwd="sub", env={"X": "1"}
+    )
+    folder, count = found.stdout.split()
+    assert (count, found.exit_code, "nowhere" in found.stderr) == ("2", 3, True)
+    assert await shell.read_text(f"{folder}/out.txt") == "1\n"
+    assert (await shell.execute("kill -9 $$")).exit_code == 137
+    await shell.aclose()
+    assert not Path(folder).exists()  # noqa: ASYNC240
+
+
+async def test_a_command_at_its_limit_ends_with_its_processes_and_files_stay(shell: CodeExecutorSandbox) -> None:
+    await shell.write_text("kept", "x")
+    stream = shell.execute_streaming("sleep 100 & echo $$ $!; sleep 100", timeout=0.5)
+    printed = await anext(stream)
+    with pytest.raises(SandboxTimeoutError, match=r"0\.5 seconds"):
+        await anext(stream)
+    assert all(ends(int(pid)) for pid in printed.data.split())
+    assert await shell.read_text("kept") == "x"
+
+
+@pytest.mark.skipif(not landlock_abi(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cat {outside}",
+        "cat ../../../../../../../../{outside}",
+        "ln -s {outside} link && cat link",
+        "echo x > {outside}.new",
+        "cp /bin/sh . && ./sh -c 'cat {outside}'",
+        "python3 -c 'print(open(\"{outside}\").read())'",
+        "ls $(dirname {outside})",
+    ],
+)
+async def test_commands_reach_no_files_outside(shell: CodeExecutorSandbox, tmp_path: Path, command: str) -> None:
+    outside = tmp_path / "secret"
+    outside.write_text("the-label")
+    found = await shell.execute(command.format(outside=outside))
+    assert found.exit_code != 0
+    assert "the-label" not in found.stdout + found.stderr
+    assert not Path(f"{outside}.new").exists()  # noqa: ASYNC240
+
+
+async def test_where_code_starts_no_programs_there_is_no_shell() -> None:
+    async with local() as executor:
+        if (await executor.start()).isolation != "full":
+            pytest.skip("this machine does not refuse programs")
+        answers = [await CodeExecutorSandbox(one).execute("ls") for one in (executor, replaced_facts(executor))]
+    for answer in answers:
+        assert (answer.exit_code, answer.stdout) == (127, "")
+        assert answer.stderr.startswith("this sandbox has no shell; it runs Python code only")
+
+
+def replaced_facts(executor: LocalExecutor) -> Any:
+    """The executor, which says less of itself than it enforces."""
+    return SimpleNamespace(run=executor.run, close_session=executor.close_session)
 
 
 # ---- files of a session

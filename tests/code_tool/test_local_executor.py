@@ -447,7 +447,7 @@ async def test_a_library_that_is_not_installed_is_named() -> None:
     [
         *(({name: 0}, name) for name in ("memory_mb", "disk_mb", "max_files", "max_threads")),
         ({"memory_mb": 512.5}, "memory_mb is 512.5; expected a whole number"),
-        ({"isolation": "none"}, "expected one of full, seccomp, rlimits"),
+        ({"isolation": "none"}, "expected one of full, files, seccomp, rlimits"),
         ({"libraries": "numpy"}, r"expected a list of names: \['numpy'\]"),
     ],
 )
@@ -460,7 +460,7 @@ def test_a_wrong_setting_is_refused(options: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("disabled", "isolation", "missing"),
     [
-        (["syscalls"], "rlimits", "syscalls"),
+        (["syscalls"], "files", "syscalls"),
         (["landlock", "chroot"], "seccomp", "files"),
         (["files"], "seccomp", "files"),
     ],

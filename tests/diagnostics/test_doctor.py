@@ -118,7 +118,7 @@ def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkey
 
 def test_an_unknown_isolation_is_a_usage_error() -> None:
     done = CliRunner().invoke(app, ["doctor", "--isolation", "none"])
-    assert (done.exit_code, "'none' is not one of 'full', 'seccomp', 'rlimits'" in done.stderr) == (2, True)
+    assert (done.exit_code, "'none' is not one of 'full', 'files', 'seccomp', 'rlimits'" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("on_stdin", [False, True])

@@ -31,6 +31,11 @@ from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter, install, is
 DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
 _SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
+_PROGRAMS: Final = (  # what a shell finds, and what its programs read
+    *(f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/lib64", "/usr/libexec", "/usr/include"),
+    *("/usr/lib/gcc", "/usr/lib/git-core", "/usr/share/git-core", "/usr/share/perl", "/usr/share/perl5"),
+    *map(str, Path("/usr/lib").glob("python3.*")),
+)
 _SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
 
 
@@ -163,14 +168,21 @@ class Confinement:
         libraries: Folder -> names in it that code may import.
         limits: Of each process.
         disabled: Layers to leave out although the machine has them; "landlock" leaves `files` to a change of root.
+        programs: Whether code may start the machine's programs, and its own, under the same layers but `syscalls`.
     """
 
     def __init__(
-        self, libraries: Mapping[str, Sequence[str]], limits: kernel.ChildLimits, disabled: Collection[str] = ()
+        self,
+        libraries: Mapping[str, Sequence[str]],
+        limits: kernel.ChildLimits,
+        disabled: Collection[str] = (),
+        *,
+        programs: bool = False,
     ) -> None:
         self._libraries = libraries
         self._limits = limits
         self._disabled = disabled
+        self._programs = programs
         self._filter: SyscallFilter | None = None
         self._landlock_abi = 0
         self._first_user: int | None = None
@@ -187,7 +199,9 @@ class Confinement:
             self._decide_user()
         if "files" not in disabled:
             self._decide_files()
-        if "syscalls" not in disabled:
+        if programs:
+            self.missing["syscalls"] = "left out by the setting programs: a program may ask the kernel for anything"
+        elif "syscalls" not in disabled:
             self._decide_syscalls()
 
     @property
@@ -253,7 +267,7 @@ class Confinement:
             return Place(folder, user, None)
         if before is not None and before.ruleset is not None and before.ruleset.fd >= 0:
             ruleset, uses = before.ruleset, before.uses + 1
-            _attempt("files", lambda: ruleset.allow_scratch(folder))
+            _attempt("files", lambda: ruleset.allow_scratch(folder, run=self._programs))
             return Place(folder, user, ruleset, uses)
         return Place(folder, user, _attempt("files", lambda: self._make_ruleset(folder)))
 
@@ -331,11 +345,14 @@ class Confinement:
     def _make_ruleset(self, folder: str) -> kernel.Ruleset:
         ruleset = kernel.Ruleset(self._landlock_abi)
         for path in self._readable:
-            ruleset.allow_read(path)
+            ruleset.allow_read(path, run=self._programs)
+        for path in _PROGRAMS if self._programs else ():
+            with contextlib.suppress(FileNotFoundError):
+                ruleset.allow_read(path, run=True)
         for path in DEVICES:
             with contextlib.suppress(FileNotFoundError):
                 ruleset.allow_device(path)
-        ruleset.allow_scratch(folder)
+        ruleset.allow_scratch(folder, run=self._programs)
         return ruleset
 
     def _change_user(self, user: int | None) -> None:

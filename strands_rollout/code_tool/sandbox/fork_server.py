@@ -449,8 +449,8 @@ class ForkServer:
         while (ended := _ended_child()) is not None:
             process, exit_code = ended
             index = self._children.pop(process, None)
+            self._kill_orphans()
             if index is not None:
-                self._kill_orphans()
                 self._places[index].retire()
                 self._send({"is": "ended", "place": index, "exit_code": exit_code})
 
@@ -496,7 +496,8 @@ def main() -> None:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
     while os.open(os.devnull, os.O_RDONLY) <= 3:
         pass
-    confinement = Confinement(settings["libraries"], ChildLimits(**settings["limits"]), settings["disabled"])
+    limits, programs = ChildLimits(**settings["limits"]), settings["programs"]
+    confinement = Confinement(settings["libraries"], limits, settings["disabled"], programs=programs)
     confinement.open_folders()
     sys.meta_path.append(LibraryFinder(confinement.library_folders()))
     # code can import what is in `sys.modules`, whatever the kernel confines: this package is not for it

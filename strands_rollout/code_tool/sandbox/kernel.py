@@ -270,6 +270,7 @@ def set_capabilities(mask: int) -> None:
     syscall(number, ctypes.addressof(header), ctypes.addressof(sets))
 
 
+_EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
@@ -314,8 +315,8 @@ def landlock_abi() -> int:
 class Ruleset:
     """A Landlock ruleset: what a process may do with files, whatever its user.
 
-    Made once, then taken on by any number of forked children. What no rule admits is refused, with EACCES: nothing may
-    be executed, no TCP port used (from ABI 4 on); and with EPERM (from ABI 6 on): no abstract Unix socket reached, no
+    Made once, then taken on by any number of forked children. What no rule admits is refused, with EACCES:
+    execution, TCP ports (from ABI 4 on); and with EPERM (from ABI 6 on): no abstract Unix socket reached, no
     process outside signalled.
 
     Handles every right that the ABI knows, so that what no rule admits is refused. The creator's own rights decide
@@ -341,16 +342,16 @@ class Ruleset:
         memory = ctypes.create_string_buffer(attributes, len(attributes))
         self.fd = syscall(_CREATE_RULESET, ctypes.addressof(memory), len(attributes), 0)
 
-    def allow_read(self, path: str) -> None:
-        """Admit reading a file, or all that lies beneath a directory; nothing may be executed."""
+    def allow_read(self, path: str, *, run: bool = False) -> None:
+        """Admit reading a file, or all that lies beneath a directory; and its execution, where it is to be run."""
         with _opened(path) as descriptor:
             is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-            self._add(descriptor, _READ_FILE | (_READ_DIR if is_directory else 0))
+            self._add(descriptor, _READ_FILE | (_READ_DIR if is_directory else 0) | (_EXECUTE if run else 0))
 
-    def allow_scratch(self, path: str) -> None:
-        """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs, and no execution."""
+    def allow_scratch(self, path: str, *, run: bool = False) -> None:
+        """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs; execution where `run`."""
         with _opened(path, os.O_DIRECTORY) as descriptor:
-            self._add(descriptor, _SCRATCH)
+            self._add(descriptor, _SCRATCH | (_EXECUTE if run else 0))
 
     def allow_device(self, path: str) -> None:
         """Admit reading and writing one node, such as /dev/null."""

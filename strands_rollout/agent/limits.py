@@ -367,8 +367,18 @@ def join_episode(
     *,
     is_resumed: bool,
 ) -> None:
-    """Put the episode's history and hooks on a main agent that somebody else has built."""
+    """Put the episode's history and hooks on a main agent that somebody else has built.
+
+    Raises:
+        ConfigError: A session manager has brought an agent another episode's history.
+    """
     main = team.main
+    for agent in () if is_resumed else (main, *team.others):
+        if agent.messages and getattr(agent, "_session_manager", None) is not None:  # there is no public way to ask
+            raise errors.ConfigError(
+                f"the session manager of the agent {agent.name!r} has restored {len(agent.messages)} messages, which "
+                "are no part of this episode; expected a new session. Give each episode a session_id of its own"
+            )
     _watch(main, hooks)
     if team.is_alone:
         shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them

@@ -21,7 +21,7 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors
-from strands_rollout.errors import NoModelError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, NoModelError, ToolError, foreign_code
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
 
@@ -96,6 +96,27 @@ def refuse_blocking(manager: object, path: str) -> None:
             f"{path!r} made a SummarizingConversationManager, which blocks the event loop, and so every other episode, "
             "while it asks the policy. Use one that drops messages, or a hook on BeforeModelCallEvent that sums up "
             "asynchronously"
+        )
+
+
+def refuse_unplayable(agent: Agent, path: str) -> None:
+    """Refuse an agent of the policy whose episode would hold others, stop half-way, or end with another's answer.
+
+    Raises:
+        ToolError: It has a conversation manager that blocks.
+        ConfigError: It has checkpoints, or a router with other models than the agent's.
+    """
+    refuse_blocking(agent.conversation_manager, path)
+    if getattr(agent, "_checkpointing", False):  # there is no public way to ask
+        raise ConfigError(
+            f"{path!r} made the agent {agent.name!r} with checkpointing=True, which stops before each turn's tools for "
+            "somebody to resume it; expected an agent without. Aborted episodes are resumed by this package"
+        )
+    router = getattr(agent, "_model_router", None)  # of Strands from 1.62 on
+    if router is not None and any(candidate.model is not agent.model for candidate in router.candidates):
+        raise ConfigError(
+            f"{path!r} gave the agent {agent.name!r} a ModelRouter with other models than the policy's, whose answers "
+            "would count as the policy's; expected one model. Give the agent the model itself, or ask others in a tool"
         )
 
 

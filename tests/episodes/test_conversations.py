@@ -11,27 +11,23 @@ from typing import Any
 
 import pytest
 import user_agents
-from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, TOOL_CALL, args_for, ids_of
+from fake_sglang import FakeSGLang
+from harness import ANSWER, args_for, ids_of
 from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 from strands.vended_plugins.context_injector import ContextInjector
+from wire import Wire, call, play
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import sample_writer
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
-from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 REMINDER = "<reminder>Mind the time.</reminder>"
 DONE = "Done.<|im_end|>"
-
-
-def call(name: str, **arguments: object) -> str:
-    return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
 
 
 @pytest.fixture(autouse=True)
@@ -39,58 +35,6 @@ def _warned_of_nothing() -> Iterator[None]:
     sample_writer._warned_of.clear()
     yield
     sample_writer._warned_of.clear()
-
-
-class Wire:
-    """Answers requests; each token that it samples has a logprob of its own, by which it is found again."""
-
-    def __init__(self, tokenizer: Any, said: Any) -> None:
-        self._tokenizer = tokenizer
-        self._said = said
-        self.sampled: list[tuple[int, float]] = []
-        self.requests: list[tuple[list[int], list[int]]] = []
-
-    async def __call__(self, body: dict[str, Any], number: int) -> Reply:
-        said = self._said(self._tokenizer.decode(body["input_ids"]), number)
-        text, finish = said if isinstance(said, tuple) else (said, "stop")
-        ids = ids_of(self._tokenizer, text)
-        first = len(self.sampled)
-        self.sampled += [(token, -(first + at + 1) / 8192) for at, token in enumerate(ids)]
-        self.requests.append((body["input_ids"], ids))
-        await asyncio.sleep(0)
-        return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
-
-    def check(self, result: Any, masked: int = 0) -> list[Any]:
-        """Each sampled token is trained at most once, exactly as sampled, and every one is accounted for."""
-        samples = result if isinstance(result, list) else [result]
-        trained: list[tuple[int, float]] = []
-        for sample in samples:
-            response = sample.tokens[len(sample.tokens) - sample.response_length :]
-            given = zip(response, sample.rollout_log_probs, sample.loss_mask, strict=True)
-            trained += [(token, logprob) for token, logprob, mask in given if mask]
-            sample.reward = 1.0
-            if sample.status is not Sample.Status.ABORTED:
-                assert contract_violations(sample, decode=self._tokenizer.decode) == []
-        assert not Counter(trained) - Counter(self.sampled)
-        facts = [sample.metadata["strands_rollout"] for sample in samples]
-        held = sum(one.get("sampled_tokens", 0) for one in facts)
-        known = held + facts[0].get("dropped_sampled_tokens", 0)
-        # an abort may cut a request whose answer is on its way
-        assert known == len(self.sampled) or (samples[0].status is Sample.Status.ABORTED and known < len(self.sampled))
-        if samples[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
-            assert len(trained) == held - masked
-        return samples
-
-
-async def play(tokenizer: Any, factory: Any, said: Any, **settings: Any) -> tuple[Any, Wire]:
-    user_agents.from_the_test[:] = [factory]
-    wire = Wire(tokenizer, said)
-    async with FakeSGLang(wire, context_length=16384) as fake:
-        ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
-        args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
-        sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
-        result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 8192})
-    return result, wire
 
 
 def _graph(model: SGLangModel, _task: Task) -> Any:

@@ -1,0 +1,313 @@
+"""Strands' interfaces: each row of the documentation's table is played, and does what the row says."""
+
+import asyncio
+import importlib
+import re
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import user_agents
+from harness import ANSWER
+from pydantic import BaseModel
+from strands import Agent, ToolContext, interventions, tool
+from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
+from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, HookProvider, HookRegistry
+from strands.memory import MemoryManager
+from strands.multiagent import GraphBuilder, Swarm
+from strands.sandbox.not_a_sandbox_local_environment import NotASandboxLocalEnvironment
+from strands.session import FileSessionManager
+from strands.vended_plugins.context_injector import ContextInjector
+from wire import call, play
+
+from strands_rollout import Sample, SGLangModel, sub_agent_model
+
+PAGE = Path(__file__).parents[2] / "docs" / "multi-agent.md"
+DONE = "Done.<|im_end|>"
+DOUBLE = call("double", number=17)
+
+
+def agent(model: SGLangModel, **more: Any) -> Agent:
+    return Agent(model=model, **{"tools": [user_agents.double], **more})
+
+
+def once(text: str, _number: int) -> str:
+    """Calls a tool, and answers."""
+    return ANSWER if "<tool_response>" in text else DOUBLE
+
+
+def thrice(_text: str, number: int) -> str:
+    return DOUBLE if number < 3 else ANSWER
+
+
+def asks(text: str, _number: int, first: str) -> str:
+    """The main agent asks another, who calls a tool too."""
+    if "You are asked." in text:
+        return DONE if "<tool_response>" in text else DOUBLE
+    return ANSWER if "<tool_response>" in text else first
+
+
+def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
+    """Has a tool that asks another agent."""
+
+    @tool
+    async def ask() -> str:
+        """Ask."""
+        return str(await make(model))
+
+    return Agent(model=model, tools=[ask])
+
+
+def other(model: SGLangModel, **more: Any) -> Agent:
+    return agent(model, name="other", system_prompt="You are asked.", **more)
+
+
+class Hook(HookProvider):
+    def __init__(self, kind: Any, act: Callable[[Any], object]) -> None:
+        self._kind, self._act = kind, act
+
+    def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
+        registry.add_callback(self._kind, self._act)
+
+
+def _retries(times: list[int]) -> Callable[[Any], None]:
+    def act(event: AfterModelCallEvent) -> None:
+        times.append(1)
+        event.retry = len(times) == 1
+
+    return act
+
+
+class Intervention(interventions.InterventionHandler):
+    name = "one"
+
+    def __init__(self, found: Any) -> None:
+        self._found = found
+
+    def before_tool_call(self, event: Any) -> Any:
+        return self._found
+
+
+@tool(context=True)
+def ask_a_person(tool_context: ToolContext) -> str:
+    """Ask a person."""
+    return str(tool_context.interrupt("approval", reason="?"))
+
+
+@tool(context=True)
+async def cancel(tool_context: ToolContext) -> str:
+    """Cancel."""
+    tool_context.agent.cancel()
+    return "cancelled"
+
+
+class Fact(BaseModel):
+    """A fact."""
+
+    value: int
+
+
+class Memory:
+    """A store with one memory."""
+
+    name, description, writable, max_search_results, extraction = "store", "Facts.", False, 3, None
+
+    async def search(self, _query: str, *_rest: Any, **_more: Any) -> list[Any]:
+        return [importlib.import_module("strands.memory").MemoryEntry(content="It is 34.")]
+
+
+def _context_manager(model: SGLangModel) -> Agent:
+    manager = importlib.import_module("strands.experimental.context_manager")
+    sums_up = importlib.import_module("strands._context_manager.strategies.offload").Offload.summarize("*")
+    strategies = [sums_up.when(utilization=0.01, preserve_recent=2)]
+    return agent(model, context_manager=manager.ContextManager(strategies=strategies))
+
+
+def _router(model: SGLangModel, *others: Any) -> Agent:
+    return agent(importlib.import_module("strands.models").ModelRouter([model, *others]))
+
+
+def _swarm(model: SGLangModel) -> Swarm:
+    first = Agent(name="first", model=model)
+    return Swarm([first, other(model)], entry_point=first)
+
+
+def _graph(model: SGLangModel) -> Any:
+    builder = GraphBuilder().set_max_node_executions(10)
+    builder.add_node(other(model), "other")
+    builder.add_node(Agent(name="last", model=model), "last")
+    builder.add_edge("other", "last")
+    return builder.build()
+
+
+def _session(model: SGLangModel, folder: str, *, is_new: bool) -> Agent:
+    earlier = [] if is_new else [{"role": "user", "content": [{"text": "Before."}]}]
+    manager = FileSessionManager("one", storage_dir=folder)
+    made = agent(model, messages=earlier, session_manager=manager)
+    return made if is_new else agent(model, session_manager=FileSessionManager("one", storage_dir=folder))
+
+
+def _limited(model: SGLangModel) -> Any:
+    return other(model).invoke_async("Go on.", limits={"turns": 1})
+
+
+def _signalled(model: SGLangModel) -> Any:
+    signal = threading.Event()
+    signal.set()
+    return other(model).invoke_async("Go on.", cancel_signal=signal)
+
+
+async def _remote(model: SGLangModel) -> Any:
+    """An agent behind A2A, on a model of its own, in this process."""
+    uvicorn, server = importlib.import_module("uvicorn"), importlib.import_module("strands.multiagent.a2a")
+    client = importlib.import_module("strands.agent.a2a_agent")
+    listening = socket.create_server(("127.0.0.1", 0))
+    port, far = listening.getsockname()[1], Agent(name="far", description="Far.", model=Parrot(), callback_handler=None)
+    app = server.A2AServer(far, port=port, enable_a2a_compliant_streaming=True).to_starlette_app()
+    serving = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none"))
+    task = asyncio.create_task(serving.serve(sockets=[listening]))
+    try:
+        return await client.A2AAgent(f"http://127.0.0.1:{port}").invoke_async("How much?")
+    finally:
+        serving.should_exit = True
+        await task
+
+
+class Parrot(importlib.import_module("strands.models").Model):
+    """Another model, which is not trained."""
+
+    def get_config(self) -> Any:
+        return {}
+
+    def update_config(self, **_config: Any) -> None: ...
+
+    async def structured_output(self, *_given: Any, **_more: Any) -> Any:
+        yield {}
+
+    async def stream(self, *_given: Any, **_more: Any) -> Any:
+        yield {"messageStart": {"role": "assistant"}}
+        yield {"contentBlockDelta": {"delta": {"text": "Thirty-four."}}}
+        yield {"contentBlockStop": {}}
+        yield {"messageStop": {"stopReason": "end_turn"}}
+
+
+class Row(NamedTuple):
+    """How a row is played, and what comes of it."""
+
+    make: Callable[..., Any]
+    said: Callable[[str, int], str] = once
+    needs: str | None = None  # a module, without which the row is not played
+    words: str = ""  # of the error, or in what the policy read or wrote
+
+
+def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
+    """An agent with what the functions make."""
+    return lambda model: agent(model, **{name: make() for name, make in more.items()})
+
+
+ROUTING, CONTEXT = "strands.models.routing", "strands.experimental.context_manager"
+ASK = partial(asks, first=call("ask"))
+ROWS: dict[str, Row] = {
+    "`context_manager=`": Row(
+        _context_manager, lambda text, number: DONE if "summarization" in text else thrice(text, number - 1), CONTEXT
+    ),
+    "`conversation_manager=`": Row(
+        _with(conversation_manager=lambda: SlidingWindowConversationManager(window_size=3, per_turn=True)), thrice
+    ),
+    "`SummarizingConversationManager`": Row(
+        _with(conversation_manager=SummarizingConversationManager), words="blocks the event loop"
+    ),
+    "`plugins=`": Row(_with(plugins=lambda: [ContextInjector(lambda _: "R", name="r", trigger="everyTurn")])),
+    "`hooks=`": Row(
+        _with(hooks=lambda: [Hook(AfterToolCallEvent, lambda event: event.result["content"].append({"text": "more"}))]),
+        words="more",
+    ),
+    "`AfterModelCallEvent.retry`": Row(_with(hooks=lambda: [Hook(AfterModelCallEvent, _retries([]))])),
+    "`interventions=`": Row(
+        _with(interventions=lambda: [Intervention(interventions.Deny(reason="Not that."))]), words="Not that."
+    ),
+    "`sandbox=`": Row(_with(sandbox=NotASandboxLocalEnvironment)),
+    "`limits=`": Row(partial(asking, make=_limited), ASK),
+    "`checkpointing=True`": Row(partial(agent, checkpointing=True), words="made the agent .* with checkpointing=True"),
+    "`session_manager=`": Row(partial(_session, is_new=True)),
+    "a session of another episode": Row(partial(_session, is_new=False), words="session_id of its own"),
+    "`memory_manager=`": Row(_with(memory_manager=lambda: MemoryManager(stores=[Memory()], injection=True))),
+    "`background_tasks=`": Row(
+        partial(agent, background_tasks={"always": ["double"]}),
+        lambda text, _number: ANSWER if text.count("<tool_response>") == 2 else DONE if "queued" in text else DOUBLE,
+        "strands.background_tasks",
+        words="dispatched",
+    ),
+    "`structured_output_model=`": Row(
+        partial(agent, structured_output_model=Fact),
+        lambda _text, number: (DOUBLE, ANSWER, call("Fact", value=34))[number],
+    ),
+    "`ModelRouter` of one model": Row(_router, needs=ROUTING),
+    "`ModelRouter` of several": Row(
+        lambda model: _router(model, sub_agent_model()), needs=ROUTING, words="ModelRouter with other models"
+    ),
+    "`callback_handler=`": Row(_with(callback_handler=lambda: lambda **_event: None)),
+    "`agent.cancel()`": Row(partial(agent, tools=[cancel]), lambda _text, _number: call("cancel")),
+    "`cancel_signal=`": Row(partial(asking, make=_signalled), ASK, "strands.background_tasks"),
+    "interrupts": Row(
+        partial(agent, tools=[ask_a_person]), lambda *_: call("ask_a_person"), words="raised the interrupt 'approval'"
+    ),
+    "`Swarm`": Row(
+        _swarm, partial(asks, first=call("handoff_to_agent", agent_name="other", message="You.")), words="handoff"
+    ),
+    "`Graph`": Row(_graph, lambda text, _number: ANSWER if "Done." in text else asks(text, 0, "")),
+    "`A2AAgent`": Row(partial(asking, make=_remote), ASK, "a2a", words="Thirty-four"),
+    "`as_tool()`": Row(
+        lambda model: Agent(model=model, tools=[other(model).as_tool()]), partial(asks, first=call("other", input="?"))
+    ),
+}
+KINDS = {
+    "one sample": {"main"},
+    "segments": {"main", "segment"},
+    "segments, and one for each summary": {"main", "segment", "aside"},
+    "one for each agent": {"main", "agent"},
+}
+
+
+def the_table() -> dict[str, tuple[str, str]]:
+    """What the page says of each row: its samples, and the rest."""
+    section = PAGE.read_text(encoding="utf-8").partition("## Strands' interfaces\n")[2].partition("\n## ")[0]
+    lines = re.findall(r"^\| (.+?) \| (.+?) \| (.*?) ?\|$", section, re.MULTILINE)
+    return {name: (samples, more) for name, samples, more in lines[1:]}
+
+
+def test_the_page_has_the_rows_that_are_played() -> None:
+    rows = the_table()
+    assert rows.keys() == ROWS.keys()
+    newer = {name for name, (_, more) in rows.items() if "from 1.62" in more or "a2a" in more}
+    assert newer == {name for name, row in ROWS.items() if row.needs}
+
+
+@pytest.mark.filterwarnings("ignore:.*(deprecated|experimental|A2A)", "ignore::ResourceWarning")
+@pytest.mark.parametrize("name", ROWS)
+async def test_an_interface_plays_as_the_page_says(
+    shipped_tokenizer: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, (claim, _) = ROWS[name], the_table()[name]
+    if row.needs is not None:
+        pytest.importorskip(row.needs)
+    given = [str(tmp_path)] if "session" in name else []
+    result, wire = await play(shipped_tokenizer, lambda model, _task: row.make(model, *given), row.said)
+    samples = wire.check(result)
+    facts = [sample.metadata["strands_rollout"] for sample in samples]
+    if claim == "refused":
+        assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
+        assert re.search(row.words, facts[0]["error"])
+        return
+    assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
+    assert {one["fan_out"]["kind"] for one in facts} == KINDS[claim]
+    assert (len(samples) == 1) == (claim == "one sample")
+    assert facts[0]["dropped_sampled_tokens"] == 0
+    sent = [request + answer for request, answer in wire.requests]
+    assert all(sample.tokens in sent for sample in samples)
+    assert row.words in "".join(shipped_tokenizer.decode(sample.tokens) for sample in samples)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,80 @@
+"""A scripted policy whose every sampled token is known by its logprob, and an episode on it by a test's factory."""
+
+import asyncio
+import json
+from collections import Counter
+from typing import Any
+
+import user_agents
+from fake_sglang import FakeSGLang, Reply
+from harness import TOOL_CALL, args_for, ids_of
+
+from strands_rollout import Sample, generate
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+
+def call(name: str, **arguments: object) -> str:
+    return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
+
+
+class Wire:
+    """Answers requests; each token that it samples has a logprob of its own, by which it is found again."""
+
+    def __init__(self, tokenizer: Any, said: Any) -> None:
+        self._tokenizer = tokenizer
+        self._said = said
+        self.sampled: list[tuple[int, float]] = []
+        self.requests: list[tuple[list[int], list[int]]] = []
+
+    async def __call__(self, body: dict[str, Any], number: int) -> Reply:
+        said = self._said(self._tokenizer.decode(body["input_ids"]), number)
+        text, finish = said if isinstance(said, tuple) else (said, "stop")
+        ids = ids_of(self._tokenizer, text)
+        first = len(self.sampled)
+        self.sampled += [(token, -(first + at + 1) / 8192) for at, token in enumerate(ids)]
+        self.requests.append((body["input_ids"], ids))
+        await asyncio.sleep(0)
+        return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
+
+    def check(self, result: Any, masked: int = 0) -> list[Any]:
+        """Each sampled token is trained at most once, exactly as sampled, and every one is accounted for."""
+        samples = result if isinstance(result, list) else [result]
+        trained: list[tuple[int, float]] = []
+        for sample in samples:
+            response = sample.tokens[len(sample.tokens) - sample.response_length :]
+            given = zip(response, sample.rollout_log_probs, sample.loss_mask, strict=True)
+            trained += [(token, logprob) for token, logprob, mask in given if mask]
+            sample.reward = 1.0
+            if sample.status is not Sample.Status.ABORTED:
+                assert contract_violations(sample, decode=self._tokenizer.decode) == []
+        assert not Counter(trained) - Counter(self.sampled)
+        facts = [sample.metadata["strands_rollout"] for sample in samples]
+        held = sum(one.get("sampled_tokens", 0) for one in facts)
+        known = held + facts[0].get("dropped_sampled_tokens", 0)
+        # an abort may cut a request whose answer is on its way
+        assert known == len(self.sampled) or (samples[0].status is Sample.Status.ABORTED and known < len(self.sampled))
+        if samples[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
+            assert len(trained) == held - masked
+        return samples
+
+
+async def play(
+    tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, **settings: Any
+) -> tuple[Any, Wire]:
+    """One episode.
+
+    Args:
+        tokenizer: The policy's.
+        factory: Of the model and the task; what the settings' own `agent_factory` plays, if it is None.
+        said: What the policy says, of a request's text and number; with a finish reason, where that is no stop.
+        context_length: The engine's.
+        settings: Beside those that are set here.
+    """
+    user_agents.from_the_test[:] = [factory]
+    wire = Wire(tokenizer, said)
+    async with FakeSGLang(wire, context_length=context_length) as fake:
+        ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
+        args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
+        result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 8192})
+    return result, wire

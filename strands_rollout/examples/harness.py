@@ -44,6 +44,7 @@ def build(model: SGLangModel, task: Task) -> Agent:
         tools=list(task.tools),
         builtin_tools={"web_fetch": False, "web_search": False},
         skills=[*SKILLS],
+        caching=False,
         session=False,
         memory=False,
         sandbox=task.resources["scratch"],

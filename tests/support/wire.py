@@ -59,7 +59,7 @@ class Wire:
 
 
 async def play(
-    tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, **settings: Any
+    tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, max_new_tokens: int = 8192, **settings: Any
 ) -> tuple[Any, Wire]:
     """One episode.
 
@@ -68,6 +68,7 @@ async def play(
         factory: Of the model and the task; what the settings' own `agent_factory` plays, if it is None.
         said: What the policy says, of a request's text and number; with a finish reason, where that is no stop.
         context_length: The engine's.
+        max_new_tokens: Of the whole episode.
         settings: Beside those that are set here.
     """
     user_agents.from_the_test[:] = [factory]
@@ -76,5 +77,5 @@ async def play(
         ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
         args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
-        result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 8192})
+        result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": max_new_tokens})
     return result, wire

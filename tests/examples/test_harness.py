@@ -1,0 +1,130 @@
+"""Strands' harness as it is shipped: all of its tools, over a long episode whose history is summed up several times."""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from harness import ANSWER
+from wire import Wire, call, play
+
+from strands_rollout import Sample
+
+pytest.importorskip("strands_harness")
+from strands_rollout.examples import harness as example
+
+SETTINGS = yaml.safe_load((Path(__file__).parents[2] / "configs" / "harness.yaml").read_text())["strands_rollout"]
+TODO = {"content": "Count", "activeForm": "Counting", "status": "in_progress"}
+TURNS = 200
+PLAYED = "user_agents.made_by_the_test"
+
+
+@pytest.fixture(autouse=True)
+def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(example.EXECUTOR, "isolation", "rlimits")
+
+
+class Policy:
+    """Speaks as the main agent, as a sub-agent, and as who sums up."""
+
+    def __init__(self) -> None:
+        self.text = self.folder = ""
+        self.spoken: list[str] = []
+        self._turns = self._main()
+
+    def __call__(self, text: str, _number: int) -> str:
+        if "You are a summarization assistant" in text:
+            return "It was about lines.<|im_end|>"
+        if "You are a general-purpose subagent" in text:
+            return "Counted.<|im_end|>" if "777" in text else call("shell", command="echo $((700 + 77))")
+        self.text = text
+        self.spoken.append(next(self._turns))
+        return self.spoken[-1]
+
+    def _main(self) -> Iterator[str]:
+        """Each tool again and again, three sub-agents, then the answer."""
+        self.folder = re.findall(r"Working directory: (\S+)", self.text)[-1]
+        path, many = f"{self.folder}/notes.txt", "line\n" * 20
+        yield call("todo_write", todos=[TODO])
+        yield call("skills", skill_name="measured-answers")
+        yield call("todo_write", todos=[])
+        yield call("shell", command="yes expression expression | head -n 1000")
+        yield call(
+            "retrieve_context",
+            reference=re.findall(r"\[ref: (\S+)\]", self.text)[-1],
+            line_range={"start": 1, "end": 1},
+        )
+        for number in range(TURNS // 8):
+            yield call("write", path=path, content=f"{many}{number}")
+            yield call("edit", path=path, old_str=many, new_str="one\n")
+            yield call("read", path=path)
+            yield call("shell", command=f"wc -l < notes.txt; seq {number} {number + 60}")
+            yield call("programmatic_tool_caller", code="found = await shell(command='ls')\nprint(found['output'])")
+            yield call("shell", command="echo later", _background_execution=True)
+            yield call("strands_manage_background_task", mode="list")
+            yield call("read", path="/etc/shadow")
+            if number % 8 == 3:
+                yield call("subagent", task=f"Count {number}.", context=("none", "all", "no_tools")[number // 8])
+        yield ANSWER
+
+
+async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tuple[Any, Wire]:
+    def build(model: Any, task: Any) -> Any:
+        made.append(example.build(model, task))
+        return made[-1]
+
+    return await play(tokenizer, build, said, 16384, 1 << 20, **{**SETTINGS, **more, "agent_factory": PLAYED})
+
+
+async def gone(path: str) -> None:
+    """What is deleted beside the episode's end is so soon; the test's own limit ends the wait."""
+    while os.path.lexists(path):  # noqa: ASYNC110, ASYNC240, PTH110
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("transient", ["segment", "keep"])
+async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(
+    shipped_tokenizer: Any, transient: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, made = Policy(), []  # type: ignore[var-annotated]
+    more = {"max_tool_iterations": None, "transient_context": transient}
+    result, wire = await played(shipped_tokenizer, policy, made, **more)
+    samples = wire.check(result)
+    facts = [sample.metadata["strands_rollout"] for sample in samples]
+    kinds = [one["fan_out"]["kind"] for one in facts]
+    assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
+    assert facts[0]["dropped_sampled_tokens"] == 0
+    assert len(policy.spoken) > TURNS
+    assert kinds.count("agent") >= 3
+    assert kinds.count("aside") >= 3
+    assert kinds.count("segment") >= 3
+    called = {re.search(r'"name": "(\w+)"', said)[1] for said in policy.spoken[:-1]}  # type: ignore[index]
+    assert called == made[0].tool_registry.registry.keys()
+    assert facts[0]["tool_errors"] == TURNS // 8  # a file outside
+    assert capsys.readouterr().out == ""
+    await gone(f"{policy.folder}/notes.txt")
+
+
+ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}, "episode_timeout")}
+
+
+@pytest.mark.parametrize(("settings", "stop_reason"), ENDS.values(), ids=ENDS)
+async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(
+    shipped_tokenizer: Any, settings: Any, stop_reason: str
+) -> None:
+    state = SimpleNamespace(folder="", aborting=False)
+
+    def said(text: str, number: int) -> str:
+        state.folder = state.folder or re.findall(r"Working directory: (\S+)", text)[-1]
+        state.aborting = number == 1 and stop_reason == "aborted"
+        return call("shell", command="echo x > file" if number == 0 else "sleep 100")
+
+    result, wire = await played(shipped_tokenizer, said, [], should_abort=lambda: state.aborting, **settings)
+    assert wire.check(result)[0].metadata["strands_rollout"]["stop_reason"] == stop_reason
+    assert len(wire.requests) == 2
+    await gone(f"{state.folder}/file")

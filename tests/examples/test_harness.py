@@ -21,6 +21,7 @@ from strands_rollout.examples import harness as example
 SETTINGS = yaml.safe_load((Path(__file__).parents[2] / "configs" / "harness.yaml").read_text())["strands_rollout"]
 TODO = {"content": "Count", "activeForm": "Counting", "status": "in_progress"}
 TURNS = 200
+CODE = "found = await shell(command='ls')\nprint(found['output'])"
 PLAYED = "user_agents.made_by_the_test"
 
 
@@ -64,7 +65,7 @@ class Policy:
             yield call("edit", path=path, old_str=many, new_str="one\n")
             yield call("read", path=path)
             yield call("shell", command=f"wc -l < notes.txt; seq {number} {number + 60}")
-            yield call("programmatic_tool_caller", code="found = await shell(command='ls')\nprint(found['output'])")
+            yield call("programmatic_tool_caller", code=CODE)
             yield call("shell", command="echo later", _background_execution=True)
             yield call("strands_manage_background_task", mode="list")
             yield call("read", path="/etc/shadow")
@@ -83,7 +84,7 @@ async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tup
 
 async def gone(path: str) -> None:
     """What is deleted beside the episode's end is so soon; the test's own limit ends the wait."""
-    while os.path.lexists(path):  # noqa: ASYNC110, ASYNC240, PTH110
+    while os.path.lexists(path):  # noqa: ASYNC110, ASYNC240
         await asyncio.sleep(0.01)
 
 

@@ -200,7 +200,7 @@ def task_fields() -> set[str]:
 async def test_the_example_of_the_executor_alone_is_right() -> None:
     async with LocalExecutor(memory_mb=1024) as executor:
         result = await executor.run("import sympy\nsympy.factorint(360)", timeout_s=60)
-    assert repr(result.stdout).replace("'", '"') in block_with("LocalExecutor", page("code-execution"))
+    assert repr(result.stdout).replace("'", '"') in block_with("memory_mb=1024", page("code-execution"))
 
 
 def shell_commands() -> Iterator[list[str]]:

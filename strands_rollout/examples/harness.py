@@ -38,7 +38,7 @@ def build(model: SGLangModel, task: Task) -> Agent:
         model: Of the agent, its sub-agents and its context manager, each in a conversation of its own.
         task: The row; its `tools` are those of the configuration, beside the harness' own.
     """
-    return create_harness(
+    agent: Agent = create_harness(
         model=model,
         instructions=task.system_prompt,
         tools=list(task.tools),
@@ -50,3 +50,4 @@ def build(model: SGLangModel, task: Task) -> Agent:
         sandbox=task.resources["scratch"],
         callback_handler=None,
     )
+    return agent

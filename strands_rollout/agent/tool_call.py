@@ -21,6 +21,7 @@ from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
+from strands_rollout.code_tool.executors import CALL_FAULTS
 from strands_rollout.code_tool.tool import CALL_OUTCOME
 from strands_rollout.errors import NoModelError, SandboxError
 from strands_rollout.template.messages import error_result, error_words, plain_result
@@ -189,7 +190,7 @@ class BoundedTool(WrappedTool):
             return _plain(last, tool_use["toolUseId"])
 
     def _count(self, call: _Call, event: object, error: BaseException | None) -> None:
-        fault = sandbox_fault(error)
+        fault = sandbox_fault(error) or next(iter(call.faults), None)  # of an agent that it asked, who has read of it
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
@@ -228,6 +229,7 @@ class _Call:
     id: str
     started: float
     outcome: dict[str, Any]
+    faults: list[SandboxError]
     timed_out: bool = False
 
     def record(self, tool: str, status: object) -> dict[str, Any]:
@@ -240,14 +242,16 @@ class _Call:
 
 @contextlib.contextmanager
 def _current_call(call_id: str) -> Iterator[_Call]:
-    call = _Call(call_id, time.monotonic(), {})
+    call = _Call(call_id, time.monotonic(), {}, [])
     # of an agent that is a tool: the call of that tool
     tokens = CURRENT_CALL.set(CURRENT_CALL.get() or call_id), CALL_OUTCOME.set(call.outcome)
+    token = CALL_FAULTS.set(call.faults)
     try:
         yield call
     finally:
         CURRENT_CALL.reset(tokens[0])
         CALL_OUTCOME.reset(tokens[1])
+        CALL_FAULTS.reset(token)
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | NoModelError | None:

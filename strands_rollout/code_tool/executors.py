@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 
-from strands_rollout.errors import ConfigError, ToolError
+from strands_rollout.errors import ConfigError, SandboxError, ToolError
 from strands_rollout.user_code import resolve
 
 
@@ -120,6 +120,20 @@ def facts_of(executor: CodeExecutor) -> ExecutorFacts:
     """What an executor says of itself; nothing, where it has no `facts`."""
     facts = getattr(executor, "facts", None)
     return facts if isinstance(facts, ExecutorFacts) else ExecutorFacts()
+
+
+CALL_FAULTS: Final[contextvars.ContextVar[list[SandboxError] | None]] = contextvars.ContextVar(
+    "strands_rollout_call_faults", default=None
+)
+"""Failures of executors in the tool call that runs here, those of agents that it asks too; None outside of one."""
+
+
+def executor_fault(reason: str) -> SandboxError:
+    """What to raise for an `infra_error`; who runs the tool call knows of it, whoever catches it."""
+    fault, faults = SandboxError(f"the code executor failed: {reason}"), CALL_FAULTS.get()
+    if faults is not None:
+        faults.append(fault)
+    return fault
 
 
 def check_call(executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool) -> None:

@@ -27,9 +27,16 @@ from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
 from strands.sandbox.types import ExecutionResult as StrandsResult
 
-from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, check_positive, facts_of, infra_failure
+from strands_rollout.code_tool.executors import (
+    CodeExecutor,
+    ExecutionResult,
+    check_positive,
+    executor_fault,
+    facts_of,
+    infra_failure,
+)
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
-from strands_rollout.errors import ConfigError, SandboxError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.files import Json
 from strands_rollout.user_code import resolve
 
@@ -360,7 +367,7 @@ class CodeExecutorSandbox(Sandbox):
         code = f"exec({source!r}, { ({'path': path, 'mark': mark} | more)!r})"
         result = await self._executor.run(code, session=self._session)
         if result.infra_error is not None:
-            raise SandboxError(f"the code executor failed: {result.infra_error}")
+            raise executor_fault(result.infra_error)
         line = next((line for line in result.stdout.splitlines() if line.startswith(mark)), "")
         try:
             answer = json.loads(line.removeprefix(mark))
@@ -390,7 +397,7 @@ async def _refusal(words: str) -> AsyncGenerator[StreamChunk | StrandsResult, No
 
 async def _items(result: ExecutionResult, timeout_s: float | None) -> AsyncGenerator[StreamChunk | StrandsResult, None]:
     if result.infra_error is not None:
-        raise SandboxError(f"the code executor failed: {result.infra_error}")
+        raise executor_fault(result.infra_error)
     stderr = result.stderr if result.stderr.endswith("\n") or not result.stderr else f"{result.stderr}\n"
     if result.killed_by is not None and not result.timed_out:
         stderr += f"The code was ended by: {result.killed_by}.\n"

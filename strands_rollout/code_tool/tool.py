@@ -21,7 +21,7 @@ from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.sandbox.code_runner import shorten
-from strands_rollout.errors import ConfigError, SandboxError, foreign_code
+from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _shown(result: ExecutionResult, max_output_chars: int) -> str:
         outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}
         outcome |= {"exit_code": result.exit_code, "killed_by": result.killed_by}
     if result.infra_error is not None:
-        raise SandboxError(f"the code executor failed: {result.infra_error}")
+        raise executors.executor_fault(result.infra_error)
     return format_result(result, max_output_chars)
 
 

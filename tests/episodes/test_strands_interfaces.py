@@ -16,13 +16,16 @@ import user_agents
 from harness import ANSWER
 from pydantic import BaseModel
 from strands import Agent, ToolContext, interventions, tool
-from strands.agent.conversation_manager import SlidingWindowConversationManager, SummarizingConversationManager
-from strands.hooks import AfterModelCallEvent, AfterToolCallEvent, HookProvider, HookRegistry
-from strands.memory import MemoryManager
+from strands.agent.conversation_manager import SlidingWindowConversationManager as Sliding
+from strands.agent.conversation_manager import SummarizingConversationManager as Summarizing
+from strands.hooks import AfterModelCallEvent, AfterToolCallEvent
+from strands.memory import MemoryEntry, MemoryManager
+from strands.models import Model
 from strands.multiagent import GraphBuilder, Swarm
 from strands.sandbox.not_a_sandbox_local_environment import NotASandboxLocalEnvironment
 from strands.session import FileSessionManager
 from strands.vended_plugins.context_injector import ContextInjector
+from strands.vended_tools import shell
 from wire import call, play
 
 from strands_rollout import Sample, SGLangModel, sub_agent_model
@@ -30,6 +33,8 @@ from strands_rollout import Sample, SGLangModel, sub_agent_model
 PAGE = Path(__file__).parents[2] / "docs" / "multi-agent.md"
 DONE = "Done.<|im_end|>"
 DOUBLE = call("double", number=17)
+SIGNAL = threading.Event()
+SIGNAL.set()
 
 
 def agent(model: SGLangModel, **more: Any) -> Agent:
@@ -55,42 +60,31 @@ def asks(text: str, _number: int, first: str) -> str:
 def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
     """Has a tool that asks another agent."""
 
-    @tool
     async def ask() -> str:
         """Ask."""
         return str(await make(model))
 
-    return Agent(model=model, tools=[ask])
+    return Agent(model=model, tools=[tool(ask)])
 
 
 def other(model: SGLangModel, **more: Any) -> Agent:
     return agent(model, name="other", system_prompt="You are asked.", **more)
 
 
-class Hook(HookProvider):
-    def __init__(self, kind: Any, act: Callable[[Any], object]) -> None:
-        self._kind, self._act = kind, act
-
-    def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
-        registry.add_callback(self._kind, self._act)
+def adds_more(event: AfterToolCallEvent) -> None:
+    event.result["content"].append({"text": "more"})
 
 
-def _retries(times: list[int]) -> Callable[[Any], None]:
-    def act(event: AfterModelCallEvent) -> None:
-        times.append(1)
-        event.retry = len(times) == 1
-
-    return act
+def once_more(event: AfterModelCallEvent) -> None:
+    event.retry = not event.invocation_state.setdefault("again", [])
+    event.invocation_state["again"].append(1)
 
 
-class Intervention(interventions.InterventionHandler):
-    name = "one"
-
-    def __init__(self, found: Any) -> None:
-        self._found = found
+class Denies(interventions.InterventionHandler):
+    name = "denies"
 
     def before_tool_call(self, event: Any) -> Any:
-        return self._found
+        return interventions.Deny(reason="Not that.")
 
 
 @tool(context=True)
@@ -113,12 +107,10 @@ class Fact(BaseModel):
 
 
 class Memory:
-    """A store with one memory."""
-
     name, description, writable, max_search_results, extraction = "store", "Facts.", False, 3, None
 
-    async def search(self, _query: str, *_rest: Any, **_more: Any) -> list[Any]:
-        return [importlib.import_module("strands.memory").MemoryEntry(content="It is 34.")]
+    async def search(self, *_given: Any, **_more: Any) -> list[Any]:
+        return [MemoryEntry(content="It is 34.")]
 
 
 def _context_manager(model: SGLangModel) -> Agent:
@@ -146,20 +138,14 @@ def _graph(model: SGLangModel) -> Any:
 
 
 def _session(model: SGLangModel, folder: str, *, is_new: bool) -> Agent:
-    earlier = [] if is_new else [{"role": "user", "content": [{"text": "Before."}]}]
-    manager = FileSessionManager("one", storage_dir=folder)
-    made = agent(model, messages=earlier, session_manager=manager)
-    return made if is_new else agent(model, session_manager=FileSessionManager("one", storage_dir=folder))
+    managers = [FileSessionManager("one", storage_dir=folder) for _ in range(2)]
+    if not is_new:
+        agent(model, messages=[{"role": "user", "content": [{"text": "Before."}]}], session_manager=managers[0])
+    return agent(model, session_manager=managers[1])
 
 
-def _limited(model: SGLangModel) -> Any:
-    return other(model).invoke_async("Go on.", limits={"turns": 1})
-
-
-def _signalled(model: SGLangModel) -> Any:
-    signal = threading.Event()
-    signal.set()
-    return other(model).invoke_async("Go on.", cancel_signal=signal)
+def _invoked(**more: Any) -> Callable[[SGLangModel], Agent]:
+    return partial(asking, make=lambda model: other(model).invoke_async("Go on.", **more))
 
 
 async def _remote(model: SGLangModel) -> Any:
@@ -178,16 +164,10 @@ async def _remote(model: SGLangModel) -> Any:
         await task
 
 
-class Parrot(importlib.import_module("strands.models").Model):
+class Parrot(Model):
     """Another model, which is not trained."""
 
-    def get_config(self) -> Any:
-        return {}
-
-    def update_config(self, **_config: Any) -> None: ...
-
-    async def structured_output(self, *_given: Any, **_more: Any) -> Any:
-        yield {}
+    get_config = update_config = structured_output = lambda *_given, **_more: {}
 
     async def stream(self, *_given: Any, **_more: Any) -> Any:
         yield {"messageStart": {"role": "assistant"}}
@@ -216,23 +196,18 @@ ROWS: dict[str, Row] = {
     "`context_manager=`": Row(
         _context_manager, lambda text, number: DONE if "summarization" in text else thrice(text, number - 1), CONTEXT
     ),
-    "`conversation_manager=`": Row(
-        _with(conversation_manager=lambda: SlidingWindowConversationManager(window_size=3, per_turn=True)), thrice
-    ),
-    "`SummarizingConversationManager`": Row(
-        _with(conversation_manager=SummarizingConversationManager), words="blocks the event loop"
-    ),
+    "`conversation_manager=`": Row(_with(conversation_manager=partial(Sliding, 3, per_turn=True)), thrice),
+    "`SummarizingConversationManager`": Row(_with(conversation_manager=Summarizing), words="blocks the event loop"),
     "`plugins=`": Row(_with(plugins=lambda: [ContextInjector(lambda _: "R", name="r", trigger="everyTurn")])),
-    "`hooks=`": Row(
-        _with(hooks=lambda: [Hook(AfterToolCallEvent, lambda event: event.result["content"].append({"text": "more"}))]),
-        words="more",
+    "`hooks=`": Row(partial(agent, hooks=[adds_more]), words="more"),
+    "`AfterModelCallEvent.retry`": Row(partial(agent, hooks=[once_more])),
+    "`interventions=`": Row(_with(interventions=lambda: [Denies()]), words="Not that."),
+    "`sandbox=`": Row(
+        partial(agent, tools=[shell], sandbox=NotASandboxLocalEnvironment()),
+        lambda text, _number: ANSWER if "<tool_response>" in text else call("shell", command="echo 17 17 | tr 7 8"),
+        words="18 18",
     ),
-    "`AfterModelCallEvent.retry`": Row(_with(hooks=lambda: [Hook(AfterModelCallEvent, _retries([]))])),
-    "`interventions=`": Row(
-        _with(interventions=lambda: [Intervention(interventions.Deny(reason="Not that."))]), words="Not that."
-    ),
-    "`sandbox=`": Row(_with(sandbox=NotASandboxLocalEnvironment)),
-    "`limits=`": Row(partial(asking, make=_limited), ASK),
+    "`limits=`": Row(_invoked(limits={"turns": 1}), ASK),
     "`checkpointing=True`": Row(partial(agent, checkpointing=True), words="made the agent .* with checkpointing=True"),
     "`session_manager=`": Row(partial(_session, is_new=True)),
     "a session of another episode": Row(partial(_session, is_new=False), words="session_id of its own"),
@@ -243,17 +218,14 @@ ROWS: dict[str, Row] = {
         "background_tasks",
         words="dispatched",
     ),
-    "`structured_output_model=`": Row(
-        partial(agent, structured_output_model=Fact),
-        lambda _text, number: (DOUBLE, call("Fact", value=34))[number],
-    ),
+    "`structured_output_model=`": Row(partial(agent, structured_output_model=Fact), lambda *_: call("Fact", value=34)),
     "`ModelRouter` of one model": Row(_router, needs=ROUTING),
     "`ModelRouter` of several": Row(
         lambda model: _router(model, sub_agent_model()), needs=ROUTING, words="ModelRouter with other models"
     ),
     "`callback_handler=`": Row(_with(callback_handler=lambda: lambda **_event: None)),
     "`agent.cancel()`": Row(partial(agent, tools=[cancel]), lambda _text, _number: call("cancel")),
-    "`cancel_signal=`": Row(partial(asking, make=_signalled), ASK, "background_tasks"),
+    "`cancel_signal=`": Row(_invoked(cancel_signal=SIGNAL), ASK, "background_tasks"),
     "interrupts": Row(
         partial(agent, tools=[ask_a_person]), lambda *_: call("ask_a_person"), words="raised the interrupt 'approval'"
     ),

@@ -14,6 +14,9 @@ from harness import ANSWER
 from wire import Wire, call, play
 
 from strands_rollout import Sample
+from strands_rollout.code_tool import ExecutionResult
+from strands_rollout.code_tool.executors import ExecutorFacts
+from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox
 
 pytest.importorskip("strands_harness")
 from strands_rollout.examples import harness as example
@@ -80,6 +83,35 @@ async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tup
         return made[-1]
 
     return await play(tokenizer, build, said, 16384, 1 << 20, **{**SETTINGS, **more, "agent_factory": PLAYED})
+
+
+class Broken:
+    """An executor that fails."""
+
+    facts = ExecutorFacts(keeps_sessions=True)
+
+    async def run(self, _code: str, **_more: Any) -> ExecutionResult:
+        return ExecutionResult("", "", None, infra_error="no disk")
+
+    async def close_session(self, _session: str) -> None: ...
+
+
+async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example, "scratch", lambda _task: CodeExecutorSandbox(Broken()))
+
+    def said(text: str, _number: int) -> str:
+        first = "shell" if "You are a general-purpose subagent" in text else "subagent"
+        return ANSWER if "<tool_response>" in text else call(first, command="ls", task="List.")
+
+    result, _ = await played(shipped_tokenizer, said, [])
+    facts = result[0].metadata["strands_rollout"]
+    assert (facts["stop_reason"], facts["error"]) == (
+        "sandbox_error",
+        "SandboxError: the code executor failed: no disk",
+    )
+    assert set(result[0].loss_mask) == {0}
 
 
 async def gone(path: str) -> None:

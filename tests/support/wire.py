@@ -61,16 +61,7 @@ class Wire:
 async def play(
     tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, max_new_tokens: int = 8192, **settings: Any
 ) -> tuple[Any, Wire]:
-    """One episode.
-
-    Args:
-        tokenizer: The policy's.
-        factory: Of the model and the task; what the settings' own `agent_factory` plays, if it is None.
-        said: What the policy says, of a request's text and number; with a finish reason, where that is no stop.
-        context_length: The engine's.
-        max_new_tokens: Of the whole episode.
-        settings: Beside those that are set here.
-    """
+    """One episode of what the factory makes; `said` is given a request's text and number."""
     user_agents.from_the_test[:] = [factory]
     wire = Wire(tokenizer, said)
     async with FakeSGLang(wire, context_length=context_length) as fake:

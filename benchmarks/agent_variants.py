@@ -23,7 +23,7 @@ from strands.hooks import (
     HookRegistry,
     MessageAddedEvent,
 )
-from strands.plugins import Plugin, hook
+from strands.plugins import Plugin
 
 from benchmarks.script import Script
 from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
@@ -66,12 +66,11 @@ class ListeningPlugin(Plugin):
 
     name = "listening"
 
-    @hook  # type: ignore[call-overload] # strands types it as a function
-    def _before(self, event: BeforeToolCallEvent) -> None:
-        pass
+    def init_agent(self, agent: Any) -> None:
+        for kind in (BeforeToolCallEvent, AfterModelCallEvent):
+            agent.hooks.add_callback(kind, self._hear)
 
-    @hook  # type: ignore[call-overload]
-    def _after(self, event: AfterModelCallEvent) -> None:
+    def _hear(self, event: Any) -> None:
         pass
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from strands_rollout import errors
+from strands_rollout import errors, samples
 from strands_rollout.agent.environment import Task, open_context, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
@@ -21,15 +21,7 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_co
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
-from strands_rollout.samples import (
-    EVALUATED_KEY,
-    METADATA_KEY,
-    QUESTION_KEY,
-    SCORE_KEY,
-    SampleLike,
-    SlimeArgs,
-    statuses_of,
-)
+from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
@@ -157,11 +149,11 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     facts = job.sample.metadata[METADATA_KEY]
     facts["sampling_params"] = dict(job.sampling_params)
     if finished.score is not None:
-        facts[SCORE_KEY] = finished.score
+        facts[samples.SCORE_KEY] = finished.score
     if finished.question is not None:
-        facts[QUESTION_KEY] = finished.question
+        facts[samples.QUESTION_KEY] = finished.question
     if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
-        facts[EVALUATED_KEY] = evaluated_record(finished.model, episode, finished.state)
+        facts[samples.EVALUATED_KEY] = evaluated_record(finished.model, episode, finished.state)
     returned = segments if job.fans_out else []
     others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
     dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)

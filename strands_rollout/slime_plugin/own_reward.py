@@ -7,6 +7,7 @@ which `evaluated_record` keeps in the sample's metadata.
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 import itertools
@@ -15,15 +16,19 @@ import os
 import random
 import re
 import reprlib
+import threading
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, cast
 
 import httpx
 from strands import Agent
+from strands.models import Model
+from strands.types.exceptions import ModelThrottledException
 
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.episode import Episode
@@ -106,9 +111,10 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
 def _summed(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
     values = {name: one.score for name, one in scored.items()}
     inner = {f"{name}/{key}": value for name, one in scored.items() for key, value in one.parts.items()}
+    by_rank = sorted(scored.items(), key=lambda one: parts[one[0]].evaluator is not None)  # the grading's own before
     return Scored(
         sum(parts[name].weight * value for name, value in values.items()),
-        next((one.acc for one in scored.values() if one.acc is not None), None),
+        next((one.acc for _, one in by_rank if one.acc is not None), None),
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
     )
@@ -259,8 +265,11 @@ def evaluated_record(model: SGLangModel, episode: Episode, state: Mapping[str, A
     """What evaluators read of an episode, as plain JSON: the main agent's part, and the environment's state."""
     system, tools = model.conversation.last.head
     messages = [saved_message(message) for message in episode.messages]
-    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state}
-    return dict(json.loads(json.dumps(record, default=str)))
+    used = {block["toolUse"]["toolUseId"] for one in messages for block in one["content"] if "toolUse" in block}
+    own = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]  # the main agent's
+    dropped = [use_id for use_id in own if use_id not in used]
+    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state, "dropped_calls": dropped}
+    return dict(json.loads(json.dumps(record, default=lambda held: str(held)[:100])))
 
 
 class _Evaluator(Protocol):
@@ -272,25 +281,48 @@ class _Evaluator(Protocol):
     async def evaluate_async(self, case: object) -> list[Any]: ...
 
 
+_GIVEN_UP: Final[ContextVar[threading.Event]] = ContextVar("given_up")
+
+
 async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
     from strands_evals.evaluators import Evaluator
 
-    evaluator, case = _evaluator(path, judge), _case(answer)
+    evaluator = _evaluator(path, judge)
     # the class's own evaluate_async takes a thread of the loop's pool, which tools may hold for long
     is_sync = type(evaluator).evaluate_async is Evaluator.evaluate_async
     ask = in_own_thread(evaluator.evaluate, has_last_moment=False) if is_sync else evaluator.evaluate_async
+    given_up = threading.Event()
     with foreign_code("an evaluator may raise anything") as outcome:
-        async with _place(judge), asyncio.timeout(judge.timeout_s if judge else None):
-            outputs = list(await ask(case))
+        case = _case(answer)
+        _refuse_nothing(evaluator, path, answer)
+        async with _place(judge):
+            _GIVEN_UP.set(given_up)
+            try:
+                outputs = list(await ask(case))
+            finally:  # a thread goes on
+                given_up.set()
         score, passed, reason = evaluator.aggregator(outputs)
         if outputs and not all(output.not_applicable for output in outputs):
-            return Scored(float(score), float(passed))
+            return scored_as({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave")
         raise EnvironmentFaultError(f"the evaluator {path} had nothing to judge: {reason}")
     error = outcome.error
-    if isinstance(error, RolloutError):
-        raise error
+    cause = getattr(error, "original_exception", error)  # of what Strands wraps
+    if isinstance(cause, RolloutError):
+        raise cause
     kind = RolloutError if judge is None else EnvironmentFaultError
-    raise kind(f"the evaluator {path} raised {type(error).__name__}: {error}") from error
+    raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from error
+
+
+def _refuse_nothing(evaluator: object, path: str, answer: Answer) -> None:
+    """Raise ConfigError where an evaluator would give 0 for what the episode lacks."""
+    from strands_evals.evaluators import Equals, StateEquals
+
+    states = episode_facts(answer.sample)[EVALUATED_KEY]["state"] or {}
+    if isinstance(evaluator, StateEquals) and evaluator.name not in states:
+        got = ", ".join(states) or "none: give the environment a method `state()`"
+        raise ConfigError(f"{path} compares the state {evaluator.name!r}, which this episode has not; got {got}")
+    if isinstance(evaluator, Equals) and evaluator.value is None and answer.label is None:
+        raise ConfigError(f"{path} compares with the row's label, and there is none")
 
 
 def _evaluator(path: str, judge: Judge | None) -> _Evaluator:
@@ -301,6 +333,9 @@ def _evaluator(path: str, judge: Judge | None) -> _Evaluator:
     return _EVALUATORS[key]
 
 
+_ASKS_FOR_JUDGE: Final = "give it a judge with base_url and model, or with strands_model"
+
+
 def _made_evaluator(path: str, judge: Judge | None) -> object:
     try:
         from strands_evals.evaluators import Evaluator
@@ -308,11 +343,13 @@ def _made_evaluator(path: str, judge: Judge | None) -> object:
         raise ConfigError("reward.evaluator needs strands-agents-evals: pip install 'strands-rollout[evals]'") from e
     made = resolve(path)
     if callable(made) and not isinstance(made, Evaluator):
-        takes_model = "model" in inspect.signature(made).parameters
-        if judge is not None and not takes_model:
+        model = inspect.signature(made).parameters.get("model")
+        if judge is None and model is not None and model.default is model.empty:
+            raise ConfigError(f"{path} takes a model; {_ASKS_FOR_JUDGE}")
+        if judge is not None and model is None:
             raise ConfigError(f"got a judge for {path}, which takes no `model`; remove it")
         with foreign_code("a user's evaluator may raise anything") as outcome:
-            made = made(model=_model_of(judge)) if judge is not None else made()
+            made = made(model=_limited(_model_of(judge), judge)) if judge is not None else made()
         if (error := outcome.error) is not None:
             where = f"{path} raised {type(error).__name__}: {error}{place_in_users_code(error)}"
             raise ConfigError(f"{where}; make an evaluator that takes arguments in a function of yours") from error
@@ -322,13 +359,12 @@ def _made_evaluator(path: str, judge: Judge | None) -> object:
         )
     if getattr(made, "model", "") is None:
         raise ConfigError(
-            f"the evaluator {path} asks a model and names none, so that Amazon Bedrock would be asked; give it a judge "
-            "with base_url and model, or with strands_model"
+            f"{path} asks a model and names none, so that Amazon Bedrock would be asked; {_ASKS_FOR_JUDGE}"
         )
     return made
 
 
-def _model_of(judge: Judge) -> object:
+def _model_of(judge: Judge) -> Model:
     """The judge as a Strands model."""
     if judge.strands_model is not None:
         return load_model(judge.strands_model)
@@ -343,15 +379,47 @@ def _model_of(judge: Judge) -> object:
     )
 
 
+def _limited(model: Model, judge: Judge) -> Model:
+    """A copy whose replies have the judge's time, and end with the reward, also where a thread waits for them."""
+    stream, limited = cast("Callable[..., AsyncIterator[Any]]", model.stream), copy.copy(model)
+
+    async def asked(*args: object, **kwargs: object) -> AsyncIterator[Any]:
+        async def whole() -> list[Any]:
+            return [event async for event in stream(*args, **kwargs)]
+
+        reply, given_up = asyncio.ensure_future(whole()), _GIVEN_UP.get()
+        try:
+            async with asyncio.timeout(judge.timeout_s):
+                while not (await asyncio.wait({reply}, timeout=0.1))[0]:
+                    if given_up.is_set():
+                        raise EnvironmentFaultError("the judge's reply is not waited for any more")
+            events = reply.result()
+        except TimeoutError as e:
+            raise EnvironmentFaultError(f"a judge's reply took longer than judge.timeout_s={judge.timeout_s:g}") from e
+        except ModelThrottledException as e:
+            if judge.strands_model is not None:
+                raise  # Strands asks again
+            raise EnvironmentFaultError(f"the judge refused {judge.retries + 1} times, the last with: {e}") from e
+        finally:
+            reply.cancel()
+        for event in events:
+            yield event
+
+    vars(limited)["stream"] = asked
+    return limited
+
+
 _UNKNOWN: Final = {
+    "actual_trajectory": "its history was rewritten and lacks calls; use what reads its answer or environment",
     "actual_environment_state": "give the environment a method `state()`",
     "actual_interactions": "there is none of a swarm's or graph's nodes; use an evaluator that reads the trajectory",
 }
 
 
-def _case(answer: Answer) -> object:
-    """The episode as strands_evals' EvaluationData, which raises a ConfigError where what it lacks is read."""
-    from strands_evals.types.evaluation import EnvironmentState, EvaluationData
+@functools.cache
+def _case_class() -> type[Any]:
+    """strands_evals' EvaluationData that raises a ConfigError where what the episode lacks is read."""
+    from strands_evals.types.evaluation import EvaluationData
 
     class Case(EvaluationData):  # type: ignore[misc] # an optional package's
         def __getattribute__(self, name: str) -> object:
@@ -360,7 +428,12 @@ def _case(answer: Answer) -> object:
                 raise ConfigError(f"an evaluator reads {name}, which this episode has not: {_UNKNOWN[name]}")
             return value
 
-    facts = episode_facts(answer.sample)
+    return Case
+
+
+def _case(answer: Answer) -> object:
+    """The episode as evaluators read it."""
+    facts, label = episode_facts(answer.sample), answer.label
     held = facts.get(EVALUATED_KEY)
     if not isinstance(held, Mapping):
         raise ConfigError(
@@ -368,17 +441,18 @@ def _case(answer: Answer) -> object:
         )
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
 
-    def states(given: Json) -> list[Any] | None:
-        return [EnvironmentState(name=name, state=value) for name, value in given.items()] if given else None
+    def states(given: Json) -> Json:
+        named = isinstance(given, Mapping)
+        return [{"name": name, "state": value} for name, value in given.items()] if named and given else given or None
 
-    return Case(
+    return _case_class()(
         input=str(facts.get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))),
         name=str(getattr(answer.sample, "index", None)),
         actual_output=answer.response,
-        expected_output=answer.label,
+        expected_output=str(label) if isinstance(label, int | float) else label,  # as answers are text
         expected_assertion=row.get("expected_assertion"),
         expected_trajectory=row.get("expected_trajectory"),
-        actual_trajectory=_session(held, answer.response),
+        actual_trajectory=None if held.get("dropped_calls") else _session(held, answer.response),
         actual_environment_state=states(held.get("state")),
         expected_environment_state=states(row.get("expected_environment_state")),
         metadata=row,

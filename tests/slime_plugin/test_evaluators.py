@@ -16,6 +16,8 @@ from strands_rollout import Sample, current_task, reward_func
 
 evals = pytest.importorskip("strands_evals")
 from strands import tool  # noqa: E402
+from strands.agent.conversation_manager import ConversationManager  # noqa: E402
+from strands.hooks import BeforeModelCallEvent  # noqa: E402
 from strands_evals.evaluators import (  # noqa: E402
     Contains,
     Equals,
@@ -55,6 +57,9 @@ not_called = ToolCalled("sell")
 says_34 = Contains("34", name="says")
 
 
+typo = StateEquals("carts", ["apple"])
+
+
 def cart(value: Any = None) -> StateEquals:
     return StateEquals("cart", value)
 
@@ -63,6 +68,8 @@ def rubric(model: Any = None) -> OutputEvaluator:
     return OutputEvaluator(rubric="Is it right?", model=model)
 
 
+let_go = asyncio.Event()
+"""Set once a request to a judge is given up."""
 waiting = threading.Event()
 """Set while an evaluator waits; what the rollout is aborted by."""
 
@@ -78,6 +85,33 @@ class Told(Evaluator):
         return [EvaluationOutput(score=score, test_pass=score > 0, label=label) for score, label in given]
 
 
+class Sync(Evaluator):
+    """Gives what a row's metadata says; pydantic reads it as a score."""
+
+    def evaluate(self, case: Any) -> list[EvaluationOutput]:
+        return [EvaluationOutput(score=case.metadata["score"], test_pass=True)]
+
+
+class Forgets(ConversationManager):
+    """Drops the first call and its result once there is another."""
+
+    def apply_management(self, agent: Any, **kwargs: Any) -> None:
+        pass
+
+    reduce_context = apply_management
+
+    def register_hooks(self, registry: Any, **kwargs: Any) -> None:
+        registry.add_callback(BeforeModelCallEvent, self.forget)
+
+    def forget(self, event: Any) -> None:
+        if len(event.agent.messages) > 3:
+            del event.agent.messages[1:3]
+
+
+def needs(model: Any) -> OutputEvaluator:
+    return rubric(model)
+
+
 class Reads(Evaluator):
     """Reads what an episode of one agent has not."""
 
@@ -89,11 +123,19 @@ def raises() -> Evaluator:
     raise LookupError("no key")
 
 
-async def scored(tokenizer: Any, reward: Any, *, metadata: Any = None, **settings: Any) -> tuple[dict[str, Any], Any]:
+async def scored(
+    tokenizer: Any,
+    reward: Any,
+    *,
+    metadata: Any = None,
+    turns: Any = (BUYS, ANSWER),
+    label: Any = "\\boxed{34}",
+    **settings: Any,
+) -> tuple[dict[str, Any], Any]:
     """What an episode that buys an apple and answers is worth."""
-    given = Sample(prompt="What is 17 * 2?", label="\\boxed{34}", index=0, metadata=dict(metadata or {}))
+    given = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
     ours = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
-    played = await run(tokenizer, [BUYS, ANSWER], settings=ours, sample=given)
+    played = await run(tokenizer, list(turns), settings=ours, sample=given)
     assert played.facts["stop_reason"] == "completed", played.facts["error"]
     args = SimpleNamespace(strands_rollout=ours)
     return dict(await reward_func(args, played.sample)), played.sample  # type: ignore[call-overload]
@@ -105,6 +147,9 @@ READS: dict[str, tuple[Any, dict[str, Any], float]] = {
     "the trajectory": (f"{HERE}.called", {}, 1.0),
     "another tool": (f"{HERE}:not_called", {}, 0.0),
     "the environment's state": (f"{HERE}.cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
+    "a state in strands_evals' own form": (
+        *(f"{HERE}.cart", {"expected_environment_state": [{"name": "cart", "state": ["apple"]}]}, 1.0),
+    ),
     "another state": (f"{HERE}.cart", {"expected_environment_state": {"cart": []}}, 0.0),
     "several outputs": (f"{HERE}.Told", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
 }
@@ -132,10 +177,25 @@ async def test_evaluators_are_parts_with_weights_beside_functions(shipped_tokeni
     assert (found["score"], found["parts/called"], found["parts/state"], found["parts/right"]) == (3.5, 1.0, 1.0, 1.0)
 
 
+async def test_a_label_that_is_a_number_is_compared_as_the_text_of_an_answer(shipped_tokenizer: Any) -> None:
+    reward = {"evaluator": "strands_evals.evaluators.Equals"}
+    found, _ = await scored(shipped_tokenizer, reward, turns=["34<|im_end|>"], label=34)
+    assert (found["score"], found["error"]) == (1.0, "")
+
+
+async def test_the_accuracy_of_parts_is_the_grading_s_before_an_evaluator_s(shipped_tokenizer: Any) -> None:
+    parts = {"sold": {"evaluator": f"{HERE}.not_called"}, "right": {}}
+    found, _ = await scored(shipped_tokenizer, {"parts": parts})
+    assert (found["score"], found["acc"]) == (1.0, 1.0)
+
+
 UNJUDGED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "nothing that applies": (f"{HERE}.Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
     "no output": (f"{HERE}.Told", {"outputs": []}, "had nothing to judge"),
     "an evaluator that raises": (f"{HERE}.Told", {}, "raised KeyError"),
+    "a score that is no number": (f"{HERE}.Sync", {"score": float("nan")}, "expected a finite `score`"),
+    "a row that can't be read": (f"{HERE}.Sync", {"expected_trajectory": 1}, "raised ValidationError"),
+    "a state of no such name": (f"{HERE}.typo", {}, "compares the state 'carts', which this episode has not; got cart"),
     "an input that is not there": (f"{HERE}.Reads", {}, "reads actual_interactions, which this episode has not"),
 }
 
@@ -147,6 +207,27 @@ async def test_what_was_not_judged_is_not_trained(shipped_tokenizer: Any, path: 
     assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
 
 
+EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no label": (
+        "strands_evals.evaluators.Equals",
+        {"label": None},
+        "compares with the row's label, and there is none",
+    ),
+    "calls that the history has lost": (
+        f"{HERE}.called",
+        {"conversation_manager": f"{HERE}.Forgets", "turns": (BUYS, BUYS.replace("buy", "sell"), ANSWER)},
+        "reads actual_trajectory, which this episode has not: its history was rewritten",
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "given", "words"), EMPTY.values(), ids=EMPTY)
+async def test_what_is_not_there_is_no_score_of_zero(shipped_tokenizer: Any, path: str, given: Any, words: str) -> None:
+    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, **given)
+    assert words in found["error"], found
+    assert sample.remove_sample
+
+
 async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_tokenizer: Any) -> None:
     args = SimpleNamespace(strands_rollout={"reward": {"evaluator": f"{HERE}.called"}})
     found = await reward_func(args, Sample(prompt="?", response="34", label="34"))
@@ -155,6 +236,7 @@ async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_t
 
 REFUSED = {
     "strands_evals.evaluators.GoalSuccessRateEvaluator": "Amazon Bedrock would be asked; give it a judge",
+    f"{HERE}.needs": "takes a model; give it a judge with base_url",
     f"{HERE}.raises": "raises raised LookupError: no key",
     f"{HERE}.HERE": "is a str; expected an evaluator of strands_evals",
     "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
@@ -182,7 +264,11 @@ async def judging(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any
         at_once += 1
         body = await request.json()
         asked.append((json.dumps(body["messages"]), at_once))
-        await asyncio.sleep(0.05)
+        try:
+            await asyncio.sleep(rating.get("after_s", 0.05))
+        except asyncio.CancelledError:
+            let_go.set()
+            raise
         at_once -= 1
         if "status" in rating:
             return web.Response(status=rating["status"])
@@ -198,7 +284,7 @@ async def judging(**rating: Any) -> AsyncIterator[tuple[dict[str, Any], list[Any
 
     server = web.Application()
     server.router.add_post("/v1/chat/completions", chat)
-    runner = web.AppRunner(server)
+    runner = web.AppRunner(server, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
@@ -233,11 +319,25 @@ async def test_a_judge_behind_a_url_is_asked_by_the_evaluator(
     assert all(text in asked[0][0] for text in read), asked
 
 
-async def test_a_judge_that_is_down_is_an_outage_and_no_score_of_zero(shipped_tokenizer: Any) -> None:
+OUTAGES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
+    "down": ({"status": 503}, {}, 2, "503"),
+    # Strands itself would ask six times, with waits
+    "busy": ({"status": 429}, {}, 2, "the judge refused 2 times"),
+    "slow": ({"after_s": 60}, {"timeout_s": 0.3}, 1, "took longer than judge.timeout_s=0.3"),
+}
+
+
+@pytest.mark.parametrize("path", [f"{HERE}.rubric", f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"])
+@pytest.mark.parametrize(("rating", "given", "requests", "words"), OUTAGES.values(), ids=OUTAGES)
+async def test_a_judge_that_fails_is_an_outage_and_no_score_of_zero(
+    shipped_tokenizer: Any, path: str, rating: Any, given: Any, requests: int, words: str
+) -> None:
     pytest.importorskip("openai")
-    async with judging(status=503) as (judge, _):
-        found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.rubric", "judge": judge})
-    assert (found["method"], sample.remove_sample) == ("no_judge", True)
+    async with judging(**rating) as (judge, asked):
+        reward = {"evaluator": path, "judge": {**judge, "retries": 1, **given}}
+        found, sample = await scored(shipped_tokenizer, reward)
+        assert (found["method"], sample.remove_sample, words in found["error"]) == ("no_judge", True, True), found
+        assert len(asked) == requests
 
 
 async def test_no_more_requests_than_allowed_are_at_a_judge_at_once(shipped_tokenizer: Any) -> None:
@@ -254,3 +354,15 @@ async def test_a_sample_that_is_judged_when_the_rollout_is_aborted_is_let_go(shi
     async with asyncio.timeout(20):
         found, sample = await scored(shipped_tokenizer, reward, metadata={"outputs": "wait"}, **settings)
     assert ("the rollout was aborted while" in found["error"], sample.remove_sample) == (True, True)
+
+
+async def test_a_request_of_a_thread_that_judges_ends_with_the_rollout(shipped_tokenizer: Any) -> None:
+    pytest.importorskip("openai")
+    path = f"strands_evals.evaluators.{GoalSuccessRateEvaluator.__name__}"
+    let_go.clear()
+    async with judging(after_s=600) as (judge, asked), asyncio.timeout(20):
+        found, _ = await scored(
+            shipped_tokenizer, {"evaluator": path, "judge": judge}, should_abort=lambda: bool(asked)
+        )
+        assert "the rollout was aborted while" in found["error"]
+        await let_go.wait()

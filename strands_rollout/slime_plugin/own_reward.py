@@ -293,7 +293,7 @@ async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
     ask = in_own_thread(evaluator.evaluate, has_last_moment=False) if is_sync else evaluator.evaluate_async
     given_up = threading.Event()
     with foreign_code("an evaluator may raise anything") as outcome:
-        case = _case(answer)
+        case = _case(answer, reads_session=getattr(evaluator, "evaluation_level", None) is not None)
         _refuse_nothing(evaluator, path, answer)
         async with _place(judge):
             _GIVEN_UP.set(given_up)
@@ -431,8 +431,8 @@ def _case_class() -> type[Any]:
     return Case
 
 
-def _case(answer: Answer) -> object:
-    """The episode as evaluators read it."""
+def _case(answer: Answer, *, reads_session: bool) -> object:
+    """The episode as evaluators read it; the trajectory as names of tools where the row expects those, or a Session."""
     facts, label = episode_facts(answer.sample), answer.label
     held = facts.get(EVALUATED_KEY)
     if not isinstance(held, Mapping):
@@ -440,6 +440,13 @@ def _case(answer: Answer) -> object:
             "the sample has nothing for an evaluator: its episode failed, or was played without reward.evaluator"
         )
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
+
+    expected = row.get("expected_trajectory")
+    by_name = isinstance(expected, list) and all(isinstance(name, str) for name in expected) and not reads_session
+    trajectory: object = None
+    if not held.get("dropped_calls"):
+        names = [call["name"] for call, _ in _executions(held["messages"])]
+        trajectory = names if by_name else _session(held, answer.response)
 
     def states(given: Json) -> Json:
         named = isinstance(given, Mapping)
@@ -451,8 +458,8 @@ def _case(answer: Answer) -> object:
         actual_output=answer.response,
         expected_output=str(label) if isinstance(label, int | float) else label,  # as answers are text
         expected_assertion=row.get("expected_assertion"),
-        expected_trajectory=row.get("expected_trajectory"),
-        actual_trajectory=None if held.get("dropped_calls") else _session(held, answer.response),
+        expected_trajectory=expected,
+        actual_trajectory=trajectory,
         actual_environment_state=states(held.get("state")),
         expected_environment_state=states(row.get("expected_environment_state")),
         metadata=row,

@@ -92,6 +92,14 @@ class Sync(Evaluator):
         return [EvaluationOutput(score=case.metadata["score"], test_pass=True)]
 
 
+class SameCalls(Evaluator):
+    """Compares the names of calls, as strands_evals' scorers of trajectories do."""
+
+    def evaluate(self, case: Any) -> list[EvaluationOutput]:
+        is_same = case.actual_trajectory == case.expected_trajectory
+        return [EvaluationOutput(score=float(is_same), test_pass=is_same)]
+
+
 class Forgets(ConversationManager):
     """Drops the first call and its result once there is another."""
 
@@ -145,6 +153,7 @@ READS: dict[str, tuple[Any, dict[str, Any], float]] = {
     "the output": (f"{HERE}.says_34", {}, 1.0),
     "output and label": (Equals, {}, 0.0),
     "the trajectory": (f"{HERE}.called", {}, 1.0),
+    "the trajectory by names": (f"{HERE}.SameCalls", {"expected_trajectory": ["buy"]}, 1.0),
     "another tool": (f"{HERE}:not_called", {}, 0.0),
     "the environment's state": (f"{HERE}.cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
     "a state in strands_evals' own form": (

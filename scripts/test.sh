@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests; arguments go to pytest. Their environment is .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras
-# dev, tools, evals and harness, or those in $STRANDS_ROLLOUT_TEST_EXTRAS.
+# dev, tools, evals, harness and a2a, or those in $STRANDS_ROLLOUT_TEST_EXTRAS.
 #   bash scripts/test.sh          the default suite, in as many processes as there are CPUs, four at most
 #   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, which it installs (Linux on x86_64)
 # With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
@@ -13,7 +13,7 @@ set -euo pipefail
 # shellcheck source=scripts/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 venv="${STRANDS_ROLLOUT_TEST_VENV:-$repository/.venv-test}"
-extras="${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness}"
+extras="${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}"
 chosen=()
 if [[ $# -eq 0 ]]; then
   chosen=(-n auto --maxprocesses 4 --dist loadfile)

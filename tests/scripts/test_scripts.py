@@ -35,7 +35,7 @@ def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_pass
 def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) -> None:
     finished = checkout.run("test.sh", "-k", "two words")
     assert finished.stdout == "pytest -k two words\n"
-    assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev,tools,evals,harness]")
+    assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev,tools,evals,harness,a2a]")
 
 
 @pytest.mark.parametrize("second", ["no such folder", ".", ""])

@@ -188,7 +188,7 @@ class RewardSettings(_Settings):
     """Several rewards by name, each with `function`, `judge` or `evaluator`, and `weight`; the reward is their weighted
     sum."""
     timeout_s: float = Field(default=300.0, gt=0)
-    """Wall-clock limit of your own reward, with all its parts."""
+    """Wall-clock limit of your own reward, or of each part; without waits for a judge's places."""
     style: Literal["default", "slime_strands_example"] = Field(
         default="default",
         description='"default" grades with `strands_rollout.grading`; "slime_strands_example" reproduces the score '
@@ -207,14 +207,14 @@ class RewardSettings(_Settings):
     @property
     def is_own(self) -> bool:
         """Whether the user's own function, evaluator or parts score."""
-        return self.function is not None or bool(self.all_parts)
+        return bool(self.all_parts)
 
     @property
     def all_parts(self) -> dict[str, RewardPart]:
-        """The parts; of an evaluator alone, it as the only one."""
-        if self.evaluator is None:
+        """The parts; a function or evaluator alone is the only one."""
+        if self.function is None and self.evaluator is None:
             return self.parts
-        return {"evaluator": RewardPart(evaluator=self.evaluator, judge=self.judge)}
+        return {"": RewardPart(function=self.function, evaluator=self.evaluator, judge=self.judge)}
 
     @property
     def has_evaluator(self) -> bool:

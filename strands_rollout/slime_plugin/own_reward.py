@@ -19,7 +19,7 @@ import reprlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -83,29 +83,42 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
     """
 
     async def part(one: RewardPart) -> Scored:
-        if one.evaluator is not None:
-            return await _evaluated(one.evaluator, one.judge, answer)
-        if one.judge is not None:
-            return await _judged(one.judge, answer)
-        return await (built_in() if one.function is None else _called(one.function, answer))
+        async with _limits(settings.timeout_s, one.judge):
+            if one.evaluator is not None:
+                return await _evaluated(one.evaluator, one.judge, answer)
+            if one.judge is not None:
+                return await _judged(one.judge, answer)
+            return await (built_in() if one.function is None else _called(one.function, answer))
 
     parts, ours = settings.all_parts, getattr(answer.args, "strands_rollout", None)
     asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
-    deadline = EpisodeDeadline(settings.timeout_s, functools.partial(is_aborting, answer.args, answer.sample, asked))
     try:
-        async with deadline:
-            if settings.function is not None:
-                return await _called(settings.function, answer)
+        async with EpisodeDeadline(None, functools.partial(is_aborting, answer.args, answer.sample, asked)):
             found = await asyncio.gather(*map(part, parts.values()), return_exceptions=True)
     except TimeoutError as e:
-        if deadline.was_aborted:
-            raise EnvironmentFaultError("the rollout was aborted while the reward was waited for") from e
-        if not deadline.expired():
+        raise EnvironmentFaultError("the rollout was aborted while the reward was waited for") from e
+    if error := next((one for one in found if isinstance(one, BaseException)), None):
+        raise error
+    scored = dict(zip(parts, cast("list[Scored]", found), strict=True))
+    return _summed(parts, scored) if settings.parts else next(iter(scored.values()))
+
+
+@asynccontextmanager
+async def _limits(timeout_s: float, judge: Judge | None) -> AsyncIterator[None]:
+    """One of the judge's places, the wait for which is no time of the reward's, and the time."""
+    place: AbstractAsyncContextManager[object] = nullcontext()
+    if judge is not None:
+        places = _PLACES_OF.setdefault(asyncio.get_running_loop(), {})
+        place = places.setdefault(judge.model_dump_json(), asyncio.Semaphore(judge.max_concurrency))
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with place, limit:
+            yield
+    except TimeoutError as e:
+        if not limit.expired():
             raise
-        kind = EnvironmentFaultError if any(one.judge for one in parts.values()) else RolloutError
-        raise kind(f"the reward took longer than reward.timeout_s={settings.timeout_s:g}") from e
-    scored = dict(zip(parts, map(_raised_or_scored, found), strict=True))
-    return scored["evaluator"] if settings.evaluator is not None else _summed(parts, scored)
+        kind = RolloutError if judge is None else EnvironmentFaultError
+        raise kind(f"the reward took longer than reward.timeout_s={timeout_s:g}") from e
 
 
 def _summed(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Scored:
@@ -118,12 +131,6 @@ def _summed(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Sc
         next((one.pred for one in scored.values() if one.pred), ""),
         values | inner,
     )
-
-
-def _raised_or_scored(found: Scored | BaseException) -> Scored:
-    if isinstance(found, BaseException):
-        raise found
-    return found
 
 
 def scored_as(found: object, what: str) -> Scored:
@@ -158,8 +165,7 @@ async def _called(path: str, answer: Answer) -> Scored:
     arguments = _arguments(function, path, answer)
     with foreign_code("a user's reward may raise anything") as outcome:
         found = await result_of(function, *arguments)
-    if outcome.error is not None:
-        e = outcome.error
+    if (e := outcome.error) is not None:
         raise RolloutError(f"{path} raised {type(e).__name__}: {e}{place_in_users_code(e)}") from e
     return scored_as(found, f"the reward of {path}")
 
@@ -180,13 +186,15 @@ def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tu
 
 def check_reward(settings: RewardSettings) -> None:
     """Raise RolloutError where something that the reward's settings name can't be used."""
-    parts = settings.all_parts.values()
-    for path in filter(None, [settings.function, *(part.function for part in parts)]):
-        _arguments(load_function(path), path, Answer(None, None, "", None))
-    for part in parts:
+    for part in settings.all_parts.values():
+        if (path := part.function) is not None:
+            if hasattr(resolve(path), "evaluate_async"):
+                raise ConfigError(f"{path} is an evaluator and no function; name it as reward.evaluator")
+            _arguments(load_function(path), path, Answer(None, None, "", None))
         if part.evaluator is not None:
             _evaluator(part.evaluator, part.judge)
-    for judge in (part.judge for part in parts if part.judge is not None):
+        if (judge := part.judge) is None:
+            continue
         if judge.strands_model is not None:
             load_model(judge.strands_model)
         if missing := re.search(r"\$\{\w+\}", os.path.expandvars(f"{judge.base_url} {judge.api_key}")):
@@ -197,8 +205,7 @@ async def _judged(judge: Judge, answer: Answer) -> Scored:
     asked = episode_facts(answer.sample).get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))
     texts = {"question": str(asked), "response": answer.response, "label": str(answer.label)}
     prompt = _PLACES.sub(lambda place: texts[place[1]], judge.prompt)
-    async with _place(judge):
-        reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
+    reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
     said = reply.rpartition("</think>")[2].strip()
     found = _SCORE.findall(said) or ([said] if _NUMBER.fullmatch(said) else [])
     if not found:
@@ -253,22 +260,14 @@ _PLACES_OF: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str,
 _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 
-def _place(judge: Judge | None) -> AbstractAsyncContextManager[object]:
-    """One of a judge's places."""
-    if judge is None:
-        return nullcontext()
-    places = _PLACES_OF.setdefault(asyncio.get_running_loop(), {})
-    return places.setdefault(judge.model_dump_json(), asyncio.Semaphore(judge.max_concurrency))
-
-
 def evaluated_record(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """What evaluators read of an episode, as plain JSON: the main agent's part, and the environment's state."""
     system, tools = model.conversation.last.head
     messages = [saved_message(message) for message in episode.messages]
     used = {block["toolUse"]["toolUseId"] for one in messages for block in one["content"] if "toolUse" in block}
     own = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]  # the main agent's
-    dropped = [use_id for use_id in own if use_id not in used]
-    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state, "dropped_calls": dropped}
+    is_whole = episode.is_resumable and used.issuperset(own)  # no swarm or graph, whose agents have a history each
+    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state, "is_whole": is_whole}
     return dict(json.loads(json.dumps(record, default=lambda held: str(held)[:100])))
 
 
@@ -295,22 +294,21 @@ async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
     with foreign_code("an evaluator may raise anything") as outcome:
         case = _case(answer, reads_session=getattr(evaluator, "evaluation_level", None) is not None)
         _refuse_nothing(evaluator, path, answer)
-        async with _place(judge):
-            _GIVEN_UP.set(given_up)
-            try:
-                outputs = list(await ask(case))
-            finally:  # a thread goes on
-                given_up.set()
-        score, passed, reason = evaluator.aggregator(outputs)
-        if outputs and not all(output.not_applicable for output in outputs):
+        _GIVEN_UP.set(given_up)
+        try:
+            outputs = list(await ask(case))
+        finally:  # a thread goes on
+            given_up.set()
+        judged = [output for output in outputs if not output.not_applicable]
+        score, passed, reason = evaluator.aggregator(judged or outputs)
+        if judged:
             return scored_as({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave")
         raise EnvironmentFaultError(f"the evaluator {path} had nothing to judge: {reason}")
-    error = outcome.error
-    cause = getattr(error, "original_exception", error)  # of what Strands wraps
+    cause = getattr(outcome.error, "original_exception", outcome.error)  # of what Strands wraps
     if isinstance(cause, RolloutError):
         raise cause
     kind = RolloutError if judge is None else EnvironmentFaultError
-    raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from error
+    raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from outcome.error
 
 
 def _refuse_nothing(evaluator: object, path: str, answer: Answer) -> None:
@@ -341,6 +339,8 @@ def _made_evaluator(path: str, judge: Judge | None) -> object:
         from strands_evals.evaluators import Evaluator
     except ImportError as e:
         raise ConfigError("reward.evaluator needs strands-agents-evals: pip install 'strands-rollout[evals]'") from e
+    if judge is not None and judge.prompt != Judge.model_fields["prompt"].default:
+        raise ConfigError(f"got judge.prompt for {path}, which asks in its own words; remove it")
     made = resolve(path)
     if callable(made) and not isinstance(made, Evaluator):
         model = inspect.signature(made).parameters.get("model")
@@ -410,9 +410,9 @@ def _limited(model: Model, judge: Judge) -> Model:
 
 
 _UNKNOWN: Final = {
-    "actual_trajectory": "its history was rewritten and lacks calls; use what reads its answer or environment",
+    "actual_trajectory": "its history was rewritten and lacks calls, or is a swarm's or graph's; read answer or state",
     "actual_environment_state": "give the environment a method `state()`",
-    "actual_interactions": "there is none of a swarm's or graph's nodes; use an evaluator that reads the trajectory",
+    "actual_interactions": "what a swarm's or graph's agents said is not kept; use what reads the answer",
 }
 
 
@@ -437,14 +437,14 @@ def _case(answer: Answer, *, reads_session: bool) -> object:
     held = facts.get(EVALUATED_KEY)
     if not isinstance(held, Mapping):
         raise ConfigError(
-            "the sample has nothing for an evaluator: its episode failed, or was played without reward.evaluator"
+            "the sample has nothing for an evaluator: it failed or was played without reward.evaluator or --save-tokens"
         )
     row = {name: value for name, value in answer.sample.metadata.items() if name != METADATA_KEY}
 
     expected = row.get("expected_trajectory")
     by_name = isinstance(expected, list) and all(isinstance(name, str) for name in expected) and not reads_session
     trajectory: object = None
-    if not held.get("dropped_calls"):
+    if held.get("is_whole"):
         names = [call["name"] for call, _ in _executions(held["messages"])]
         trajectory = names if by_name else _session(held, answer.response)
 

@@ -13,6 +13,7 @@ from aiohttp import web
 from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample, current_task, reward_func
+from strands_rollout.settings import RolloutSettings
 
 evals = pytest.importorskip("strands_evals")
 from strands import tool  # noqa: E402
@@ -55,8 +56,7 @@ def buy(item: str) -> str:
 called = ToolCalled("buy")
 not_called = ToolCalled("sell")
 says_34 = Contains("34", name="says")
-
-
+same = Equals()
 typo = StateEquals("carts", ["apple"])
 
 
@@ -138,9 +138,10 @@ async def scored(
     metadata: Any = None,
     turns: Any = (BUYS, ANSWER),
     label: Any = "\\boxed{34}",
-    **settings: Any,
+    **more: Any,
 ) -> tuple[dict[str, Any], Any]:
-    """What an episode that buys an apple and answers is worth."""
+    """What an episode that buys an apple and answers is worth; `more` are settings, or entries of the row."""
+    settings = {name: value for name, value in more.items() if name in RolloutSettings.model_fields}
     given = Sample(prompt="What is 17 * 2?", label=label, index=0, metadata=dict(metadata or {}))
     ours = {"tools": [], "environment": f"{HERE}.Shop", "reward": reward, **settings}
     played = await run(tokenizer, list(turns), settings=ours, sample=given)
@@ -149,27 +150,25 @@ async def scored(
     return dict(await reward_func(args, played.sample)), played.sample  # type: ignore[call-overload]
 
 
-READS: dict[str, tuple[Any, dict[str, Any], float]] = {
-    "the output": (f"{HERE}.says_34", {}, 1.0),
-    "output and label": (Equals, {}, 0.0),
-    "the trajectory": (f"{HERE}.called", {}, 1.0),
-    "the trajectory by names": (f"{HERE}.SameCalls", {"expected_trajectory": ["buy"]}, 1.0),
-    "another tool": (f"{HERE}:not_called", {}, 0.0),
-    "the environment's state": (f"{HERE}.cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
-    "a state in strands_evals' own form": (
-        *(f"{HERE}.cart", {"expected_environment_state": [{"name": "cart", "state": ["apple"]}]}, 1.0),
-    ),
-    "another state": (f"{HERE}.cart", {"expected_environment_state": {"cart": []}}, 0.0),
-    "several outputs": (f"{HERE}.Told", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
+OWN_FORM = [{"name": "cart", "state": ["apple"]}]
+READS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "the output": ("says_34", {}, 1.0),
+    "output and label": ("same", {}, 0.0),
+    "a label that is a number": ("same", {"label": 34, "turns": ["34<|im_end|>"]}, 1.0),
+    "the trajectory": ("called", {}, 1.0),
+    "the trajectory by names": ("SameCalls", {"expected_trajectory": ["buy"]}, 1.0),
+    "another tool": ("not_called", {}, 0.0),
+    "the environment's state": ("cart", {"expected_environment_state": {"cart": ["apple"]}}, 1.0),
+    "a state in strands_evals' own form": ("cart", {"expected_environment_state": OWN_FORM}, 1.0),
+    "another state": ("cart", {"expected_environment_state": {"cart": []}}, 0.0),
+    "several outputs": ("Told", {"outputs": [[1.0, None], [0.5, None]]}, 0.75),
+    "an output that does not apply": ("Told", {"outputs": [[1.0, None], [0.0, NOT_APPLICABLE]]}, 1.0),
 }
 
 
-@pytest.mark.parametrize(("evaluator", "metadata", "score"), READS.values(), ids=READS)
-async def test_an_evaluator_reads_the_episode(
-    shipped_tokenizer: Any, evaluator: Any, metadata: Any, score: float
-) -> None:
-    path = evaluator if isinstance(evaluator, str) else "strands_evals.evaluators.Equals"
-    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, metadata=metadata)
+@pytest.mark.parametrize(("name", "given", "score"), READS.values(), ids=READS)
+async def test_an_evaluator_reads_the_episode(shipped_tokenizer: Any, name: str, given: Any, score: float) -> None:
+    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}:{name}"}, metadata=given, **given)
     assert (found["score"], found["method"], found["error"]) == (score, "evaluator", "")
     assert not sample.remove_sample
     json.dumps(sample.metadata)
@@ -186,55 +185,33 @@ async def test_evaluators_are_parts_with_weights_beside_functions(shipped_tokeni
     assert (found["score"], found["parts/called"], found["parts/state"], found["parts/right"]) == (3.5, 1.0, 1.0, 1.0)
 
 
-async def test_a_label_that_is_a_number_is_compared_as_the_text_of_an_answer(shipped_tokenizer: Any) -> None:
-    reward = {"evaluator": "strands_evals.evaluators.Equals"}
-    found, _ = await scored(shipped_tokenizer, reward, turns=["34<|im_end|>"], label=34)
-    assert (found["score"], found["error"]) == (1.0, "")
-
-
 async def test_the_accuracy_of_parts_is_the_grading_s_before_an_evaluator_s(shipped_tokenizer: Any) -> None:
     parts = {"sold": {"evaluator": f"{HERE}.not_called"}, "right": {}}
     found, _ = await scored(shipped_tokenizer, {"parts": parts})
     assert (found["score"], found["acc"]) == (1.0, 1.0)
 
 
-UNJUDGED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "nothing that applies": (f"{HERE}.Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
-    "no output": (f"{HERE}.Told", {"outputs": []}, "had nothing to judge"),
-    "an evaluator that raises": (f"{HERE}.Told", {}, "raised KeyError"),
-    "a score that is no number": (f"{HERE}.Sync", {"score": float("nan")}, "expected a finite `score`"),
-    "a row that can't be read": (f"{HERE}.Sync", {"expected_trajectory": 1}, "raised ValidationError"),
-    "a state of no such name": (f"{HERE}.typo", {}, "compares the state 'carts', which this episode has not; got cart"),
-    "an input that is not there": (f"{HERE}.Reads", {}, "reads actual_interactions, which this episode has not"),
+LOSES = {"conversation_manager": f"{HERE}.Forgets", "turns": (BUYS, BUYS.replace("buy", "sell"), ANSWER)}
+GRAPH = {"agent_factory": "user_agents.graph", "environment": None, "turns": ("L<|im_end|>", "R<|im_end|>", ANSWER)}
+UNJUDGED: dict[str, tuple[str, Any, str]] = {
+    "nothing that applies": ("Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
+    "no output": ("Told", {"outputs": []}, "had nothing to judge"),
+    "an evaluator that raises": ("Told", {}, "raised KeyError"),
+    "a score that is no number": ("Sync", {"score": float("nan")}, "expected a finite `score`"),
+    "a row that can't be read": ("Sync", {"expected_trajectory": 1}, "raised ValidationError"),
+    "a state of no such name": ("typo", {}, "compares the state 'carts', which this episode has not; got cart"),
+    "an input that is not there": ("Reads", {}, "reads actual_interactions, which this episode has not"),
+    "no label": ("same", {"label": None}, "compares with the row's label, and there is none"),
+    "calls that the history has lost": ("called", LOSES, "reads actual_trajectory, which this episode has not: its"),
+    "calls of a graph's agents": ("called", GRAPH, "or is a swarm's or graph's; read answer or state"),
 }
 
 
-@pytest.mark.parametrize(("path", "metadata", "words"), UNJUDGED.values(), ids=UNJUDGED)
-async def test_what_was_not_judged_is_not_trained(shipped_tokenizer: Any, path: str, metadata: Any, words: str) -> None:
-    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, metadata=metadata)
-    assert words in found["error"]
-    assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
-
-
-EMPTY: dict[str, tuple[str, dict[str, Any], str]] = {
-    "no label": (
-        "strands_evals.evaluators.Equals",
-        {"label": None},
-        "compares with the row's label, and there is none",
-    ),
-    "calls that the history has lost": (
-        f"{HERE}.called",
-        {"conversation_manager": f"{HERE}.Forgets", "turns": (BUYS, BUYS.replace("buy", "sell"), ANSWER)},
-        "reads actual_trajectory, which this episode has not: its history was rewritten",
-    ),
-}
-
-
-@pytest.mark.parametrize(("path", "given", "words"), EMPTY.values(), ids=EMPTY)
-async def test_what_is_not_there_is_no_score_of_zero(shipped_tokenizer: Any, path: str, given: Any, words: str) -> None:
-    found, sample = await scored(shipped_tokenizer, {"evaluator": path}, **given)
+@pytest.mark.parametrize(("name", "given", "words"), UNJUDGED.values(), ids=UNJUDGED)
+async def test_what_was_not_judged_is_not_trained(shipped_tokenizer: Any, name: str, given: Any, words: str) -> None:
+    found, sample = await scored(shipped_tokenizer, {"evaluator": f"{HERE}.{name}"}, metadata=given, **given)
     assert words in found["error"], found
-    assert sample.remove_sample
+    assert (found["method"] in ("no_judge", "error"), sample.remove_sample) == (True, True)
 
 
 async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_tokenizer: Any) -> None:
@@ -251,13 +228,22 @@ REFUSED = {
     "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
     "strands_evals.evaluators.ToolCalled": "make an evaluator that takes arguments in a function of yours",
 }
+PROMPT = {"base_url": "http://a", "model": "m", "prompt": "{response}?"}
+MISPLACED: list[Any] = [
+    (f"{HERE}.Told", "is an evaluator and no function; name it as reward.evaluator"),
+    (f"{HERE}.called", "is an evaluator and no function"),
+    ({"evaluator": f"{HERE}.rubric", "judge": PROMPT}, "got judge.prompt for test_evaluators.rubric, which asks in"),
+]
 
 
-@pytest.mark.parametrize(("path", "words"), REFUSED.items(), ids=REFUSED)
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [*(({"evaluator": path}, words) for path, words in REFUSED.items()), *MISPLACED],
+)
 async def test_an_evaluator_that_cant_be_used_fails_the_episode_in_words(
-    shipped_tokenizer: Any, path: str, words: str
+    shipped_tokenizer: Any, reward: Any, words: str
 ) -> None:
-    settings = {"reward": {"evaluator": path}, "tools": []}
+    settings = {"reward": reward, "tools": []}
     played = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert (played.facts["stop_reason"], words in played.facts["error"]) == ("setup_error", True), played.facts["error"]
 

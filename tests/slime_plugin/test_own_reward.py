@@ -76,12 +76,16 @@ class Judging(Model):
         yield {"messageStop": {"stopReason": "end_turn"}}
 
 
-class Sleeping(Judging):
-    """A Strands model that says nothing."""
+RELEASED: list[asyncio.Event] = []
+
+
+class Holding(Judging):
+    """A Strands model that says its score when it may."""
 
     async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
-        await asyncio.sleep(60)
-        yield {}
+        await RELEASED[-1].wait()
+        async for event in super().stream():
+            yield event
 
 
 async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
@@ -199,8 +203,18 @@ async def test_a_sample_without_its_judge_is_not_trained(replies: tuple[Any, ...
 
 
 async def test_a_judge_that_outlasts_the_reward_is_an_outage() -> None:
-    found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Sleeping"}}})
+    RELEASED.append(asyncio.Event())
+    found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Holding"}}})
     assert (found["method"], "timeout_s=0.01" in found["error"]) == ("no_judge", True)
+
+
+async def test_a_wait_for_a_place_of_the_judge_is_no_time_of_the_reward() -> None:
+    RELEASED.append(asyncio.Event())
+    parts = {"a": {"judge": {"strands_model": f"{HERE}.Holding", "max_concurrency": 1}}}
+    asked = [asyncio.ensure_future(scored({"timeout_s": limit_s, "parts": parts})) for limit_s in (60, 0.5)]
+    await asyncio.sleep(0.6)
+    RELEASED[-1].set()
+    assert [found["error"] for found in await asyncio.gather(*asked)] == ["", ""]
 
 
 async def test_the_parts_are_asked_for_at_once() -> None:

@@ -33,7 +33,8 @@ def search_beside(path: str | Path | None) -> None:
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
     if folders != _folders[: len(folders)]:
-        _folders[:] = dict.fromkeys([*folders, *_folders])
+        # where no configuration is named, one that was used before goes before the working directory
+        _folders[:] = dict.fromkeys([*folders, *_folders] if own else [*_folders, *folders])
     sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
 
 

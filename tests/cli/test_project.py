@@ -69,6 +69,7 @@ def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monke
     made = CliRunner().invoke(app, ["init", str(tmp_path / "it"), "--kind", kind])
     assert made.exit_code == 0, made.output
     assert "score 1" in shell(made.output.partition("next: ")[2], cwd=tmp_path)
+    assert "score 1" in shell("strands-rollout try it/rollout.yaml --script it/turns.yaml", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ async def test_the_samples_of_one_prompt_share_its_prefix(stage: EpisodeStage) -
 
 
 async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_request(stage: EpisodeStage) -> None:
-    sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=5.0)
+    sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=3.0)
     assert sample.status is Sample.Status.TRUNCATED
     assert facts_of(sample)["stop_reason"] == "episode_timeout"
     assert await stage.most_tokens_until_idle() < FULL - 200  # to which it would have gone on

@@ -17,26 +17,9 @@ pytest.importorskip("strands_evals")
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 LOOKS = TOOL_CALL.format(name="look_up", arguments=json.dumps({"item": "apple"}))
 
-UNNAMED = """
-from strands_evals import ActorSimulator, Case
-from strands_evals.types.simulation import ActorProfile
-
-CASE, PUPIL = Case(input="Hm?"), ActorProfile(traits={}, context="", actor_goal="")
-
-class User:
-    def __init__(self, task):
-        self.user = USER
-
-    def answer(self, reply):
-        return self.user.act(reply).structured_output.message
-"""
-
 
 class Simulating(Model):
-    """Fills the form that it is asked for; a form's text is what it was asked last."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+    """Fills the form that it is asked for, of a user or a tool."""
 
     def update_config(self, **_config: Any) -> None: ...
 
@@ -48,18 +31,11 @@ class Simulating(Model):
 
     async def stream(self, messages: Any, tool_specs: Any = None, *_: Any, **__: Any) -> AsyncIterator[Any]:
         said = " ".join(block["text"] for block in messages[-1]["content"] if "text" in block)
-        self.asked.append(said)
-        form = next((spec for spec in tool_specs or () if spec["name"].startswith(("Actor", "Default"))), None)
-        is_filled = any("toolResult" in block for block in messages[-1]["content"])
-        yield {"messageStart": {"role": "assistant"}}
-        if form is None or is_filled:
-            yield {"contentBlockDelta": {"delta": {"text": '{"response": "filled"}'}}}
-            yield {"contentBlockStop": {}}
-            yield {"messageStop": {"stopReason": "end_turn"}}
-            return
+        form = next(spec for spec in tool_specs if spec["name"].startswith(("Actor", "Default")))
         told = f"{said.count('timestamp')} calls before"
         answers = {"reasoning": "so", "stop": "34" in said, "message": "And times 2?", "response": told}
         filled = {name: answers[name] for name in form["inputSchema"]["json"]["properties"] if name in answers}
+        yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockStart": {"start": {"toolUse": {"toolUseId": "1", "name": form["name"]}}}}
         yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(filled)}}}}
         yield {"contentBlockStop": {}}
@@ -67,14 +43,15 @@ class Simulating(Model):
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The page's examples as a module, on a model of these tests."""
+def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The page's examples as a module, on a model of these tests; a test may have a text in them replaced."""
     section = PAGE.read_text(encoding="utf-8").split("## Simulated users, tools and faults")[1]
-    code = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    code = "from strands_evals import Case\n" + "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
     code = code.replace("from strands.models.openai import OpenAIModel\n", "from test_simulations import Simulating\n")
-    code = re.sub(r"OpenAIModel\(.*?\)\n", "Simulating()\n", code, flags=re.DOTALL)
+    old, new = getattr(request, "param", ("", ""))
+    assert old in code
+    code = re.sub(r"OpenAIModel\(.*?\)\n", "Simulating()\n", code.replace(old, new), flags=re.DOTALL)
     (tmp_path / "simulations.py").write_text(code, encoding="utf-8")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return str(tmp_path / "simulations.py")
 
 
@@ -111,10 +88,17 @@ async def test_faults_are_read_by_the_policy_and_are_each_episodes_own(shipped_t
         assert ("3 coins" if number % 2 else "Tool call timed out") in one.context_after(0)
 
 
-@pytest.mark.parametrize("user", ["ActorSimulator(PUPIL, 'Hm?')", "ActorSimulator.from_case_for_user_simulator(CASE)"])
-async def test_no_model_is_an_error_in_words(shipped_tokenizer: Any, tmp_path: Path, user: str) -> None:
-    (tmp_path / "unnamed.py").write_text(UNNAMED.replace("USER", user))
-    settings = {"tools": [], "environment": f"{tmp_path}/unnamed.py:User"}
-    played = await run(shipped_tokenizer, [ANSWER], settings=settings)
+NO_MODEL = ("model=MODEL", "model=None")
+FROM_CASE = ("(profile, initial_query=opening", ".from_case_for_user_simulator(Case(input=opening)")
+
+
+@pytest.mark.parametrize(
+    ("page", "environment"),
+    [(NO_MODEL, "SimulatedUser"), (NO_MODEL, "SimulatedTools"), (FROM_CASE, "SimulatedUser")],
+    indirect=["page"],
+)
+async def test_no_model_is_an_error_in_words(shipped_tokenizer: Any, page: str, environment: str) -> None:
+    settings = {"tools": [], "environment": f"{page}:{environment}"}
+    played = await run(shipped_tokenizer, [LOOKS, ANSWER], settings=settings)
     assert played.facts["stop_reason"] == "setup_error"
     assert "Strands would ask Amazon Bedrock" in played.facts["error"]

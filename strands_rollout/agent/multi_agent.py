@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -96,13 +96,8 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
         yield team
         if team.main.model is not model:
             raise ConfigError(_used_again(path, [team.main]))
-    finally:
-
-        def release() -> None:
-            for agent in (*team.agents, *team.tool_agents):
-                agent.cleanup()
-
-        await _in_thread(release)  # a tool provider's server may take its time to stop
+    finally:  # a tool provider's server may take its time to stop
+        await _in_thread(lambda: list(map(Agent.cleanup, (*team.agents, *team.tool_agents))))
 
 
 def _team_of(made: object, model: SGLangModel, path: str) -> Team:
@@ -318,8 +313,11 @@ def released_once(tools: Sequence[Any]) -> list[Any]:
 
 
 async def _in_thread(action: Callable[[], object]) -> object:
-    """What an action gives that may start or stop tool providers, or block otherwise."""
-    return await in_own_thread(_locked, has_last_moment=False)(action, _PATIENCE_S)
+    """What an action gives that may start or stop tool providers, or block; what it set of the context is set here."""
+    made, context = await in_own_thread(_locked, has_last_moment=False)(lambda: (action(), copy_context()), _PATIENCE_S)
+    for variable in context:
+        variable.set(context[variable])
+    return made
 
 
 class _ReleasedOnce(ToolProvider):

@@ -211,7 +211,7 @@ async def _run(job: RolloutJob) -> _Finished:
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
-    with sub_agents.active():
+    with sub_agents.active(), episode_clock():  # agents without a model are refused where it runs
         async with episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)

@@ -11,16 +11,15 @@ import pytest
 from harness import ANSWER, TOOL_CALL, run
 from strands.models import Model
 
+from strands_rollout import Sample
+
 pytest.importorskip("strands_evals")
 PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 LOOKS = TOOL_CALL.format(name="look_up", arguments=json.dumps({"item": "apple"}))
 
 
 class Simulating(Model):
-    """Fills the form that it is asked for; a form's text is what it was asked last."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+    """Fills the form that it is asked for, of a user or a tool."""
 
     def update_config(self, **_config: Any) -> None: ...
 
@@ -32,17 +31,11 @@ class Simulating(Model):
 
     async def stream(self, messages: Any, tool_specs: Any = None, *_: Any, **__: Any) -> AsyncIterator[Any]:
         said = " ".join(block["text"] for block in messages[-1]["content"] if "text" in block)
-        self.asked.append(said)
-        form = next((spec for spec in tool_specs or () if spec["name"].startswith(("Actor", "Default"))), None)
-        is_filled = any("toolResult" in block for block in messages[-1]["content"])
-        yield {"messageStart": {"role": "assistant"}}
-        if form is None or is_filled:
-            yield {"contentBlockDelta": {"delta": {"text": '{"response": "3 coins"}'}}}
-            yield {"contentBlockStop": {}}
-            yield {"messageStop": {"stopReason": "end_turn"}}
-            return
-        answers = {"reasoning": "so", "stop": "34" in said, "message": "And times 2?", "response": "3 coins"}
+        form = next(spec for spec in tool_specs if spec["name"].startswith(("Actor", "Default")))
+        told = f"{said.count('timestamp')} calls before"
+        answers = {"reasoning": "so", "stop": "34" in said, "message": "And times 2?", "response": told}
         filled = {name: answers[name] for name in form["inputSchema"]["json"]["properties"] if name in answers}
+        yield {"messageStart": {"role": "assistant"}}
         yield {"contentBlockStart": {"start": {"toolUse": {"toolUseId": "1", "name": form["name"]}}}}
         yield {"contentBlockDelta": {"delta": {"toolUse": {"input": json.dumps(filled)}}}}
         yield {"contentBlockStop": {}}
@@ -50,57 +43,62 @@ class Simulating(Model):
 
 
 @pytest.fixture
-def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The page's examples as a module, on a model of these tests."""
+def page(tmp_path: Path, request: pytest.FixtureRequest) -> str:
+    """The page's examples as a module, on a model of these tests; a test may have a text in them replaced."""
     section = PAGE.read_text(encoding="utf-8").split("## Simulated users, tools and faults")[1]
-    code = "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    code = "from strands_evals import Case\n" + "\n".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
     code = code.replace("from strands.models.openai import OpenAIModel\n", "from test_simulations import Simulating\n")
-    code = re.sub(r"OpenAIModel\(.*?\)\n", "Simulating()\n", code, flags=re.DOTALL)
+    old, new = getattr(request, "param", ("", ""))
+    assert old in code
+    code = re.sub(r"OpenAIModel\(.*?\)\n", "Simulating()\n", code.replace(old, new), flags=re.DOTALL)
     (tmp_path / "simulations.py").write_text(code, encoding="utf-8")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return str(tmp_path / "simulations.py")
 
 
-async def test_a_simulated_user_answers_until_its_goal_is_met(shipped_tokenizer: Any, page: str) -> None:
-    settings = {"tools": [], "environment": f"{page}:SimulatedUser", "max_user_turns": 5}
-    played = await run(shipped_tokenizer, ["It is 17.<|im_end|>", ANSWER], settings=settings)
-    assert (played.facts["stop_reason"], played.facts["user_turns"]) == ("completed", 1), played.facts["error"]
-    assert "And times 2?" in played.context_after(0)
+async def eight(tokenizer: Any, turns: list[str], *, rows: Any = lambda _: {}, **settings: Any) -> list[Any]:
+    """Episodes at once, each trained on all that was sampled."""
+
+    async def play(number: int) -> Any:
+        sample = Sample(prompt="What is 17 * 2?", label="34", index=number, metadata=rows(number))
+        return await run(tokenizer, turns, settings={"tools": [], **settings}, sample=sample)
+
+    played = await asyncio.gather(*map(play, range(8)))
+    for one in played:
+        assert one.facts["stop_reason"] == "completed", one.facts["error"]
+        assert sum(one.sample.loss_mask) == sum(len(reply.ids) for reply in one.replied)
+        assert not one.sample.remove_sample
+    return played
 
 
-async def test_simulated_tools_answer_calls(shipped_tokenizer: Any, page: str) -> None:
-    played = await run(
-        shipped_tokenizer, [LOOKS, ANSWER], settings={"tools": [], "environment": f"{page}:SimulatedTools"}
-    )
-    assert (played.facts["stop_reason"], played.facts["tool_errors"]) == ("completed", 0), played.facts["error"]
-    assert "3 coins" in played.context_after(0)
+async def test_a_simulated_user_opens_and_answers_until_its_goal_is_met(shipped_tokenizer: Any, page: str) -> None:
+    setting = {"environment": f"{page}:SimulatedUser", "rows": lambda number: {"opening": f"Hello {number}."}}
+    for number, one in enumerate(await eight(shipped_tokenizer, ["It is 17.<|im_end|>", ANSWER], **setting)):
+        assert f"user\nHello {number}.<" in one.decode(one.fake.requests[0].input_ids)
+        assert (one.facts["user_turns"], "And times 2?" in one.context_after(0)) == (1, True)
 
 
-async def test_faults_are_read_by_the_policy_and_trained_and_are_each_episodes_own(
-    shipped_tokenizer: Any, page: str
-) -> None:
-    from strands_rollout import Sample
-
-    async def play(faulty: bool) -> Any:
-        sample = Sample(prompt="What is 17 * 2?", label="34", index=0, metadata={"faulty": faulty})
-        settings = {"tools": [], "agent_factory": f"{page}:build"}
-        return await run(shipped_tokenizer, [LOOKS, ANSWER], settings=settings, sample=sample)
-
-    for number, played in enumerate(await asyncio.gather(*(play(number % 2 == 0) for number in range(8)))):
-        assert played.facts["stop_reason"] == "completed", played.facts["error"]
-        assert ("3 coins" in played.context_after(0)) == bool(number % 2)
-        assert sum(played.sample.loss_mask) == sum(len(reply.ids) for reply in played.replied)
-        assert not played.sample.remove_sample
+async def test_simulated_tools_share_the_state_of_their_episode(shipped_tokenizer: Any, page: str) -> None:
+    for one in await eight(shipped_tokenizer, [LOOKS, LOOKS, ANSWER], environment=f"{page}:SimulatedTools"):
+        assert ["0 calls before" in one.context_after(0), "1 calls before" in one.context_after(1)] == [True, True]
 
 
-async def test_a_simulator_without_a_model_fails_the_sample_in_words(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    (tmp_path / "unnamed.py").write_text(
-        "from strands import Agent\n\n\n"
-        "class User:\n"
-        "    def __init__(self, task):\n        self.user = Agent(callback_handler=None)\n\n"
-        "    def answer(self, reply):\n        return str(self.user(reply))\n"
-    )
-    settings = {"tools": [], "environment": f"{tmp_path}/unnamed.py:User"}
-    played = await run(shipped_tokenizer, [ANSWER], settings=settings)
+async def test_faults_are_read_by_the_policy_and_are_each_episodes_own(shipped_tokenizer: Any, page: str) -> None:
+    setting = {"agent_factory": f"{page}:build", "rows": lambda number: {"faulty": number % 2 == 0}}
+    for number, one in enumerate(await eight(shipped_tokenizer, [LOOKS, ANSWER], **setting)):
+        assert ("3 coins" if number % 2 else "Tool call timed out") in one.context_after(0)
+
+
+NO_MODEL = ("model=MODEL", "model=None")
+FROM_CASE = ("(profile, initial_query=opening", ".from_case_for_user_simulator(Case(input=opening)")
+
+
+@pytest.mark.parametrize(
+    ("page", "environment"),
+    [(NO_MODEL, "SimulatedUser"), (NO_MODEL, "SimulatedTools"), (FROM_CASE, "SimulatedUser")],
+    indirect=["page"],
+)
+async def test_no_model_is_an_error_in_words(shipped_tokenizer: Any, page: str, environment: str) -> None:
+    settings = {"tools": [], "environment": f"{page}:{environment}"}
+    played = await run(shipped_tokenizer, [LOOKS, ANSWER], settings=settings)
     assert played.facts["stop_reason"] == "setup_error"
     assert "Strands would ask Amazon Bedrock" in played.facts["error"]

@@ -129,7 +129,7 @@ CALL_FAULTS: Final[contextvars.ContextVar[list[SandboxError] | None]] = contextv
 
 
 def executor_fault(reason: str) -> SandboxError:
-    """What to raise for an `infra_error`; who runs the tool call knows of it, whoever catches it."""
+    """The error for an `infra_error`, also noted for the tool call that runs here, in case a tool catches it."""
     fault, faults = SandboxError(f"the code executor failed: {reason}"), CALL_FAULTS.get()
     if faults is not None:
         faults.append(fault)

@@ -228,7 +228,7 @@ class HistorySegment:
             in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
             read before keeps its own.
         new_images: Those among the tokens that `new_context` gave last, until they are accepted.
-        ended_by: What of the next request began another segment, in words; "" of the last segment.
+        ended_by: Why the next request began another segment, as text; "" for the last segment.
         transient_texts: Messages that the policy has read with a text that the agent's history has not.
     """
 
@@ -426,7 +426,7 @@ class HistorySegment:
         return given == self._covered or [*map(cleaned, given)] == [*map(cleaned, self._covered)]
 
     def why_not_extended_by(self, call: ModelCall) -> str:
-        """What of a call made another segment of it, in words: its head, a message, or that it asks again."""
+        """Why a call begins another segment, as text: its head or a message changed, or it repeats a request."""
         changes = self.changes_in_head(call)
         if changes:
             return f"the request changed {', '.join(changes)}"

@@ -260,14 +260,14 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "a turn that is cut": ([LOOK, "cut"],),
     "a lost engine": ([LOOK, Reply.status(400, "no")],),
     "a model call that is denied": (FEW, BeforeModelCallEvent, sets(cancel=True)),
-    "a model call that is denied in words": ([LOOK], BeforeModelCallEvent, sets(cancel="no"), False),
+    "a model call that is denied with a reason": ([LOOK], BeforeModelCallEvent, sets(cancel="no"), False),
     "a model call that is made again": ([*FEW, ANSWER], AfterModelCallEvent, sets(retry=True)),
     "a failure that is tried again": ([Reply.status(400, "no"), ANSWER], AfterModelCallEvent, sets(retry=True)),
     "a history that is shortened": ([*[LOOK] * 5, ANSWER], BeforeModelCallEvent, overflows, False),
     "tools that are denied": (FEW, BeforeToolsEvent, sets(cancel=True)),
-    "tools that are denied in words": ([BOTH, ANSWER], BeforeToolsEvent, sets(cancel="no")),
+    "tools that are denied with a reason": ([BOTH, ANSWER], BeforeToolsEvent, sets(cancel="no")),
     "a call that is denied": (FEW, BeforeToolCallEvent, sets(cancel_tool=True)),
-    "a call that is denied in words": (FEW, BeforeToolCallEvent, sets(cancel_tool="no")),
+    "a call that is denied with a reason": (FEW, BeforeToolCallEvent, sets(cancel_tool="no")),
     "another tool": (FEW, BeforeToolCallEvent, lambda event: setattr(event, "selected_tool", meet)),
     "no tool": (FEW, BeforeToolCallEvent, sets(selected_tool=None)),
     "a call of another name": (FEW, BeforeToolCallEvent, lambda event: event.tool_use.update(name="meet", input={})),
@@ -280,7 +280,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
     "another result": (FEW, AfterToolCallEvent, lambda event: event.result["content"].append({"text": "more"})),
     "a call that is made again": (FEW, AfterToolCallEvent, sets(retry=True)),
     "an end after tools": ([LOOK], AfterToolsEvent, sets(end_turn=True)),
-    "an end after tools in words": ([LOOK], AfterToolsEvent, sets(end_turn="done")),
+    "an end after tools with a text": ([LOOK], AfterToolsEvent, sets(end_turn="done")),
     "an end after tools in blocks": ([BOTH], AfterToolsEvent, sets(end_turn=[{"text": "a"}, {"text": "b"}])),
     "another invocation": ([*FEW, ANSWER], AfterInvocationEvent, sets(resume="go on")),
     **{
@@ -301,7 +301,7 @@ WATCHED: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.filterwarnings("ignore:request_state:DeprecationWarning")
 @pytest.mark.parametrize("case", WATCHED.values(), ids=WATCHED)
-async def test_whoever_watches_sees_and_does_what_he_would_in_strands_own_loop(
+async def test_hooks_see_and_do_the_same_as_in_strands_own_loop(
     shipped_tokenizer: Any, case: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script, *hears = case

@@ -427,8 +427,7 @@ class HistorySegment:
 
     def why_not_extended_by(self, call: ModelCall) -> str:
         """Why a call begins another segment, as text: its head or a message changed, or it repeats a request."""
-        changes = self.changes_in_head(call)
-        if changes:
+        if changes := self.changes_in_head(call):
             return f"the request changed {', '.join(changes)}"
         for number, (kept, given) in enumerate(zip(self._covered, map(_READ, call.messages), strict=False)):
             read = self._as_read.get(number, kept)

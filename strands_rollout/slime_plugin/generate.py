@@ -7,6 +7,7 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
@@ -211,7 +212,7 @@ async def _run(job: RolloutJob) -> _Finished:
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
-    with sub_agents.active(), episode_clock():  # agents without a model are refused where it runs
+    with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
         async with episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)

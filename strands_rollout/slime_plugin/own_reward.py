@@ -496,8 +496,7 @@ def _session(held: Mapping[str, Json], response: str) -> object:
         spans = [trace.AgentInvocationSpan(span_info=info, available_tools=tools, **words)]
         for call, result in _executions(turn):
             info_of_call = span_info(str(number), info.span_id)
-            call_span = trace.ToolExecutionSpan(span_info=info_of_call, tool_call=call, tool_result=result)
-            spans.append(call_span)
+            spans.append(trace.ToolExecutionSpan(span_info=info_of_call, tool_call=call, tool_result=result))
         traces.append(trace.Trace(spans=spans, trace_id=str(number), session_id="episode"))
     return trace.Session(traces=traces, session_id="episode")
 

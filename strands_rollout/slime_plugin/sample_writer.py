@@ -320,10 +320,9 @@ def sibling_segments(
 def warn_of_dropped(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
     """Say, once for each reason, that what the policy has sampled in these segments is in no sample."""
     for one in segments:
-        is_transient = one.segment.ended_by.startswith(TRANSIENT)
+        key = one.kind, one.segment.ended_by.startswith(TRANSIENT)
         reason = one.segment.ended_by or _BESIDE[one.kind]
-        keep = ", or transient_context: keep" if is_transient else ""
-        key = (one.kind, is_transient)
+        keep = ", or transient_context: keep" if key[1] else ""
         if key not in _warned_of:
             _warned_of.add(key)
             words = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"

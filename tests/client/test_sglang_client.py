@@ -117,10 +117,7 @@ async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any,
     ],
 )
 async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_again(reply: Reply, words: str) -> None:
-    async with (
-        FakeSGLang(lambda _r, _n: reply) as fake,
-        SGLangClient(fake.base_url, vocab_size=100) as client,
-    ):
+    async with FakeSGLang(lambda _r, _n: reply) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
         with pytest.raises(EngineResponseError) as error:
             await client.generate([1, 2, 3], PARAMS, rid="r")
     assert words in str(error.value)

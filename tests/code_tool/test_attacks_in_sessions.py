@@ -80,10 +80,7 @@ async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[
     await isolated.close_session(session)
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"],
-)
+@pytest.mark.parametrize("message", ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"])
 async def test_messages_of_its_own_end_no_other_run(
     isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]], message: str
 ) -> None:

@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor, SubprocessExecutor
-from strands_rollout.code_tool.executors import (
-    CALL_OWNER,
-    FairQueue,
-    make_executor,
-    shared_executor,
-    usable_cpus,
-)
+from strands_rollout.code_tool.executors import CALL_OWNER, FairQueue, make_executor, shared_executor, usable_cpus
 from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 from strands_rollout.errors import ConfigError
 

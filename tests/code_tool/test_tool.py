@@ -7,13 +7,7 @@ import pytest
 
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, ExecutorFacts, SubprocessExecutor
-from strands_rollout.code_tool.tool import (
-    CODE_LIBRARIES,
-    CODE_MEMORY_MB,
-    code_tool,
-    execute_python_code,
-    format_result,
-)
+from strands_rollout.code_tool.tool import CODE_LIBRARIES, CODE_MEMORY_MB, code_tool, execute_python_code, format_result
 from strands_rollout.errors import SandboxError, ToolError
 
 

@@ -4,16 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from prep_support import (
-    Main,
-    aime_row,
-    gsm8k_row,
-    lines_of,
-    nested_row,
-    prepared_file,
-    problem,
-    write_parquet,
-)
+from prep_support import Main, aime_row, gsm8k_row, lines_of, nested_row, prepared_file, problem, write_parquet
 
 SETS = {
     "dapo_math_17k.py": ([nested_row(number) for number in (2, 3, 4, 3)], (2, 3, 4)),

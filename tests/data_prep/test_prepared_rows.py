@@ -95,12 +95,7 @@ def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepar
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        [],
-        chat(" "),
-        [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}],
-    ],
+    "prompt", [[], chat(" "), [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]]
 )
 def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, prompt: object) -> None:
     result = prepare([dapo_row(3), dapo_row(2) | {"prompt": prompt}], allow_rejected=True)

@@ -85,7 +85,7 @@ MEGATRON = {
             parser.add_argument("--newest-of-megatron", nargs="+", type=int)
             parser.add_argument("--kind", type=lambda name: Kind[name], choices=list(Kind))
             return extra_args_provider(parser).parse_known_args()[0]
-        """,
+        """
 }
 NEVER_IMPORTED = {"megatron/training/arguments.py": "import time\ntime.sleep(600)"}
 

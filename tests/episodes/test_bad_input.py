@@ -169,11 +169,7 @@ async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: 
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({}, "hf_checkpoint"),
-        ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model"),
-    ],
+    ("args", "words"), [({}, "hf_checkpoint"), ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model")]
 )
 async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -> None:
     namespace = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=1, **args)

@@ -6,16 +6,7 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from interruption_stage import (
-    PARAMS,
-    QUICK,
-    latencies,
-    report,
-    run_steps,
-    served,
-    smooth_samples,
-    stage_of,
-)
+from interruption_stage import PARAMS, QUICK, latencies, report, run_steps, served, smooth_samples, stage_of
 from rough_weather import Weather, prompts
 from stand_in_rollout import Buffer, StandInWorker, StepSize, update_weights
 
@@ -35,10 +26,7 @@ def _new_record() -> Iterator[None]:
     recorded_tools.forget()
 
 
-@pytest.mark.parametrize(
-    ("kept_as", "mask_offpolicy", "router"),
-    [("json", False, False), ("pickle", True, True)],
-)
+@pytest.mark.parametrize(("kept_as", "mask_offpolicy", "router"), [("json", False, False), ("pickle", True, True)])
 async def test_partial_rollouts_lose_nothing_and_do_nothing_twice(
     shipped_tokenizer: Any,
     quick_and_smooth: dict[int, Any],

@@ -134,10 +134,7 @@ async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) ->
 
 async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
-    for settings, params, left in (
-        ({}, {"max_new_tokens": 20}, 16),
-        ({"max_turn_tokens": 9}, {}, 5),
-    ):
+    for settings, params, left in (({}, {"max_new_tokens": 20}, 16), ({"max_turn_tokens": 9}, {}, 5)):
         sample = new_sample()
         await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings, params=params)
         fake = await attempt(
@@ -171,10 +168,7 @@ async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> N
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample, version="2")
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(calls[5:7]), sample, version="3")
     await attempt(
-        shipped_tokenizer,
-        lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]),
-        sample,
-        version="4",
+        shipped_tokenizer, lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]), sample, version="4"
     )
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(answer[2:]), sample, version="5")
     assert world.ran == ["a", "b"]

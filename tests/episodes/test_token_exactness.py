@@ -213,11 +213,7 @@ async def test_rule_09_a_cut_turn_is_never_searched_for_calls(tokenizer: Any, fi
 
 @pytest.mark.parametrize(
     ("logprobs", "logprob_ids"),
-    [
-        ([-0.5], None),
-        ([-0.5, None, -0.5], None),
-        ([-0.5, -0.5, -0.5], (1, 2, 3)),
-    ],
+    [([-0.5], None), ([-0.5, None, -0.5], None), ([-0.5, -0.5, -0.5], (1, 2, 3))],
     ids=["too few", "none", "other ids"],
 )
 async def test_rule_10_bad_logprobs_are_rejected(tokenizer: Any, logprobs: Any, logprob_ids: Any) -> None:
@@ -259,10 +255,7 @@ async def test_rule_12_an_id_outside_the_vocabulary_is_never_sent(tokenizer: Any
 async def test_rule_13_a_retried_request_leaves_no_trace(tokenizer: Any) -> None:
     calm = await run(tokenizer, [call_text(), ANSWER])
     busy = {"error": {"message": "busy"}}
-    rough = await run(
-        tokenizer,
-        [Reply.status(503, busy), call_text(), Reply.status(500, busy), Reply.cut(), ANSWER],
-    )
+    rough = await run(tokenizer, [Reply.status(503, busy), call_text(), Reply.status(500, busy), Reply.cut(), ANSWER])
     assert rough.sample.tokens == calm.sample.tokens
     assert rough.sample.loss_mask == calm.sample.loss_mask
     assert rough.sample.status is Sample.Status.COMPLETED

@@ -34,8 +34,7 @@ def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]],
+    "prompt", [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]]
 )
 def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path, prompt):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got "):

@@ -36,8 +36,7 @@ def test_a_price_is_that_of_one_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
-    [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")],
+    ("item", "words"), [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")]
 )
 def test_an_unknown_item_is_an_error_that_names_what_there_is(item: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:

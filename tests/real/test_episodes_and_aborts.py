@@ -7,17 +7,7 @@ from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import (
-    GREEDY,
-    LONG_TURN,
-    EpisodeStage,
-    facts_of,
-    load_of,
-    new_samples,
-    tokens_of,
-    until,
-    until_idle,
-)
+from episode_stage import GREEDY, LONG_TURN, EpisodeStage, facts_of, load_of, new_samples, tokens_of, until, until_idle
 from harness import args_for
 from rollout_record import RolloutRecord
 from stand_in_process import finish_elsewhere

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import (
-    LONG_TURN,
-    EpisodeStage,
-    facts_of,
-    new_samples,
-    tokens_of,
-    until,
-)
+from episode_stage import LONG_TURN, EpisodeStage, facts_of, new_samples, tokens_of, until
 from own_logprobs import logprobs_under, perturbed_copy
 
 from strands_rollout import Sample

@@ -14,16 +14,7 @@ from episode_stage import (
     until_running,
     until_sampling,
 )
-from gateway_stage import (
-    LINGERING,
-    NAMES,
-    OwnWorker,
-    ends_of,
-    gateway_before,
-    post,
-    two_workers,
-    versions_of,
-)
+from gateway_stage import LINGERING, NAMES, OwnWorker, ends_of, gateway_before, post, two_workers, versions_of
 from worker_front import WorkerFront
 
 from strands_rollout import Sample

@@ -67,10 +67,7 @@ async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_t
 async def test_workers_registered_in_time_save_what_was_asked_before(
     router: str, sglang: str, shipped_tokenizer: Any, told: Any
 ) -> None:
-    async with (
-        gateway_before(router=router) as gateway,
-        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
-    ):
+    async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
         await until(lambda: len(stage.recorder.episodes) == EPISODES)
         await gateway.add(sglang)

@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 from episode_stage import SAMPLED, episodes_on, facts_of, new_samples
 from fake_sglang import FakeSGLang, Reply
-from gateway_stage import (
-    NAMES,
-    OWN_VERSION,
-    SETTINGS,
-    OwnWorker,
-    ends_of,
-    gateway_before,
-    versions_of,
-)
+from gateway_stage import NAMES, OWN_VERSION, SETTINGS, OwnWorker, ends_of, gateway_before, versions_of
 from harness import ANSWER, args_for, ids_of
 from worker_front import WorkerFront
 

@@ -102,9 +102,7 @@ def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_onc
 
 @pytest.mark.parametrize(
     "checkpoint",
-    [
-        *(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000),
-    ],
+    [*(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000)],
     ids=lambda value: repr(value)[:20],
 )
 def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(

@@ -250,13 +250,7 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
     ],
-    ids=[
-        "result dropped",
-        "results numbered",
-        "last turn marked",
-        "reminder in long chats",
-        "answer repeated",
-    ],
+    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(
     shipped_tokenizer: Any, old: str, new: str, words: str

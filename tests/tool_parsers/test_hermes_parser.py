@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.tool_parsers import (
-    ParseFailure,
-    Text,
-    ToolCall,
-    get_parser,
-    parser_names,
-    register_parser,
-)
+from strands_rollout.tool_parsers import ParseFailure, Text, ToolCall, get_parser, parser_names, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -17,13 +17,7 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.rollouts import (
-    AbortFlag,
-    PromptOrder,
-    RolloutCollector,
-    TrainingMethod,
-    check_gap,
-)
+from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector, TrainingMethod, check_gap
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 

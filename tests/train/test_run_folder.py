@@ -66,11 +66,7 @@ def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "steps.jsonl:2 is no JSON"),
-        ('{"step": 3}', "steps.jsonl:2 is not the record of step 1"),
-    ],
+    ("line", "words"), [("{", "steps.jsonl:2 is no JSON"), ('{"step": 3}', "steps.jsonl:2 is not the record of step 1")]
 )
 def test_a_line_that_is_no_step_is_refused_by_its_number(path: Path, line: str, words: str) -> None:
     path.write_text(f"{json.dumps({'step': 0})}\n{line}\n")

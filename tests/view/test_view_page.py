@@ -276,8 +276,7 @@ def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any
 def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
     monkeypatch.setattr(
-        "strands_rollout.view.page.show",
-        lambda record, *more: judged.append(record.where) or show(record, *more),
+        "strands_rollout.view.page.show", lambda record, *more: judged.append(record.where) or show(record, *more)
     )
     live = LiveDump(dump, None)
     live.refresh()

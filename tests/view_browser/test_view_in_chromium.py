@@ -13,10 +13,7 @@ from planted import DEFECTS, whole
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.page import DumpView, LiveDump, live_server, view_dump, write_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="needs Chromium")]
 EVIL = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202eevil"
 DESKTOP, PHONE = (1400, 900), (390, 844)
 

@@ -75,9 +75,7 @@ AN_ENGINE = ["--base-url", "http://127.0.0.1:1"]
     ],
     ids=" ".join,
 )
-def test_a_usage_error_exits_with_2_and_says_what_is_wrong(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
@@ -97,18 +95,14 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["eval", "--data", "rows.jsonl"]], ids=["demo", "eval"])
-def test_a_dead_engine_exits_with_1_and_is_named(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dead_engine_exits_with_1_and_is_named(arguments, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
     assert exit_code(monkeypatch, *arguments, "--base-url", dead_url()) == 1
     assert "error: no answer from http://127.0.0.1" in capsys.readouterr().err
 
 
-async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped_tokenizer, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Reply:
         seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER if "<tool_response>" in seen else call_text()))

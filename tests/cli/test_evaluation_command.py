@@ -110,9 +110,7 @@ async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer:
 
 
 @pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
-def test_defaults_are_those_of_the_engine(
-    base_url: str | None, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_are_those_of_the_engine(base_url, expected, monkeypatch) -> None:
     from typer import Exit
 
     from strands_rollout.cli.evaluate import evaluate

@@ -53,9 +53,7 @@ async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
     ],
     ids=["length", "stop string", "abort with partial tokens"],
 )
-async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(
-    reply: Reply, reason: FinishReason
-) -> None:
+async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(reply, reason) -> None:
     generation, without = await ask(reply), await ask(reply, return_logprob=False)
     assert generation.finish_reason == without.finish_reason == reason
     assert (generation.output_ids, generation.logprobs) == ([5, 6], [-0.5, -0.5])

@@ -244,9 +244,7 @@ async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(("router", "asked"), [(True, 1), (False, 20)])
-async def test_an_engine_is_asked_to_stop_each_of_many_requests_and_a_router_once_whether_it_can(
-    router: bool, asked: int
-) -> None:
+async def test_an_engine_is_asked_to_stop_each_of_many_requests_and_a_router_once_whether_it_can(router, asked) -> None:
     async with FakeSGLang([], router=router) as fake, SGLangClient(fake.base_url) as client:
         stopped = await asyncio.gather(*(client.stop(f"rid-{number}") for number in range(19)))
         stopped.append(await client.stop("rid-19"))

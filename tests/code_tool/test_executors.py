@@ -3,7 +3,6 @@
 import asyncio
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,9 +120,7 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
         ({}, 16),
     ],
 )
-def test_a_quota_of_a_cgroup_counts_else_the_affinity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cpus: int
-) -> None:
+def test_a_quota_of_a_cgroup_counts_else_the_affinity(tmp_path, monkeypatch, files, cpus) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
     (tmp_path / "cpu").mkdir()
     for name, content in files.items():

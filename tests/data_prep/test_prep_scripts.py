@@ -77,9 +77,7 @@ def test_wrong_usage_exits_with_2_and_a_failure_with_1(tmp_path: Path, main: Mai
     assert stderr.lstrip().startswith("error: the source has no prompt: got the columns riddle; expected one of prompt")
 
 
-def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(
-    tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_the_data_can_be_elsewhere_as_for_the_launch_scripts(tmp_path, main, monkeypatch) -> None:
     monkeypatch.setenv("DATA_DIR", str(tmp_path / "sets"))
     for script, rows in (("aime_2024.py", [aime_row(3)]), ("dapo_math_17k.py", [nested_row(3), nested_row(4)])):
         code, stdout, stderr = main(

@@ -105,9 +105,7 @@ def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, pro
     assert lost["reason"].startswith("prompt: got ")
 
 
-def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(prepare, tmp_path) -> None:
     rows = [dapo_row(number) for number in range(100)]
     rows[7]["label"] = ""
     assert prepare(rows).manifest["rejected"] == 1

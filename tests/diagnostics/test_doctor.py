@@ -186,9 +186,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
     ],
     ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
 )
-async def test_a_server_that_is_not_what_a_run_expects_is_named(
-    routes: dict[str, tuple[int, Any]], name: str, status: str, words: str, remedy: str
-) -> None:
+async def test_a_server_that_is_not_what_a_run_expects_is_named(routes, name, status, words, remedy) -> None:
     async with answering(routes) as url:
         assert_fault(await look(url, max_context_length=20480), name, status, words, remedy=remedy)
 
@@ -235,9 +233,7 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
         (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
     ],
 )
-def test_a_required_package_of_another_version_is_named_with_what_installs_it(
-    present: str | None, status: str, words: str, remedy: str, site: Path
-) -> None:
+def test_a_required_package_of_another_version_is_named_with_what_installs_it(present, status, words, remedy, site):
     installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
     if present is not None:
         installed(site, "strands-agents", present)
@@ -259,9 +255,7 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(
         ({"PATH": "", "RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "warning", "", "--gpus all"),
     ],
 )
-def test_gpus_are_counted_and_compared_with_what_is_asked_for(
-    env: dict[str, str], asked: dict[str, Any], status: str, words: str, remedy: str | None, tmp_path: Path
-) -> None:
+def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status, words, remedy, tmp_path) -> None:
     with_gpus = program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
     found = only(check_gpus(question(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
     assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
@@ -300,9 +294,7 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
         ({"WANDB_API_KEY": KEY}, False, "error", "not installed"),
     ],
 )
-def test_wandb_must_be_installed_where_it_is_on(
-    env: dict[str, str], is_installed: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_must_be_installed_where_it_is_on(env, is_installed, status, words, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
     found = only(check_wandb(question(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flag_stage import findings_of
@@ -37,9 +36,7 @@ def faults(words: str) -> list[FlagFinding]:
         ("--", None, "argparse takes no flag after it"),
     ],
 )
-def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(
-    typo: str, nearest: Any, said: str
-) -> None:
+def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(typo, nearest, said):
     (fault,) = faults(typo)
     assert (fault.severity, fault.flag) == ("error", typo.split()[0])
     assert nearest is ... or fault.nearest == nearest
@@ -105,9 +102,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return write
 
 
-def test_people_read_each_fault_with_its_line_and_the_sources(
-    script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_read_each_fault_with_its_line_and_the_sources(script, capsys) -> None:
     assert report_flags(script(GOOD), as_json=True)
     assert json.loads(capsys.readouterr().out)["ok"]
     assert report_flags(script(GOOD), as_json=False)

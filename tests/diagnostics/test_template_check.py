@@ -69,9 +69,7 @@ def test_every_token_that_ends_a_turn_must_end_a_generation(shipped_tokenizer: A
     ],
     ids=["last message marked", "results numbered"],
 )
-def test_a_broken_rule_is_named_and_the_others_are_not(
-    old: str, new: str, rules: set[str], shipped_tokenizer: Any
-) -> None:
+def test_a_broken_rule_is_named_and_the_others_are_not(old, new, rules, shipped_tokenizer) -> None:
     assert old in PLAIN
     found = checked(shipped_tokenizer, chat_template=PLAIN.replace(old, new))
     assert broken(found) - {"calls"} == rules

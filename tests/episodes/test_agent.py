@@ -84,9 +84,7 @@ async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: Episo
         (TokenLimits(max_turn_tokens=4, max_response_tokens=3), StopReason.RESPONSE_LENGTH),
     ],
 )
-async def test_a_length_stop_names_the_limit_that_cut_it(
-    shipped_tokenizer: Any, tokens: TokenLimits, reason: StopReason
-) -> None:
+async def test_a_length_stop_names_the_limit_that_cut_it(shipped_tokenizer, tokens, reason) -> None:
     done, _, fake = await episode(
         shipped_tokenizer, [Reply.tokens(ids_of(shipped_tokenizer, "1 2"), "length")], tokens=tokens
     )

@@ -74,9 +74,7 @@ async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrai
 
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_an_engine_that_comes_back_costs_no_episode(
-    shipped_tokenizer: Any, retry_waits: list[float], fault: Reply, turn: int
-) -> None:
+async def test_an_engine_that_comes_back_costs_no_episode(shipped_tokenizer, retry_waits, fault, turn) -> None:
     """It goes away before a turn of 16 episodes, for 30 s of waiting."""
     arrived = 0
 
@@ -120,9 +118,7 @@ async def test_an_abort_does_not_wait_for_an_engine(shipped_tokenizer: Any, monk
     assert sample.status is Status.ABORTED
 
 
-async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", lambda _seconds: asyncio.sleep(60))
     done = await run(shipped_tokenizer, [Reply.status(503, "gone")], settings={"episode_timeout_s": 3.0})
     assert_untrained(done.sample)
@@ -187,9 +183,7 @@ async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
     assert done.sample.response_length == len(ids_of(shipped_tokenizer, ANSWER))
 
 
-async def test_a_bug_is_logged_with_its_traceback_and_untrained(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenizer, caplog, monkeypatch) -> None:
     import strands_rollout.slime_plugin.generate
 
     def broken(*_: Any, **__: Any) -> None:

@@ -95,9 +95,7 @@ async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shi
     assert len(done.fake.requests) == 1
 
 
-async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(
-    shipped_tokenizer: Any,
-) -> None:
+async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(shipped_tokenizer) -> None:
     settings = {"executor": {"name": "local", "disabled_layers": ["syscalls"]}}
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert (done.sample.status.value, done.facts["stop_reason"]) == ("failed", "sandbox_error")
@@ -125,9 +123,7 @@ async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any)
         ("import socket; socket.socket()", "PermissionError", {"killed": 0}),
     ],
 )
-async def test_the_codes_own_faults_are_the_policys_to_read(
-    shipped_tokenizer: Any, code: str, shown: str, counted: dict[str, int]
-) -> None:
+async def test_the_codes_own_faults_are_the_policys_to_read(shipped_tokenizer, code, shown, counted) -> None:
     settings = {"tool_timeout_s": 0.5 if "timeouts" in counted else 30.0}
     done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings=settings)
     assert done.sample.status.value == "completed"

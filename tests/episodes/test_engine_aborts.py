@@ -118,9 +118,7 @@ async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(ship
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])
-async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(
-    shipped_tokenizer: Any, grace_s: float
-) -> None:
+async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(shipped_tokenizer, grace_s) -> None:
     flagged: list[float] = []
 
     def hang(_body: dict[str, Any], _number: int) -> Reply:

@@ -232,9 +232,7 @@ async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Pat
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(
-    llava: tuple[Any, Path], is_sampled: bool
-) -> None:
+async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(llava, is_sampled) -> None:
     image = llava[0].image_token
     escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool shows what it is given
     turns = [CALL, image + ANSWER] if is_sampled else [escaped, ANSWER]
@@ -274,9 +272,7 @@ async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[A
     assert sample.multimodal_inputs is loaded
 
 
-async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(
-    llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(llava, caplog) -> None:
     aborting = [False]
 
     def stop() -> bool:

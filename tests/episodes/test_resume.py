@@ -204,9 +204,7 @@ async def test_masked_tokens_of_old_weights_stay_masked(shipped_tokenizer: Any) 
 
 
 @pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (2, 4), (1, 0), (0, 0)])
-async def test_tokens_of_too_old_weights_are_not_trained(
-    shipped_tokenizer: Any, staleness: int | None, trained: int
-) -> None:
+async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, staleness, trained) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
@@ -251,9 +249,7 @@ DAMAGES: dict[str, Callable[[Sample], None]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(shipped_tokenizer, caplog, how) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     DAMAGES[how](sample)
@@ -277,9 +273,7 @@ async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
     assert sample.tokens == fake.requests[0].input_ids + turn
 
 
-async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(shipped_tokenizer, caplog) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample)
     assert sample.status is Sample.Status.ABORTED
@@ -323,9 +317,7 @@ def blocks_until_the_abort(job: str) -> str:
     return f"{job} is done"
 
 
-async def test_a_call_that_ends_as_it_is_cut_is_finished(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_ends_as_it_is_cut_is_finished(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_S", 2.0)
     monkeypatch.setattr("strands_rollout.aio._LAST_MOMENT_S", 20.0)
     call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})

@@ -311,9 +311,7 @@ class Falling:
     parse = segments
 
 
-async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(shipped_tokenizer, caplog, monkeypatch) -> None:
     monkeypatch.setitem(tool_parsers._factories, "falling", Falling)  # type: ignore[arg-type]
     settings = {**VARIANTS["simple"], "tool_parser": "falling"}
     turns = ["I call<|im_end|>", "I call again<|im_end|>", "34<|im_end|>"]

@@ -262,9 +262,7 @@ def test_the_page_has_the_rows_that_are_played() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*(deprecated|experimental|A2A)", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", ROWS)
-async def test_an_interface_plays_as_the_page_says(
-    shipped_tokenizer: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_interface_plays_as_the_page_says(shipped_tokenizer, name, tmp_path, capsys) -> None:
     row, (claim, _) = ROWS[name], the_table()[name]
     if row.needs is not None and row.needs not in inspect.signature(Agent).parameters:
         pytest.importorskip(row.needs)

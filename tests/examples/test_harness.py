@@ -96,9 +96,7 @@ class Broken:
     async def close_session(self, _session: str) -> None: ...
 
 
-async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(example, "scratch", lambda _task: CodeExecutorSandbox(Broken()))
 
     def said(text: str, _number: int) -> str:
@@ -121,9 +119,7 @@ async def gone(path: str) -> None:
 
 
 @pytest.mark.parametrize("transient", ["segment", "keep"])
-async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(
-    shipped_tokenizer: Any, transient: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(shipped_tokenizer, transient, capsys):
     policy, made = Policy(), []  # type: ignore[var-annotated]
     more = {"max_tool_iterations": None, "transient_context": transient}
     result, wire = await played(shipped_tokenizer, policy, made, **more)
@@ -147,9 +143,7 @@ ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}
 
 
 @pytest.mark.parametrize(("settings", "stop_reason"), ENDS.values(), ids=ENDS)
-async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(
-    shipped_tokenizer: Any, settings: Any, stop_reason: str
-) -> None:
+async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(shipped_tokenizer, settings, stop_reason):
     state = SimpleNamespace(folder="", aborting=False)
 
     def said(text: str, number: int) -> str:

@@ -109,9 +109,7 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
         ({"loss_mask": [1]}, "loss_mask has 1 values; expected response_length=2"),
     ],
 )
-def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(changes, words) -> None:
     bad = sample_of(1.0, index=17)
     vars(bad).update(changes)
     with pytest.raises(ExportError, match=r"sample 1 \(index=17\)") as caught:

@@ -147,9 +147,7 @@ async def answered(tokenizer: Any, given: Any, script: Any = None, **options: An
 
 @pytest.mark.parametrize("mode", ["history", "text", "tokens", "padded tokens"])
 @pytest.mark.parametrize("pad_output", [True, False])
-async def test_each_input_mode_sends_the_prompts_tokens_and_returns_all_containers(
-    shipped_tokenizer: Any, mode: str, pad_output: bool
-) -> None:
+async def test_each_input_mode_sends_the_prompts_tokens_and_returns_all_containers(shipped_tokenizer, mode, pad_output):
     given = {
         "history": lambda _: histories(*QUESTIONS),
         "text": texts,

@@ -156,9 +156,7 @@ def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
         {"spans": [[5, 1, 2, "1"]], "calls": [{"id": "call_9999999999_0", "status": "\ud800", "sandbox": []}]},
     ],
 )
-def test_odd_facts_never_keep_a_sample_from_being_sent(
-    collector: Collector, tmp_path: Path, facts: dict[str, Any]
-) -> None:
+def test_odd_facts_never_keep_a_sample_from_being_sent(collector, tmp_path, facts) -> None:
     sample = sample_of(facts, index=2**70, group_index="a\ud800", prompt=None, reward="much", label=None)
     (trace,) = spans_of(tmp_path, sample, with_contents=True)
     assert trace[0].attributes["strands_rollout.index"] == str(2**70)
@@ -227,9 +225,7 @@ def test_a_collector_gets_all_spans_by_http(collector: Collector, tmp_path: Path
 
 
 @needs_otlp
-def test_the_standard_variables_name_the_collector_its_headers_and_the_service(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_standard_variables_name_the_collector_its_headers_and_the_service(collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "wandb-api-key=mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "wandb.entity=me,wandb.project=agents")

@@ -59,9 +59,7 @@ def test_a_dry_run_prints_the_golden_command(stage: Stage, script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(
-    stage: Stage, script: str
-) -> None:
+def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(stage, script):
     before, calls = stage.files(), len(stage.calls)
     shown = dry_run(stage, script, SLIME_DIR="")
     assert stage.files() == before

@@ -43,9 +43,7 @@ async def back_after(flag: asyncio.Event, running: asyncio.Task[list[Sample]], t
     return samples
 
 
-async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(
-    stage: EpisodeStage, told: Told
-) -> None:
+async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(stage, told) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, told, "a turn is decoded"
@@ -96,9 +94,7 @@ async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
 
 
-async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(
-    stage: EpisodeStage, told: Told
-) -> None:
+async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(stage, told) -> None:
     waited: list[Sample] = []
     while not waited:  # as others end, those that wait may be let in before their own abort is there
         samples = await aborted_when_one_waits(stage, told)

@@ -78,9 +78,7 @@ CALCULATE = "strands_rollout.examples.shop.calculate"
         ([], [COUNT, CALCULATE], None),
     ],
 )
-def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(
-    given: Any, tools: list[str], unknown: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(given, tools, unknown, caplog) -> None:
     row_settings._warn_of_missing.cache_clear()
     settings = RolloutSettings(tools=(COUNT, CALCULATE), row_tools=(ORDER,))
     for _ in range(2):

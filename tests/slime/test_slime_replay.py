@@ -77,9 +77,7 @@ def all_rows(body: dict[str, Any]) -> object:
 @pytest.mark.parametrize(
     ("replayed", "forgets"), [(BOTH, lambda _body: None), (TOP_P, lambda _body: None), (ROUTING, all_rows)]
 )
-async def test_replay_data_is_stitched_over_turns_and_engine_aborts(
-    begin: Begin, replayed: dict[str, Any], forgets: Any
-) -> None:
+async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, replayed, forgets) -> None:
     aborts = {0: aborted_in_queue, 1: abort_after(3), 2: abort_after(2), 4: abort_after(1)}
     scene = await begin(PLANS, ["slow", "other"], lambda asked: aborts.get(asked.visit), forgets=forgets, **replayed)
     ranks = await scene.rollouts.train()
@@ -143,9 +141,7 @@ LACKING = [
 
 
 @pytest.mark.parametrize(("replayed", "troubles", "status", "words"), LACKING)
-async def test_a_group_without_its_replay_data_fails_and_not_the_batch(
-    begin: Begin, replayed: dict[str, Any], troubles: dict[int, Reply | Change], status: str, words: str
-) -> None:
+async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, replayed, troubles, status, words):
     def disturb(asked: Asked) -> Reply | Change | None:
         return troubles.get(asked.turn) if asked.name == "other" else None
 

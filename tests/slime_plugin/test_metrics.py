@@ -95,9 +95,7 @@ VERSIONS = [["7"], ["7", "10", "9"], ["default", "7"], [None], [], None]
         ("weight_versions", VERSIONS, {"weight_version_spread/mean": 1.5, "weight_version_spread/max": 3.0}),
     ],
 )
-def test_facts_are_logged_as_distributions_and_totals(
-    fact: str, values: list[Any], expected: dict[str, float | None], wandb: Wandb
-) -> None:
+def test_facts_are_logged_as_distributions_and_totals(fact, values, expected, wandb) -> None:
     found = numbers([finished(**{fact: value}) for value in values], wandb)
     for name, value in expected.items():
         assert found.get(name) == (value if value is None else pytest.approx(value)), name
@@ -183,9 +181,7 @@ async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own
     assert warning.startswith("context is not what the chat template renders sample_index=0 token=")
 
 
-async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
-    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(shipped_tokenizer, wandb, caplog, monkeypatch):
     sample = (await run(shipped_tokenizer, [ANSWER])).sample
     sample.metadata["strands_rollout"]["template_kwargs"] = {"chat_template": "{{ messages[-1].content }}"}
     for _ in range(2):
@@ -196,9 +192,7 @@ async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
     assert warning.startswith("context is not compared with the chat template: ")
 
 
-async def test_the_metrics_of_a_real_episode_are_its_facts(
-    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_metrics_of_a_real_episode_are_its_facts(shipped_tokenizer, wandb, caplog) -> None:
     episode = await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER], settings={"executor": "subprocess"})
     found = numbers([episode.sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert (found["turns/max"], found["tool_calls/max"], found["code/calls"]) == (2.0, 1.0, 1.0)
@@ -288,9 +282,7 @@ class Unreadable:
         raise RuntimeError(f"no {name}")
 
 
-def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(
-    wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(wandb, caplog) -> None:
     for _ in range(3):
         removed = finished(turns=4, stop_reason="completed")
         removed.remove_sample = True
@@ -325,9 +317,7 @@ def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("package", ["slime.observability", "slime.utils"])
-def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
-    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(package, monkeypatch, caplog) -> None:
     written: list[tuple[bool, dict[str, Any], str]] = []
 
     def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
@@ -348,9 +338,7 @@ def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
 
 
 @pytest.mark.parametrize(("path", "warned"), [(None, 1), ("strands_rollout.normalize_rewards", 0)])
-def test_a_staleness_that_nothing_enforces_is_warned_of_once(
-    path: str | None, warned: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_staleness_that_nothing_enforces_is_warned_of_once(path, warned, caplog) -> None:
     args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
     for _ in range(2):
         log_rollout(3, args, [finished(turns=2)], None, 1.0)
@@ -370,9 +358,7 @@ def test_metrics_that_have_nowhere_to_go_are_said_once(wandb: Wandb, caplog: pyt
     ]
 
 
-def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(
-    wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(wandb, caplog) -> None:
     caplog.set_level("INFO", logger="strands_rollout")
     args = Namespace(use_wandb=True, load_debug_rollout_data="rollout_0.pt")
     assert log_rollout(0, args, [finished(turns=2)], None, 1.0) is False

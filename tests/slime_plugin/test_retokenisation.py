@@ -143,9 +143,7 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(
-    known: str, shipped_tokenizer: Any
-) -> None:
+async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(known, shipped_tokenizer) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
     played = await play(known, tokenizer, ENDINGS[known])
     check = RenderCheck(TurnReading(tokenizer, {}))
@@ -162,9 +160,7 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
 
 
-def test_at_most_so_many_samples_are_measured_evenly_spread(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, monkeypatch) -> None:
     one = encode(shipped_tokenizer, " a")
     # every sample has a length of its own, so that it can be told which were measured
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]

@@ -111,9 +111,7 @@ def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason
 
 @pytest.mark.parametrize("reason", StopReason)
 @pytest.mark.parametrize("may_abort", [False, True])
-def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
-    model: SGLangModel, reason: StopReason, may_abort: bool
-) -> None:
+def test_a_sample_without_one_sampled_token_is_valid_and_untrained(model, reason, may_abort) -> None:
     model.conversation.last.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
@@ -161,9 +159,7 @@ def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
 @pytest.mark.parametrize("asked", [True, False])
-async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(
-    shipped_tokenizer: Any, settings: dict[str, Any], rounds: int, asked: bool
-) -> None:
+async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(shipped_tokenizer, settings, rounds, asked):
     """Of every sample: slime takes all samples of a batch to have it if the first has."""
     sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": asked})).sample
     assert sample.metadata.get("round_number") == (rounds if asked else None)

@@ -94,9 +94,7 @@ async def test_an_episode_fills_an_older_sample_like_a_new_one(new: tuple[str, .
 
 
 @pytest.mark.parametrize(("new", "lists"), [((), False), (("group_id",), True)], ids=["0.2.4", "0.3.0"])
-async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(
-    new: tuple[str, ...], lists: bool, shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(new, lists, shipped_tokenizer, caplog) -> None:
     sample = older_sample(*new, prompt="What is 17 * 2?", index=7)
     played = await run(shipped_tokenizer, [ANSWER], sample=sample, settings={"tools": [], "fan_out": True})
     assert isinstance(played.sample, list) is lists

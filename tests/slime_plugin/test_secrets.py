@@ -98,9 +98,7 @@ def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
     assert not [secret for secret in (KEY, PASSWORD) if secret in shown]
 
 
-async def test_results_of_an_evaluation_hold_none(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     from strands_rollout.evaluation import evaluate as evaluate_module
 
     async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:

@@ -67,9 +67,7 @@ WORDS = "The quick brown fox jumps over the lazy dog. " * 8000
     ],
     ids=["words", "earlier turns"],
 )
-async def test_a_long_prompt_is_encoded_beside_the_loop(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, chat: list[Any]
-) -> None:
+async def test_a_long_prompt_is_encoded_beside_the_loop(shipped_tokenizer, monkeypatch, chat) -> None:
     threads: list[Thread] = []
     encode = TokenEncoder.encode_rendered
 

@@ -30,9 +30,7 @@ def test_any_ids_decode_as_the_tokenizer_decodes_them(tokenizer: Any, data: st.D
 
 @given(content=st.binary(max_size=12) | st.text(max_size=6).map(str.encode), cut=st.integers(0, 12))
 @many
-def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(
-    tokenizer: Any, content: bytes, cut: int
-) -> None:
+def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(tokenizer, content, cut) -> None:
     decoder = ByteDecoder(tokenizer.backend_tokenizer)
     ids = [one_byte_tokens(tokenizer)[bytes([byte])] for byte in content]
     assert decoder.decode(ids) == decoded(tokenizer, ids)

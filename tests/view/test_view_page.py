@@ -118,9 +118,7 @@ def test_the_script_makes_no_markup_of_text() -> None:
         assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
-def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shipped_tokenizer, tmp_path) -> None:
     sample, out = whole(shipped_tokenizer).sample, tmp_path / "x.html"
     write_dump(tmp_path / "run.jsonl", [sample])
     folder = str(shipped_tokenizer.name_or_path)
@@ -244,9 +242,7 @@ def append(dump: Path, more: bytes) -> None:
         file.write(more)
 
 
-async def test_a_live_page_sees_what_a_run_writes_line_by_line(
-    server: Served, dump: Path, line: bytes, shipped_tokenizer: Any
-) -> None:
+async def test_a_live_page_sees_what_a_run_writes_line_by_line(server, dump, line, shipped_tokenizer) -> None:
     assert await indexes(server) == list(range(6))
     tag = {"If-None-Match": str((await ask(server, server.root + "index.json"))[2])}
     assert (await ask(server, server.root + "index.json", **tag))[0] == 304
@@ -298,9 +294,7 @@ async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pyt
                 await asking
 
 
-def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(shipped_tokenizer, tmp_path) -> None:
     samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
@@ -334,9 +328,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("path", "headers", "status"), REQUESTS)
-async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(
-    server: Served, path: str, headers: dict[str, str], status: int
-) -> None:
+async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(server, path, headers, status):
     sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
     assert (await ask(server, path.replace("{root}", server.root), **sent))[0] == status
 

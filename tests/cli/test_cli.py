@@ -85,7 +85,6 @@ def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments, tmp_path, 
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """That of the command line with these arguments, in this process."""
     monkeypatch.setattr(sys, "argv", ["strands-rollout", *arguments])
     try:
         cli.main()

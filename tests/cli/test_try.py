@@ -55,7 +55,6 @@ PLAYED = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's project: tools, a configuration and rows."""
     (tmp_path / "shop_of_try.py").write_text(TOOLS)
     settings = "system_prompt: You keep a shop.\n  tools: [shop_of_try.lookup]"
     (tmp_path / "rollout.yaml").write_text(f"strands_rollout:\n  {settings}\n")

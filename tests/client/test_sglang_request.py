@@ -31,7 +31,6 @@ IDS = st.lists(st.integers(0, 200_000), max_size=6)
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every id that is encoded, in order."""
     seen: list[int] = []
     extend = EncodedIds.extend
 

@@ -39,7 +39,6 @@ _NAMED = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
 
 
 async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
-    """Run an attack: whether it worked, and what to say of it."""
     target = attack.target(stage)
     try:
         patience = 1 if stage.has_helpers else 5  # what works on the plain backend must do so on a busy machine too

@@ -43,7 +43,6 @@ ALL = [*PLAIN, CAMEL]
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[Callable[..., Any]]:
-    """Makes an executor of a backend."""
     with served() as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's Python
         backends: dict[str, Callable[..., CodeExecutor]] = {

@@ -27,7 +27,6 @@ from strands_rollout.errors import ConfigError, SandboxError
 
 @pytest.fixture
 async def plain() -> AsyncIterator[CodeExecutorSandbox]:
-    """Without sessions."""
     async with SubprocessExecutor(timeout_s=20) as executor:
         yield CodeExecutorSandbox(executor)
 
@@ -38,7 +37,6 @@ def local(**more: Any) -> LocalExecutor:
 
 @pytest.fixture
 async def kept() -> AsyncIterator[CodeExecutorSandbox]:
-    """With a session."""
     async with local() as executor:
         yield CodeExecutorSandbox(executor)
 

@@ -16,8 +16,6 @@ from strands_rollout.errors import ConfigError
 
 
 class EchoExecutor(CodeExecutor):
-    """An executor of a user's own."""
-
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
 

@@ -47,13 +47,11 @@ def small() -> Iterator[LocalExecutor]:
 
 @pytest.fixture
 async def fragile() -> AsyncIterator[LocalExecutor]:
-    """An executor that a test may break."""
     async with bare(timeout_s=20, max_concurrency=8) as executor:
         yield executor
 
 
 def descendants(pid: int) -> list[int]:
-    """All living processes below one."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -63,7 +61,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def helpers(executor: LocalExecutor) -> tuple[int, int]:
-    """Its supervisor and its fork server."""
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
     (fork_server,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
     return supervisor, fork_server
@@ -74,7 +71,6 @@ def root_of(executor: LocalExecutor) -> Path:
 
 
 async def has_begun(executor: LocalExecutor) -> bool:
-    """Waits for code that makes the file `begun`."""
     await executor.start()
     return await until(lambda: any(root_of(executor).glob("*/begun")))
 
@@ -83,7 +79,6 @@ UNTIL_GO = "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exist
 
 
 def let_go(executor: LocalExecutor) -> None:
-    """End `UNTIL_GO`, which has begun."""
     (begun,) = root_of(executor).glob("*/begun")
     begun.with_name("go").touch()
 
@@ -93,7 +88,6 @@ def cpu_ticks(pid: int) -> int:
 
 
 def left_in(root: Path) -> list[str]:
-    """All that lies in the directories of the places, which come and go."""
     walks = [walk for place in os.scandir(root) for walk in os.walk(place.path)]
     return [name for _, folders, files in walks for name in (*folders, *files)]
 

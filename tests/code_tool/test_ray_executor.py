@@ -70,7 +70,6 @@ def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
 
 @pytest.fixture
 async def answering(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
-    """An executor whose answers are the process ids of the actors."""
     async with RayExecutor(executor=PROCESS) as executor:
         yield executor
 

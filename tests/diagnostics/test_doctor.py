@@ -213,7 +213,6 @@ async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> N
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder in which packages are looked for."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     return tmp_path
 

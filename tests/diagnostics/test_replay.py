@@ -53,7 +53,6 @@ async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, see
 
 
 async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
-    """The turns at temperature 0."""
     async with create_client(base_url) as http:
         asked = replay(SGLangClient(http, vocab_size=1200), episode(sample), slime_sampling_params(0.0, 1))
         return [turn async for turn in asked]

@@ -15,11 +15,7 @@ ran: list[str] = []
 
 @tool
 async def execute_python_code(code: str) -> str:
-    """Run code.
-
-    Args:
-        code: Noted.
-    """
+    """Run code."""
     ran.append(code)
     return "ok"
 

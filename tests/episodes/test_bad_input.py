@@ -218,8 +218,6 @@ async def test_what_is_no_sample_is_refused(sample: Any) -> None:
 
 
 class Raising:
-    """slime's args, one of which raises when it is read."""
-
     def __init__(self, args: SimpleNamespace, name: str, error: BaseException) -> None:
         self._args, self._name, self._error = args, name, error
 

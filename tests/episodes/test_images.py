@@ -62,22 +62,14 @@ def processor(tokenizer: Any) -> Any:
 
 @tool
 def draw(code: str) -> dict[str, Any]:
-    """Draw.
-
-    Args:
-        code: What.
-    """
+    """Draw."""
     drawn = [{"text": f"{code}:"}, image_block(picture(60, 90, seed=2)), image_block(picture(seed=3, mode="RGBA"))]
     return {"status": "success", "content": drawn}
 
 
 @tool
 def tell(code: str) -> str:
-    """Tell.
-
-    Args:
-        code: What.
-    """
+    """Tell."""
     return f"{code} " * 100
 
 
@@ -89,7 +81,6 @@ async def ask(model: SGLangModel, prompt: Any = QUESTION) -> None:
 
 
 async def played(processor: Any, turns: list[str], prompt: Any = QUESTION, **settings: Any) -> tuple[Any, ...]:
-    """The model after a conversation, the engine's script and the server."""
     engine = VisionEngine(processor, turns, miscounts=settings.pop("miscounts", 0))
     async with FakeSGLang(engine) as fake:
         model = SGLangModel(processor.tokenizer, fake.base_url, **{"processor": processor, **settings})
@@ -148,11 +139,7 @@ async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer
 
 @tool
 def draw_badly(code: str) -> dict[str, Any]:
-    """Draw what is no picture.
-
-    Args:
-        code: What.
-    """
+    """Draw what is no picture."""
     broken = {"image": {"format": "png", "source": {"bytes": code.encode()}}}
     return {"status": "success", "content": [{"text": "It is"}, broken]}
 

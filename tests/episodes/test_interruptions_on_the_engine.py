@@ -22,14 +22,12 @@ SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[str]:
-    """The URL of an engine with the shipped model."""
     async with engine_process() as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def undisturbed(engine: str, shipped_tokenizer: Any) -> list[Sample]:
-    """The samples of a run that nobody interrupts."""
     return asyncio.run(played(engine, shipped_tokenizer, new_samples()))
 
 
@@ -56,7 +54,6 @@ def new_samples() -> list[Sample]:
 async def played(
     url: str, tokenizer: Any, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings: Any
 ) -> list[Sample]:
-    """The samples after `generate`, each with a seed of its own."""
     args = args_for(url, tokenizer, strands_rollout={**SETTINGS, **settings})
     places = asyncio.Semaphore(at_once)
 

@@ -25,17 +25,11 @@ CALLS = (
 
 @dataclass
 class World:
-    """What the tools see and do.
+    """What the tools see and do."""
 
-    Attributes:
-        aborting: The rollout's flag.
-        ran: Jobs that were finished.
-        stuck: Jobs that wait for ever.
-    """
-
-    aborting: bool = False
-    ran: list[str] = field(default_factory=list)
-    stuck: set[str] = field(default_factory=set)
+    aborting: bool = False  # the rollout's flag
+    ran: list[str] = field(default_factory=list)  # jobs that were finished
+    stuck: set[str] = field(default_factory=set)  # jobs that wait for ever
 
     def is_aborting(self) -> bool:
         return self.aborting
@@ -46,11 +40,7 @@ world = World()
 
 @tool
 async def work(job: str) -> str:
-    """Do a job.
-
-    Args:
-        job: Its name.
-    """
+    """Do a job."""
     if job in world.stuck:
         await asyncio.sleep(0.02)
         world.aborting = True
@@ -215,8 +205,6 @@ async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, stal
 
 
 def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
-    """Sets a value inside the saved state."""
-
     def damage(sample: Sample) -> None:
         place: Any = sample.metadata["strands_rollout"]["resume"]
         for key in path[:-1]:
@@ -227,7 +215,6 @@ def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
 
 
 def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], None]:
-    """Changes a field of the sample."""
     return lambda sample: setattr(sample, name, change(getattr(sample, name)))
 
 
@@ -306,11 +293,7 @@ async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
 
 @tool
 def blocks_until_the_abort(job: str) -> str:
-    """Raise the flag, and end at about the time at which the call is cut.
-
-    Args:
-        job: Its name.
-    """
+    """Raise the flag, and end at about the time at which the call is cut."""
     world.aborting = True
     time.sleep(0.06)
     world.ran.append(job)

@@ -42,7 +42,6 @@ def agent(model: SGLangModel, **more: Any) -> Agent:
 
 
 def once(text: str, _number: int) -> str:
-    """Calls a tool, and answers."""
     return ANSWER if "<tool_response>" in text else DOUBLE
 
 
@@ -51,15 +50,12 @@ def thrice(_text: str, number: int) -> str:
 
 
 def asks(text: str, _number: int, first: str) -> str:
-    """The main agent asks another, who calls a tool too."""
     if "You are asked." in text:
         return DONE if "<tool_response>" in text else DOUBLE
     return ANSWER if "<tool_response>" in text else first
 
 
 def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
-    """Has a tool that asks another agent."""
-
     async def ask() -> str:
         """Ask."""
         return str(await make(model))
@@ -165,8 +161,6 @@ async def _remote(model: SGLangModel) -> Any:
 
 
 class Parrot(Model):
-    """Another model, which is not trained."""
-
     get_config = update_config = structured_output = lambda *_given, **_more: {}
 
     async def stream(self, *_given: Any, **_more: Any) -> Any:
@@ -177,8 +171,6 @@ class Parrot(Model):
 
 
 class Row(NamedTuple):
-    """How a row is played, and what comes of it."""
-
     make: Callable[..., Any]
     said: Callable[[str, int], str] = once
     needs: str | None = None  # a module, or an argument of agents, without which the row is not played
@@ -186,7 +178,6 @@ class Row(NamedTuple):
 
 
 def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
-    """An agent with what the functions make."""
     return lambda model: agent(model, **{name: make() for name, make in more.items()})
 
 

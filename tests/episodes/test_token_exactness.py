@@ -36,11 +36,7 @@ async def nothing() -> str:
 
 @tool
 async def echo(text: str) -> str:
-    """Return a text.
-
-    Args:
-        text: The text.
-    """
+    """Return a text."""
     return text
 
 
@@ -159,12 +155,7 @@ async def test_rule_06_parallel_results_go_back_in_the_order_of_the_calls(tokeni
 
 @tool
 async def slow_echo(text: str, delay_s: float) -> str:
-    """Return a text after a while.
-
-    Args:
-        text: The text.
-        delay_s: Seconds.
-    """
+    """Return a text after a while."""
     await asyncio.sleep(delay_s)
     return text
 

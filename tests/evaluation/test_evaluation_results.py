@@ -43,7 +43,6 @@ def read(folder: Path) -> tuple[list[SampleResult], int]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The results of a run that was begun."""
     read(tmp_path)
     return tmp_path / "results.jsonl"
 

@@ -34,8 +34,6 @@ def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Policy:
-    """Speaks as the main agent, as a sub-agent, and as who sums up."""
-
     def __init__(self) -> None:
         self.text = self.folder = ""
         self.spoken: list[str] = []
@@ -86,8 +84,6 @@ async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tup
 
 
 class Broken:
-    """An executor that fails."""
-
     facts = ExecutorFacts(keeps_sessions=True)
 
     async def run(self, _code: str, **_more: Any) -> ExecutionResult:

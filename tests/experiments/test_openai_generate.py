@@ -20,12 +20,10 @@ Status = Sample.Status
 
 
 def words(tokenizer: Any, text: str) -> list[str]:
-    """Each token of the text as text."""
     return [tokenizer.decode([token]) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
 async def play(tokenizer: Any, script: Sequence[Said]) -> tuple[Sample, list[dict[str, Any]]]:
-    """A finished sample and the requests that made it."""
     async with ScriptedChat(script) as server:
         args = args_for(server.base_url, tokenizer, strands_rollout=LOCAL)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0)

@@ -31,7 +31,6 @@ PER_RESPONSE = ("prompt_token_ids", "loss_masks", "rewards", "rollout_logprobs",
 
 
 def violations(output: dict[str, Any], prompts: int) -> Iterator[str]:
-    """Everything that the validator would refuse."""
     count = len(output["response_ids"])
     if not count or count != prompts:
         yield f"{count} responses to {prompts} prompts"

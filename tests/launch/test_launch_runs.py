@@ -23,7 +23,6 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.fixture
 def with_ray(stage: Stage) -> Stage:
-    """A Ray that was there before."""
     stage.ray_runs.write_text("another's")
     return stage
 

@@ -29,7 +29,6 @@ _TELLING = ("/server_info", "/get_server_info", "/model_info", "/get_model_info"
 
 
 def ended(sample: Sample) -> tuple[str, str, int]:
-    """Status, stop reason and turns."""
     facts = facts_of(sample)
     return sample.status.value, facts["stop_reason"], facts["turns"]
 

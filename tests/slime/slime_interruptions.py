@@ -19,8 +19,6 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 @dataclass(frozen=True)
 class Scene:
-    """What runs, each with its own record of what happened."""
-
     engine: FakeSGLang
     policy: InterruptiblePolicy
     rollouts: Rollouts
@@ -111,12 +109,10 @@ async def set_up_scene(
 
 
 def facts_of(sample: Any) -> dict[str, Any]:
-    """What the sample says of its episode."""
     facts: dict[str, Any] = sample.metadata["strands_rollout"]
     return facts
 
 
 def task_of(sample: Any) -> str:
-    """Name and number."""
     text = sample.prompt[0]["content"]
     return str(text[2:].partition("]]")[0])

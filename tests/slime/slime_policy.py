@@ -36,7 +36,6 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def prompt(task: str, number: int, filler: str = "") -> str:
-    """The prompt of a task."""
     return f"[[{task}/{number}]] What is 17 times 2? {filler}"
 
 

@@ -30,8 +30,6 @@ def nothing_reported_yet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as wandb is given one."""
-
     columns: list[str]
     data: list[list[Any]]
 
@@ -62,7 +60,6 @@ def finished(status: str = "completed", **facts: Any) -> Sample:
 
 
 def numbers(samples: Any, wandb: Wandb, **args: Any) -> dict[str, float]:
-    """The training metrics of samples, without their common prefix."""
     assert log_rollout(3, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
     values = {name: value for name, value in wandb.calls[-1].items() if not isinstance(value, Table)}
     assert values.pop("rollout/step") == 3

@@ -31,7 +31,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
-    """A sample whose tool showed the environment."""
     said = f"DATABASE_URL=postgres://me:{PASSWORD}@db/x {KEY} {OF_SERVER}"
     tokens = ids_of(tokenizer, f"What? {said} done")
     facts = {"error": f"ToolError: 401 for {KEY}", "final_text": said, "spans": [[0, 2, len(tokens), "1"]]}

@@ -31,15 +31,11 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One HTTP answer, read."""
-
     status: int
     body: Any
 
 
 class Api:
-    """Speaks to one engine."""
-
     def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
         self.base_url = base_url
         self._session = session

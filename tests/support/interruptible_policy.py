@@ -23,7 +23,6 @@ _OPENINGS = ("\n<think>\n\n</think>\n\n", "\n<think>\n", "\n")
 
 
 def prompt_of(name: str, number: int, text: str = "What is 17 times 2?") -> str:
-    """The prompt of a task."""
     return f"[[{name}/{number}]] {text}"
 
 
@@ -36,8 +35,6 @@ def version_number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """What the engine reports of the tokens of one task."""
-
     task: str
 
     def logprob(self, position: int, version: str) -> float:
@@ -55,24 +52,16 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as the policy reads it.
+    """One request, as the policy reads it."""
 
-    Attributes:
-        key: The routing key: which of the task's samples.
-        done: Tokens of this turn that are in the input already.
-        rest: Tokens of it that are to come.
-        visit: How many requests of this sample came before.
-        attempt: 1 for the first of a request.
-    """
-
-    key: str
+    key: str  # the routing key: which of the task's samples
     name: str
     number: int
     turn: int
-    done: int
-    rest: int
-    visit: int
-    attempt: int
+    done: int  # tokens of this turn that are in the input already
+    rest: int  # tokens of it that are to come
+    visit: int  # how many requests of this sample came before
+    attempt: int  # 1 for the first of a request
 
     @property
     def task(self) -> str:

@@ -14,7 +14,6 @@ PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "linger", "block"
 
 
 def forget() -> None:
-    """Begin a new record."""
     for record in (began, ended, ended_in_threads):
         record.clear()
 

@@ -36,20 +36,14 @@ class Call:
 
 @dataclass
 class RolloutRecord:
-    """Wraps `generate` and the reward function.
-
-    Attributes:
-        raised: Whatever came out of them.
-        violations: Of slime's contract, in words.
-        flag_at_s: When the abort flag was raised; None while it is down.
-        masked: By sample's index, tokens that the rollout masked as older weights' before its last call.
-    """
+    """Wraps `generate` and the reward function."""
 
     decode: Callable[[Sequence[int]], str]
     calls: list[Call] = field(default_factory=list)
-    raised: list[BaseException] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    flag_at_s: float | None = None
+    raised: list[BaseException] = field(default_factory=list)  # whatever came out of them
+    violations: list[str] = field(default_factory=list)  # of slime's contract, in words
+    flag_at_s: float | None = None  # when the abort flag was raised; None while it is down
+    # by sample's index, tokens that the rollout masked as older weights' before its last call
     masked: dict[int, int] = field(default_factory=dict)
 
     async def generate(self, args: Any, sample: Any, params: Mapping[str, Any]) -> Any:

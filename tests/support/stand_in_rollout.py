@@ -63,7 +63,6 @@ class Buffer:
             return groups
 
     def add(self, group: Group) -> None:
-        """Keep a group."""
         kept = [self._keep(sample) for sample in group]
         with self._lock:
             self._kept.append(kept)
@@ -106,7 +105,6 @@ class StandInRollout:
         self._size, self._mask_offpolicy = size, mask_offpolicy
 
     def is_aborted(self) -> bool:
-        """The flag."""
         return self._record.flag_at_s is not None
 
     async def step(self) -> list[Group]:

@@ -91,7 +91,6 @@ def _without_scaffold(segment: str) -> str:
 
 
 def controls(template: ChatTemplate, ids: list[int]) -> list[str]:
-    """The texts of the control tokens among these."""
     return [template.encoder.decode([token]) for token in ids if template.encoder.is_control(token)]
 
 

@@ -147,7 +147,6 @@ def tokenizer() -> Any:
 
 
 def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, tool: str = "", **values: Any) -> Sample:
-    """A prompt, words that were sampled each by itself, and between them a tool's answer."""
     prompt = tokenizer.encode("What is 2 and 2?")
     sampled = [tokenizer.encode(word) for word in words]
     tool_ids = tokenizer.encode(tool) if tool else []

@@ -231,7 +231,6 @@ async def indexes(server: Served) -> list[int]:
 
 @pytest.fixture
 def line(tmp_path: Path, shipped_tokenizer: Any) -> bytes:
-    """A seventh sample's."""
     more = tmp_path / "more" / "more.jsonl"
     write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
     return more.read_bytes()

@@ -148,8 +148,7 @@ async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Pa
     assert code == 0, err
     assert "dropped 40 bytes of a half-written last line" in err
     assert f"{len(kept)} samples are there already" in err
-    assert len(lines(cut)) == 32
-    assert lines(cut)[: len(kept)] == kept
+    assert (len(lines(cut)), lines(cut)[: len(kept)]) == (32, kept)
     assert without_session(cut) == without_session(tmp_path / "whole")
     assert json.loads(out.splitlines()[-1])["complete"] is True
 

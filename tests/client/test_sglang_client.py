@@ -34,8 +34,7 @@ async def test_the_request_has_ids_params_logprobs_and_its_own_rid_and_asks_no_i
 async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
     reply = Reply.tokens([5, 9], logprobs=[-0.25, -1], text="hi", cached_tokens=2, weight_version="v7")
     generation = await ask(reply)
-    assert generation.output_ids == [5, 9]
-    assert generation.logprobs == [-0.25, -1.0]
+    assert (generation.output_ids, generation.logprobs) == ([5, 9], [-0.25, -1.0])
     assert all(type(p) is float for p in generation.logprobs)
     assert generation.finish_reason == FinishReason("stop", matched=9)
     assert (generation.prompt_tokens, generation.cached_tokens, generation.completion_tokens) == (3, 2, 2)
@@ -158,8 +157,7 @@ async def test_many_who_ask_at_once_ask_the_server_once_also_behind_a_router() -
         await asyncio.gather(*others)
         asked = len(fake.info_requests)
         assert await client.server_info() == ServerInfo()
-    assert len(fake.info_requests) == asked
-    assert len(set(fake.info_requests)) == asked
+    assert (len(fake.info_requests), len(set(fake.info_requests))) == (asked, asked)
     assert "/get_server_info" in fake.info_requests
 
 

@@ -92,8 +92,7 @@ async def test_what_is_set_later_counts_and_what_httpx_alone_honours_is_left_to_
         http.headers["X-A"] = "later still"
         await client.generate([1], {})
     assert by_httpx == way * 2
-    assert fake.requests[1].headers[header] == shown
-    assert fake.requests[2].headers["X-A"] == "later still"
+    assert (fake.requests[1].headers[header], fake.requests[2].headers["X-A"]) == (shown, "later still")
 
 
 @pytest.mark.parametrize("used", [True, False])

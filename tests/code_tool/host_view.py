@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attack_targets import Stage, Target
 
@@ -91,7 +91,7 @@ class Sight(Target):
     """
 
     def __init__(
-        self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts: Any
+        self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts
     ) -> None:
         super().__init__(stage)
         self.facts |= facts

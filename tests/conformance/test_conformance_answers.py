@@ -22,9 +22,7 @@ async def test_an_answer_has_ids_and_text_and_meta_info_and_nothing_else(engine)
     answer = await engine.generate(temperature=1.0, max_new_tokens=4, top_p=1.0, top_k=-1, ignore_eos=True, rid="r1")
     meta = answer["meta_info"]
     assert set(answer) == {"text", "output_ids", "meta_info"}
-    assert set(meta) == META_KEYS
-    assert meta["id"] == "r1"
-    assert meta["finish_reason"] == {"type": "length", "length": 4}
+    assert (set(meta), meta["id"], meta["finish_reason"]) == (META_KEYS, "r1", {"type": "length", "length": 4})
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (40, 4, 0)
     assert len(answer["output_ids"]) == 4
     assert (meta["num_retractions"], meta["reasoning_tokens"], meta["dp_rank"]) == (0, 0, None)

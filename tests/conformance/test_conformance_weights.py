@@ -83,8 +83,7 @@ async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under
         assert (await reweighted(weight_version="v2")).status == 200
         await shipped.post("/continue_generation", {})
         aborted, fresh = await task, (await waiting).body
-    assert _versions(aborted) == ["default"]
-    assert _versions(fresh) == ["v2"]
+    assert (_versions(aborted), _versions(fresh)) == (["default"], ["v2"])
     assert fresh["meta_info"]["cached_tokens"] == 0
 
 

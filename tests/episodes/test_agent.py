@@ -8,7 +8,7 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
-from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.episode import run_episode
 
 ran: list[str] = []
 
@@ -25,14 +25,7 @@ def _nothing_ran() -> None:
     ran.clear()
 
 
-async def episode(
-    tokenizer: Any,
-    script: list[Any],
-    limits: EpisodeLimits | None = None,
-    tokens: TokenLimits | None = None,
-    tools: Any = (execute_python_code,),
-    **more: Any,
-) -> tuple[Episode, SGLangModel, FakeSGLang]:
+async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_python_code,), **more):
     replies = [Reply.tokens(ids_of(tokenizer, item)) if isinstance(item, str) else item for item in script]
     async with FakeSGLang(replies, context_length=4096) as fake:
         model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url, limits=tokens)

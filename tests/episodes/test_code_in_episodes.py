@@ -88,8 +88,7 @@ async def test_an_executor_without_sessions_is_refused_for_them(shipped_tokenize
 
 async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=own(fault="disk on fire"))
-    assert done.sample.status.value == "failed"
-    assert set(done.sample.loss_mask) == {0}
+    assert (done.sample.status.value, set(done.sample.loss_mask)) == ("failed", {0})
     assert done.facts["stop_reason"] == "sandbox_error"
     assert "disk on fire" in done.facts["error"]
     assert len(done.fake.requests) == 1

@@ -22,8 +22,7 @@ async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_his
     tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
     episode = await play(known, tokenizer, ENDINGS[known])
     assert [tokenizer.decode(ids) for ids in episode.contexts] == [tokenizer.decode(ids) for ids in episode.expected]
-    assert episode.contexts == episode.expected
-    assert episode.model.parse_failures == []
+    assert (episode.contexts, episode.model.parse_failures) == (episode.expected, [])
 
 
 @pytest.mark.parametrize(

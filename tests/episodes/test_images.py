@@ -157,9 +157,7 @@ async def test_a_tools_image_that_cannot_be_read_is_a_text(shipped_tokenizer: An
 # ---- slime's samples ----
 
 
-async def generated(
-    processor: Any, folder: Path, sample: Sample, turns: list[str], *, max_new_tokens: int = 2048
-) -> Any:
+async def generated(processor, folder: Path, sample: Sample, turns: list[str], *, max_new_tokens: int = 2048):
     engine = VisionEngine(processor, turns)
     settings = {"tools": [f"{__name__}.draw"]}
     async with FakeSGLang(engine, context_length=8192) as fake:
@@ -184,8 +182,7 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
     sample, engine, fake = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
     assert sample.status is Sample.Status.COMPLETED
     prompt = len(sample.tokens) - sample.response_length
-    assert sample.tokens[:prompt] == engine.read[0]
-    assert sample.tokens[: len(engine.read[1])] == engine.read[1]
+    assert (sample.tokens[:prompt], sample.tokens[: len(engine.read[1])]) == (engine.read[0], engine.read[1])
     assert fake.violations == []
     assert sample.multimodal_train_inputs.keys() == {"pixel_values"}
     np.testing.assert_array_equal(

@@ -52,7 +52,7 @@ def new_samples() -> list[Sample]:
 
 
 async def played(
-    url: str, tokenizer: Any, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings: Any
+    url: str, tokenizer, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings
 ) -> list[Sample]:
     args = args_for(url, tokenizer, strands_rollout={**SETTINGS, **settings})
     places = asyncio.Semaphore(at_once)

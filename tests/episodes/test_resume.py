@@ -65,16 +65,7 @@ def aborted(ids: list[int], **meta: Any) -> Reply:
     return Reply.abort(ids, **meta)
 
 
-async def attempt(
-    tokenizer: Any,
-    script: Script,
-    sample: Any,
-    *,
-    settings: dict[str, Any] | None = None,
-    params: dict[str, Any] | None = None,
-    version: str = "1",
-    **args: Any,
-) -> FakeSGLang:
+async def attempt(tokenizer, script, sample, *, settings=None, params=None, version="1", **args):
     """One call of `generate`; the flag is down when it begins."""
     world.aborting = False
     async with FakeSGLang(script, context_length=8192, weight_version=version) as fake:
@@ -110,9 +101,7 @@ async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) ->
     second = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="2")
     assert second.requests[0].input_ids == prompt + turn[:4]
     assert sample.status is Sample.Status.COMPLETED
-    assert sample.tokens == prompt + turn
-    assert sample.loss_mask == [1] * len(turn)
-    assert sample.weight_versions == ["1", "2"]
+    assert (sample.tokens, sample.loss_mask, sample.weight_versions) == (prompt + turn, [1] * len(turn), ["1", "2"])
     assert is_valid(sample, shipped_tokenizer)
     facts = facts_of(sample)
     start = len(prompt)

@@ -148,6 +148,5 @@ async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(sh
         return call("shell", command="echo x > file" if number == 0 else "sleep 100")
 
     result, wire = await played(shipped_tokenizer, said, [], should_abort=lambda: state.aborting, **settings)
-    assert wire.check(result)[0].metadata["strands_rollout"]["stop_reason"] == stop_reason
-    assert len(wire.requests) == 2
+    assert (wire.check(result)[0].metadata["strands_rollout"]["stop_reason"], len(wire.requests)) == (stop_reason, 2)
     await gone(f"{state.folder}/file")

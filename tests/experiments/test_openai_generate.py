@@ -68,5 +68,4 @@ async def test_tokens_that_the_policy_spelled_otherwise_are_counted(shipped_toke
     assert (lost(exact)["unmatched_sampled"], lost(exact)["unmatched_trained"]) == (0, 0)
     assert facts(exact)["sampled_tokens"] == lost(exact)["trained_tokens"] == len(answered)
     sample, _ = await play(shipped_tokenizer, [Said(ANSWER, reasoning="It is 34.", sampled=spelled)])
-    assert lost(sample)["unmatched_sampled"] == len(" answer")
-    assert lost(sample)["unmatched_trained"] == 1
+    assert (lost(sample)["unmatched_sampled"], lost(sample)["unmatched_trained"]) == (len(" answer"), 1)

@@ -73,8 +73,7 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
         assert output["loss_masks"][number] == sample.loss_mask
         assert output["rollout_logprobs"][number] == sample.rollout_log_probs
     assert 0 in output["loss_masks"][0]
-    assert output["rewards"] == [1.0, -1.0]
-    assert output["stop_reasons"] == ["stop", "stop"]
+    assert (output["rewards"], output["stop_reasons"]) == ([1.0, -1.0], ["stop", "stop"])
     assert output["rollout_metrics"]["strands/turns_mean"] == 1.5
     assert all(seconds > 0 for seconds in output["trajectory_generation_times"])
     before = list(samples[0].loss_mask)
@@ -88,8 +87,7 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
 def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
     samples = [sample_of(1.0), sample_of(0.0), sample_of(-1.0, status="FAILED"), sample_of(-1.0, removed=True)]
     output = to_generator_output([*samples, sample_of(-1.0, group=1, status="FAILED")])
-    assert output["rewards"] == [1.0, 0.0, 0.5, 0.5, 0.0]
-    assert output["loss_masks"][2:] == [[0, 0]] * 3
+    assert (output["rewards"], output["loss_masks"][2:]) == ([1.0, 0.0, 0.5, 0.5, 0.0], [[0, 0]] * 3)
     assert output["stop_reasons"] == ["stop", "stop", "error", "stop", "error"]
     assert output["rollout_metrics"] == {"strands/untrained_samples": 3.0}
     samples[0].loss_mask = [0, 1]
@@ -135,8 +133,7 @@ async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(sh
     output, _ = await generated(
         shipped_tokenizer, lambda *_: next(turns), batch(), concurrency=1, settings={"on_engine_abort": "return"}
     )
-    assert output["stop_reasons"] == ["stop", "error", "stop"]
-    assert set(output["loss_masks"][1]) == {0}
+    assert (output["stop_reasons"], set(output["loss_masks"][1])) == (["stop", "error", "stop"], {0})
 
 
 async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any) -> None:
@@ -176,5 +173,4 @@ def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path)
     output: dict[str, Any] = json.loads(out.read_text())
     assert list(violations(output, 16)) == []
     assert set(output["rewards"]) == {0.0, 1.0}, "the shipped model solves some of these, and not all"
-    assert summary["responses"] == 16
-    assert summary["trained_tokens"] == sum(map(sum, output["loss_masks"]))
+    assert (summary["responses"], summary["trained_tokens"]) == (16, sum(map(sum, output["loss_masks"])))

@@ -164,8 +164,7 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
 def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
     script = "strands_qwen3_8b_async.sh" if "--actor-gpus" in arguments else "strands_qwen3_8b.sh"
     finished = stage.run(script, "--dry-run", *arguments)
-    assert finished.returncode == 2
-    assert finished.stdout == ""
+    assert (finished.returncode, finished.stdout) == (2, "")
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
 

@@ -79,8 +79,7 @@ def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_th
     assert not with_ray.calls_of("ray", "stop")
     (call,) = with_ray.calls_of("ray", "job", "submit")
     assert call.runtime_env is not None
-    assert call.netrc == "machine wandb.mine\n  login user\n  password hush\n"
-    assert call.netrc_mode == "0o600"
+    assert (call.netrc, call.netrc_mode) == ("machine wandb.mine\n  login user\n  password hush\n", "0o600")
     assert not Path(call.runtime_env["NETRC"]).exists()
     assert call.runtime_env["WANDB_BASE_URL"] == "https://wandb.mine:8080/x"
     assert call.runtime_env["PYTHONPATH"].startswith(str(with_ray.slime.parent / "Megatron-LM"))
@@ -127,8 +126,7 @@ def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stop
     finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
     assert (finished.returncode, "error: Ray did not start: no free port" in finished.stderr) == (1, True)
     assert not stage.calls_of("ray", "job", "submit")
-    assert stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode == 0
-    assert len(stage.calls_of("ray", "stop")) == 1
+    assert (stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode, len(stage.calls_of("ray", "stop"))) == (0, 1)
     assert not stage.ray_runs.exists()
 
 

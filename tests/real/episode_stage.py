@@ -38,9 +38,7 @@ class EpisodeStage:
     tokenizer: Any  # the served model's
     args_more: dict[str, Any] = field(default_factory=dict)  # further args of slime's
 
-    async def play(
-        self, samples: Sequence[Sample], params: Mapping[str, Any] = GREEDY, *, at_once: int = 64, **settings: Any
-    ) -> list[Sample]:
+    async def play(self, samples, params=GREEDY, *, at_once=64, **settings):
         """The samples after `generate` and, where they are finished, the reward; all of them are valid."""
         args = args_for(self.recorder.url, self.tokenizer, reward_key="score", **self.args_more)
         args.strands_rollout = {"executor": _EXECUTOR, **settings}

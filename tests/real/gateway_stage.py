@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, until
+from episode_stage import SAMPLED, episodes_on, facts_of, until
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
 
@@ -90,9 +90,7 @@ async def gateway_before(*workers: str, router: str = "smg", flags: Sequence[str
 
 
 @asynccontextmanager
-async def two_workers(
-    first: str, second: str, tokenizer: Any, *, router: str = "smg", flags: Sequence[str] = ()
-) -> AsyncIterator[tuple[EpisodeStage, Gateway, list[WorkerFront]]]:
+async def two_workers(first, second, tokenizer, *, router="smg", flags=()):
     """Episodes through a router on two workers, and what comes to each of them."""
     async with (
         WorkerFront(first) as one,

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import pytest
 import stage_tools
@@ -20,9 +19,7 @@ EPISODES = 8
 Told = Callable[..., None]
 
 
-async def aborted_when(
-    stage: EpisodeStage, begun: Callable[[], Awaitable[object]], params: Any, told: Told, when: str, **settings: Any
-) -> list[Sample]:
+async def aborted_when(stage, begun, params, told, when, **settings):
     """The samples of episodes that were told to abort as soon as something had begun."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))

@@ -45,8 +45,7 @@ def parsed(given: Any) -> RolloutSettings:
     "args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})]
 )
 def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
-    assert settings_from_args(args) == RolloutSettings()
-    assert settings_from_args(args).max_tool_iterations == 5
+    assert (settings_from_args(args), settings_from_args(args).max_tool_iterations) == (RolloutSettings(), 5)
     assert settings_from_args(args).tools == ("strands_rollout.tools.execute_python_code",)
     # beside slime's own keys in a file
     text = "lr: 3\nstrands_rollout: {max_tool_iterations: null, tools: [a.b], reward: {style: slime_strands_example}}\n"

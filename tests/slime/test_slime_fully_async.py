@@ -57,8 +57,7 @@ async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, m
     scene = await started(begin, lambda _asked: paced(0.012), 24)
     samples, trained = await trained_through_updates(scene, mode, every_s=0.15, most=99)
     assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
-    assert scene.rollouts.returned_as("aborted") == []
+    assert (scene.problems(samples), scene.rollouts.returned_as("aborted")) == ([], [])
     assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
     assert max(len(facts_of(sample)["weight_versions"]) for sample in samples) > 1

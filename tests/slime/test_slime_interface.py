@@ -74,8 +74,7 @@ def test_the_stand_in_appends_as_slimes_sample_does() -> None:
         for arguments in calls[:count]:
             ours.append_response_tokens(args, **arguments)
             theirs.append_response_tokens(args, **arguments)
-        assert ours.to_dict() == theirs.to_dict()
-        assert ours.effective_response_length == theirs.effective_response_length
+        assert (ours.to_dict(), ours.effective_response_length) == (theirs.to_dict(), theirs.effective_response_length)
 
 
 @pytest.mark.usefixtures("newest_sample")

@@ -118,8 +118,7 @@ def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
     ]
     samples[-1].remove_sample = samples[-2].remove_sample = True
     found = numbers(samples, wandb)
-    assert found["stop_reason/completed"] == 2 / 7
-    assert found["stop_reason/of_another_version"] == 1 / 7
+    assert (found["stop_reason/completed"], found["stop_reason/of_another_version"]) == (2 / 7, 1 / 7)
     assert found["stop_reason/sandbox_error"] == 0.0
     assert (found["truncation/turn_length"], found["truncation/max_tool_calls"]) == (1 / 3, 2 / 3)
     assert found["truncation/context_length"] == 0.0

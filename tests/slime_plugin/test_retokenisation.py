@@ -40,8 +40,7 @@ async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -
     sample = await played(tokenizer)
     found = measured(tokenizer, sample)
     assert (found.turn_drift, found.text_drift, found.off_policy, found.first, found.mismatches) == (0, 0, 0, None, [])
-    assert found.sampled_tokens == sum(sample.loss_mask)
-    assert found.classes == dict.fromkeys(CLASSES, 0)
+    assert (found.sampled_tokens, found.classes) == (sum(sample.loss_mask), dict.fromkeys(CLASSES, 0))
 
 
 async def test_the_question_is_the_environments_where_it_asks_another(tokenizer: Any) -> None:
@@ -77,8 +76,7 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
         "special tokens": len("<think>"),
         "template": 0,
     }
-    assert found.turn_drift == sum(found.classes.values())
-    assert found.mismatches == []
+    assert (found.turn_drift, found.mismatches) == (sum(found.classes.values()), [])
 
 
 async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:

@@ -85,10 +85,8 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample) == (status, False)
     prompt_length = len(ids_of(model, PROMPT))
-    assert sample.tokens == model.trajectory.token_ids
-    assert sample.response_length == len(sample.tokens) - prompt_length
-    assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
-    assert sum(sample.loss_mask) == sum(sampled)
+    assert (sample.tokens, sample.response_length) == (model.trajectory.token_ids, len(sample.tokens) - prompt_length)
+    assert (sample.loss_mask, sum(sample.loss_mask)) == (model.trajectory.loss_mask[prompt_length:], sum(sampled))
     assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
     assert sample.response == CALLS + RESULT + ANSWER
     assert violations(sample, model) == []

@@ -27,8 +27,7 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     sample.append_response_tokens(tokens=[5], trainable=False)
     sample.append_response_tokens(tokens=[6], log_probs=[-3.0])
     assert (sample.tokens, sample.response_length) == ([1, 2, 3, 4, 5, 6], 4)
-    assert sample.loss_mask == [1, 1, 0, 1]
-    assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 1, 0, 1], [-1.0, -2.0, 0.0, -3.0])
     assert (sample.effective_response_length, Sample(response_length=7).effective_response_length) == (3, 7)
     bare = Sample(tokens=[1, 2], response_length=1)  # tokens without mask and logprobs are trained
     with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
@@ -47,8 +46,7 @@ def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: s
     sample.append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info=META, update_terminal_info=False)
     sample.append_response_tokens(tokens=[4], log_probs=[-1.0], meta_info={"prompt_tokens": 10})
     assert (sample.status.value, sample.response, sample.weight_versions) == (status, "more", ["v1"])
-    assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.4
-    assert sample.spec_info == Sample.SpecInfo(4, 6, 2, 5)
+    assert (sample.prefix_cache_info.prefix_cache_hit_rate, sample.spec_info) == (0.4, Sample.SpecInfo(4, 6, 2, 5))
 
 
 def test_a_round_trip_through_a_dict_loses_nothing() -> None:

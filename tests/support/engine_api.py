@@ -65,8 +65,7 @@ class Api:
     async def events(self, path: str, body: object) -> AsyncIterator[str]:
         """The data of each server-sent event."""
         async with self._session.post(self.base_url + path, json=body) as response:
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
+            assert (response.status, response.content_type) == (200, "text/event-stream")
             async for line in response.content:
                 if line.strip():
                     yield line.decode().removeprefix("data: ").strip()

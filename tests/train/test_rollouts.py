@@ -84,8 +84,7 @@ async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_t
     for group in first:
         assert len(group) == 2
         assert len({str(sample.prompt) for sample in group}) == 1
-    assert sorted(player.seeds) == list(range(12))
-    assert len(set(player.seeds.values())) == 12
+    assert (sorted(player.seeds), len(set(player.seeds.values()))) == (list(range(12)), 12)
     assert player.most_running <= 4
     assert collector.waiting == []
 

@@ -21,6 +21,9 @@ CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
 )
+# beside a call that can't be read, and one that fails
+MIXED = "<tool_call>\n{not json}\n</tool_call>\n" + CALLS.replace('"a"', '"fails"', 1)
+SAME = ("stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures")
 
 
 @dataclass
@@ -46,14 +49,20 @@ async def work(job: str) -> str:
         world.aborting = True
         await asyncio.sleep(60)
     world.ran.append(job)
+    if job == "fails":
+        raise RuntimeError("not today")
     return f"{job} is done"
 
 
-@pytest.fixture(autouse=True)
 def _new_world() -> None:
     world.aborting = False
     world.ran.clear()
     world.stuck.clear()
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_world() -> None:
+    _new_world()
 
 
 Script = Callable[[dict[str, Any], int], Reply]
@@ -158,18 +167,24 @@ async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize("journey", ["deepcopy", "pickle", "json"])
-async def test_the_state_survives(shipped_tokenizer: Any, journey: str) -> None:
-    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+async def test_the_state_survives_and_the_end_is_that_of_an_episode_that_nobody_cut(shipped_tokenizer, journey) -> None:
+    turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (MIXED, ANSWER)]
+    sample, undisturbed = new_sample(), new_sample()
+    await attempt(shipped_tokenizer, lambda _b, n: turns[n], undisturbed)
+    _new_world()
     world.stuck.add("b")
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    await attempt(shipped_tokenizer, lambda _b, _n: turns[0], sample)
+    assert sample.status is Sample.Status.ABORTED
     world.stuck.clear()
     moved: Any = {
         "deepcopy": copy.deepcopy,
         "pickle": lambda one: pickle.loads(pickle.dumps(one)),  # noqa: S301 - our own bytes
         "json": lambda one: Sample.from_dict(json.loads(json.dumps(one.to_dict()))),
     }[journey](sample)
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), moved)
-    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["a", "b"])
+    await attempt(shipped_tokenizer, lambda _b, _n: turns[1], moved)
+    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["fails", "b"])
+    assert (moved.tokens, moved.loss_mask) == (undisturbed.tokens, undisturbed.loss_mask)
+    assert [facts_of(moved)[name] for name in SAME] == [facts_of(undisturbed)[name] for name in SAME]
     assert is_valid(moved, shipped_tokenizer)
 
 

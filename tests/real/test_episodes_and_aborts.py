@@ -8,7 +8,6 @@ import pytest
 import stage_tools
 from episode_stage import GREEDY, LONG_TURN, EpisodeStage, facts_of, load_of, new_samples, tokens_of, until, until_idle
 from harness import args_for
-from rollout_record import RolloutRecord
 from stand_in_process import finish_elsewhere
 
 from strands_rollout import Sample
@@ -155,7 +154,7 @@ async def test_another_process_goes_on_where_this_one_was_aborted(stage: Episode
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, told, "a turn is decoded"
     )
     args = args_for(stage.recorder.url, stage.tokenizer, reward_key="score", strands_rollout={})
-    finished = await finish_elsewhere(args, LONG_TURN, samples, RolloutRecord(stage.decode))
+    finished = await finish_elsewhere(args, LONG_TURN, samples)
     assert stage.violations(finished) == []
     assert tokens_of(finished) == tokens_of(undisturbed)
     assert {facts_of(sample)["resumes"] for sample in finished} == {1}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fake_sglang import Reply
-from rough_weather import turn
+from interruptible_policy import turn
 
 __all__ = ["ANSWER", "WRONG", "Asked", "Policy", "call", "first_attempt", "prompt", "turn"]
 

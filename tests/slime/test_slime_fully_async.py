@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from interruptible_policy import paced
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import ANSWER, call, paced, turn
 from slime_interruptions import Begin, Scene, facts_of
 from slime_run import trained_tokens
 

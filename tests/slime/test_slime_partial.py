@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import recorded_tools
 from fake_sglang import Reply
-from interruptible_policy import Asked, Change, hold_after
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import ANSWER, Asked, Change, call, hold_after, turn
 from slime_interruptions import Begin, Scene, facts_of
 from slime_run import load_dump, trained_tokens
 

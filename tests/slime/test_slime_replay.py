@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from interruptible_policy import LAYERS, TOP_K, Asked, Change, TaskFacts, abort_after, aborted_in_queue, hold_after
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import (
+    ANSWER,
+    LAYERS,
+    TOP_K,
+    Asked,
+    Change,
+    TaskFacts,
+    abort_after,
+    aborted_in_queue,
+    call,
+    hold_after,
+    turn,
+)
 from slime_interruptions import Begin, Scene, facts_of, task_of
 from slime_run import trained_tokens
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from interruptible_policy import Asked, Change, abort_after
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import ANSWER, Asked, Change, abort_after, call, turn
 from slime_install import observability
 from slime_interruptions import Begin
 

@@ -5,6 +5,7 @@ there already. What the engine reports of a token follows from task, position an
 checked token by token. Knows Qwen3's chat markup and the fake engine's replies.
 """
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +19,23 @@ from fake_sglang_reply import Reply
 LAYERS: Final = 2
 TOP_K: Final = 2
 _MARK = re.compile(r"\[\[(\w+)/(\d+)\]\]")
+ANSWER: Final = "So the product of the two numbers is \\boxed{34}.<|im_end|>"
 # what the template may put between "assistant" and the policy's first token
 _OPENINGS = ("\n<think>\n\n</think>\n\n", "\n<think>\n", "\n")
 
 
 def prompt_of(name: str, number: int, text: str = "What is 17 times 2?") -> str:
     return f"[[{name}/{number}]] {text}"
+
+
+def call(name: str, part: str = "", **arguments: Any) -> str:
+    """A tool call that names sample, turn and part."""
+    named = {"call": f"@KEY:@TURN{part}", **arguments}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': named})}\n</tool_call>"
+
+
+def turn(*parts: str) -> str:
+    return "\n".join(parts) + "<|im_end|>"
 
 
 @cache

@@ -99,6 +99,7 @@ def test_a_dead_engine_exits_with_1_and_is_named(arguments, tmp_path, monkeypatc
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
     assert exit_code(monkeypatch, *arguments, "--base-url", dead_url()) == 1
     assert "error: no answer from http://127.0.0.1" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
 async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped_tokenizer, tmp_path) -> None:

@@ -135,15 +135,6 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-async def shipped_embedded(embedded_server: str) -> AsyncIterator[ServedEngine]:
-    """The embedded engine alone, for what only it survives."""
-    async with client_session() as session:
-        served = ServedEngine(embedded_server, session, facts_of(embedded_server))
-        await served.settle()
-        yield served
-
-
-@pytest.fixture
 async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedEngine, ServedEngine]]:
     """The embedded engine and the real one, with the same weights."""
     _needs_the_shipped_weights(facts_of(sglang))

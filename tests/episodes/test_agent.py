@@ -41,15 +41,6 @@ async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_py
     return done, model, fake
 
 
-async def test_an_answer_completes_the_episode(shipped_tokenizer: Any) -> None:
-    done, model, _ = await episode(shipped_tokenizer, [call_text("1"), ANSWER])
-    assert done.stop_reason is StopReason.COMPLETED
-    assert done.error is None
-    assert (done.tool_iterations, done.tool_calls) == (1, 1)
-    assert model.final_text == ANSWER.removesuffix("<|im_end|>")
-    assert [message["role"] for message in done.messages] == ["user", "assistant", "user", "assistant"]
-
-
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [

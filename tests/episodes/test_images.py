@@ -26,15 +26,7 @@ from vision import (
     vision_tokenizer,
 )
 
-from strands_rollout import Sample, SGLangModel, generate
-from strands_rollout.errors import (
-    ConfigError,
-    EngineResponseError,
-    ExportError,
-    PromptError,
-    TemplateError,
-    TrajectoryError,
-)
+from strands_rollout import Sample, SGLangModel, errors, generate
 from strands_rollout.evaluation.token_audit import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
@@ -107,20 +99,22 @@ async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(p
     async with FakeSGLang([]) as fake:
         model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
         assert image_id not in model.template.prompt_ids([{"role": "user", "content": text}])
-        with pytest.raises(TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
+        with pytest.raises(errors.TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
             await ask(model, [*QUESTION, {"text": text}])
     assert fake.requests == []
 
 
 async def test_an_engine_that_counts_otherwise_is_refused(processor: Any) -> None:
-    with pytest.raises(EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"):
+    with pytest.raises(
+        errors.EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"
+    ):
         await played(processor, [ANSWER], miscounts=1)
 
 
 async def test_a_template_that_shows_no_images_is_refused(processor: Any) -> None:
     blind = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
     model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=blind)
-    with pytest.raises(TemplateError, match="the chat template shows 0 of 1 images"):
+    with pytest.raises(errors.TemplateError, match="the chat template shows 0 of 1 images"):
         await model.count_tokens([{"role": "user", "content": QUESTION}])
 
 
@@ -133,7 +127,7 @@ async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer
     messages: Any = [{"role": "user", "content": QUESTION}]
     for given in (None, shipped_tokenizer):
         model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=given)
-        with pytest.raises(ConfigError, match="got an image, and this model reads text only"):
+        with pytest.raises(errors.ConfigError, match="got an image, and this model reads text only"):
             await model.count_tokens(messages)
 
 
@@ -242,7 +236,7 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
 async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:
     sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [ANSWER])
     sample.reward = 1.0
-    with pytest.raises(ExportError, match="sample 0 .index=0. has images; expected text only"):
+    with pytest.raises(errors.ExportError, match="sample 0 .index=0. has images; expected text only"):
         to_agent_loop_outputs([sample])
     assert finished_episodes([sample], may_lose_images=True)[0].sample is sample
 
@@ -320,7 +314,7 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+    with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(chat(source), None, None)
 
 
@@ -339,5 +333,5 @@ def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> No
     ],
 )
 def test_images_that_do_not_fit_the_prompt_are_refused(prompt: Any, loaded: Any, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+    with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(prompt, None, None, loaded)

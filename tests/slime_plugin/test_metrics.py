@@ -242,14 +242,7 @@ GONE = (0.0, "FAILED")
     ],
 )
 def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
-    caplog: pytest.LogCaptureFixture,
-    wandb: Wandb,
-    given: list[Any],
-    more: dict[str, Any],
-    kept: list[int] | None,
-    missing: float,
-    accuracy: float | None,
-    as_number: bool,
+    caplog, wandb, given, more, kept, missing, accuracy, as_number
 ) -> None:
     samples = [answered(*one, as_number=as_number) for one in given]
     rewards = [float(at) for at in range(len(samples))]

@@ -193,11 +193,7 @@ class StandInTrace(ModuleType):
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
 async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
-    fault: str,
-    error: type[BaseException],
-    shipped_tokenizer: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    fault, error, shipped_tokenizer, monkeypatch, caplog
 ) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
     monkeypatch.setattr(slime_seam, "_untraced", set())

@@ -80,8 +80,7 @@ def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments, tmp_path, 
     assert exit_code(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
     assert "rror" in captured.err
-    assert captured.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert (captured.out, list(tmp_path.iterdir())) == ("", [])
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:

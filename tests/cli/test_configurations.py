@@ -77,8 +77,7 @@ def test_a_setting_of_the_command_line_takes_the_place_of_the_files(configured, 
     found = json.loads(done.stdout)
     for key in change.partition("=")[0].removeprefix("strands_rollout.").split("."):
         found = found[key]
-    assert found == value
-    assert json.loads(done.stdout)["reward"]["wrong"] == 0.0
+    assert (found, json.loads(done.stdout)["reward"]["wrong"]) == (value, 0.0)
 
 
 @pytest.mark.parametrize(

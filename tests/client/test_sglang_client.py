@@ -134,8 +134,7 @@ async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_ag
 async def test_an_answer_is_taken_that_tells_less_or_was_aborted_before_its_first_token(reply: Reply) -> None:
     async with FakeSGLang([Reply.status(503), reply]) as fake, SGLangClient(fake.base_url, backoff_base_s=0) as client:
         generation = await client.generate([1, 2, 3], PARAMS, rid="r")
-    assert generation.output_ids == list(reply.ids)
-    assert (generation.rid, generation.attempts) == ("r-2", 2)
+    assert (generation.output_ids, generation.rid, generation.attempts) == (list(reply.ids), "r-2", 2)
 
 
 async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_once() -> None:

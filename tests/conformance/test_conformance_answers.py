@@ -46,8 +46,7 @@ async def test_the_models_end_token_ends_a_turn_and_stays_in_the_ids(shipped, to
     ids, meta = answer["output_ids"], answer["meta_info"]
     assert meta["finish_reason"] == {"type": "stop", "matched": end}
     assert ids.index(end) == len(ids) - 1 == meta["completion_tokens"] - 1
-    assert meta["output_token_logprobs"][-1][1] == end
-    assert answer["text"] == tokenizer.decode(ids[:-1])
+    assert (meta["output_token_logprobs"][-1][1], answer["text"]) == (end, tokenizer.decode(ids[:-1]))
     assert answer["text"].endswith("</tool_call>")
 
 
@@ -68,8 +67,7 @@ async def test_a_stop_string_leaves_the_text_and_its_tokens_stay(shipped, tokeni
     stopped = await shipped.generate(TURN, **params)
     ids = stopped["output_ids"]
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": "</think>"}
-    assert stopped["text"] == free["text"].partition("</think>")[0]
-    assert ids == free["output_ids"][: len(ids)]
+    assert (stopped["text"], ids) == (free["text"].partition("</think>")[0], free["output_ids"][: len(ids)])
     assert tokenizer.decode(ids, skip_special_tokens=False).endswith("</think>")
     assert [entry[1] for entry in stopped["meta_info"]["output_token_logprobs"]] == ids
     kept = await shipped.generate(TURN, temperature=0, stop="</think>", no_stop_trim=True)

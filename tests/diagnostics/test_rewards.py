@@ -96,8 +96,7 @@ def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
     assert (totals["scored"], totals["failed"]) == (306, 0)
     failed = rescore(dump, "--reward", "test_rewards.one_for_a_group", "--group-rm")
     assert "got 1.0 for a group; expected a list of 3 rewards" in failed.stdout
-    assert failed.exit_code == 1
-    assert rescore(dump, "--group-rm").exit_code == 2
+    assert (failed.exit_code, rescore(dump, "--group-rm").exit_code) == (1, 2)
 
 
 @pytest.mark.parametrize("command", [["rescore"], ["replay"], ["export", "--to", "otel", "--endpoint", "http://a:1"]])

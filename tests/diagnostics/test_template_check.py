@@ -49,8 +49,7 @@ def test_the_real_templates_keep_every_rule(tokenizer: Any) -> None:
 def test_each_familys_format_is_told_rule_by_rule(family: str, shipped_tokenizer: Any) -> None:
     parser, template = TEMPLATES[family]
     found = checked(tokenizer_with(template, shipped_tokenizer))
-    assert found["calls"].facts == {"tool_parser": parser}
-    assert broken(found) == set()
+    assert (found["calls"].facts, broken(found)) == ({"tool_parser": parser}, set())
     assert {name for name, finding in found.items() if finding.status == "warning"} == REFUSED.get(family, set())
 
 

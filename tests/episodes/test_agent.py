@@ -52,8 +52,7 @@ async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_py
 async def test_tool_limits_end_the_episode(shipped_tokenizer: Any, limits: EpisodeLimits, reason: StopReason) -> None:
     done, _, fake = await episode(shipped_tokenizer, [call_text("1"), call_text("2"), ANSWER], limits)
     assert done.stop_reason is reason
-    assert ran == ["1"]
-    assert len(fake.requests) == 2
+    assert (ran, len(fake.requests)) == (["1"], 2)
 
 
 @pytest.mark.parametrize(

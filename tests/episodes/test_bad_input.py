@@ -97,8 +97,7 @@ async def test_an_engine_that_comes_back_costs_no_episode(shipped_tokenizer, ret
         samples = [Sample(prompt="What is 17 * 2?", index=index) for index in range(16)]
         await asyncio.gather(*(generate(args, sample, {"max_new_tokens": 512}) for sample in samples))
         back.cancel()
-    assert {sample.status for sample in samples} == {Status.COMPLETED}
-    assert fake.violations == []
+    assert ({sample.status for sample in samples}, fake.violations) == ({Status.COMPLETED}, [])
 
 
 async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(shipped_tokenizer, monkeypatch) -> None:
@@ -167,8 +166,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenize
     monkeypatch.setattr(strands_rollout.slime_plugin.generate, "episode_prompt", broken)
     done = await run(shipped_tokenizer, [ANSWER])
     assert_untrained(done.sample)
-    assert done.facts["stop_reason"] == "internal_error"
-    assert caplog.text.count("Traceback") == 1
+    assert (done.facts["stop_reason"], caplog.text.count("Traceback")) == ("internal_error", 1)
     assert "ZeroDivisionError: a bug" in caplog.text
 
 

@@ -75,8 +75,7 @@ async def test_a_session_lasts_as_long_as_the_episode_and_no_longer(shipped_toke
 async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenizer: Any, turns: list[str]) -> None:
     settings = own(close_fault="no") | {"code_session": True}
     done = await run(shipped_tokenizer, turns, settings=settings)
-    assert done.sample.status.value == "completed"
-    assert len(CLOSED) == 1
+    assert (done.sample.status.value, len(CLOSED)) == ("completed", 1)
     assert {session for _, session in RUNS} <= set(CLOSED)
 
 

@@ -85,8 +85,7 @@ async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversat
     trajectory = model.trajectory
     last = trajectory.turns[-1]
     assert trajectory.token_ids[: last.start] == engine.read[1]
-    assert trajectory.token_ids[: trajectory.prompt_length] == engine.read[0]
-    assert fake.violations == []
+    assert (trajectory.token_ids[: trajectory.prompt_length], fake.violations) == (engine.read[0], [])
     assert [len(images) for images in engine.images] == [1, 3]
     # one token for each image on the wire
     image_id = family.tokenizer.convert_tokens_to_ids("<|image_pad|>")
@@ -177,8 +176,7 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
     assert sample.status is Sample.Status.COMPLETED
     prompt = len(sample.tokens) - sample.response_length
     assert (sample.tokens[:prompt], sample.tokens[: len(engine.read[1])]) == (engine.read[0], engine.read[1])
-    assert fake.violations == []
-    assert sample.multimodal_train_inputs.keys() == {"pixel_values"}
+    assert (fake.violations, sample.multimodal_train_inputs.keys()) == ([], {"pixel_values"})
     np.testing.assert_array_equal(
         np.asarray(sample.multimodal_train_inputs["pixel_values"]), engine.inputs[1]["pixel_values"]
     )

@@ -203,8 +203,7 @@ async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, stal
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="9", settings=settings)
-    assert sum((sample.loss_mask or [])[:4]) == trained
-    assert facts_of(sample)["stale_tokens"] == 4 - trained
+    assert (sum((sample.loss_mask or [])[:4]), facts_of(sample)["stale_tokens"]) == (trained, 4 - trained)
     assert is_valid(sample, shipped_tokenizer)
 
 
@@ -291,8 +290,7 @@ async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
     )
     facts = facts_of(sample)
     assert (facts["stop_reason"], facts["tool_iterations"], facts["tool_calls"]) == ("max_tool_iterations", 2, 4)
-    assert facts["budgets"]["tool_iterations"] == 1.0
-    assert world.ran == ["a", "b"] * 2
+    assert (facts["budgets"]["tool_iterations"], world.ran) == (1.0, ["a", "b"] * 2)
 
 
 @tool

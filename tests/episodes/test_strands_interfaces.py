@@ -267,8 +267,7 @@ async def test_an_interface_plays_as_the_page_says(shipped_tokenizer, name, tmp_
         return
     assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
     assert {one["fan_out"]["kind"] for one in facts} == KINDS[claim]
-    assert (len(samples) == 1) == (claim == "one sample")
-    assert facts[0]["dropped_sampled_tokens"] == 0
+    assert (len(samples) == 1, facts[0]["dropped_sampled_tokens"]) == (claim == "one sample", 0)
     sent = [request + answer for request, answer in wire.requests]
     assert all(sample.tokens in sent for sample in samples)
     assert row.words in "".join(shipped_tokenizer.decode(sample.tokens) for sample in samples)

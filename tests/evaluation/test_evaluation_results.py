@@ -58,8 +58,7 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
         assert (file.path.read_text().count("\n"), list(file.results(PLANNED))) == (2, kept)
         with pytest.raises(ConfigError, match="in use by another run"):
             ResultsFile(folder, IDENTITY)
-    assert read(folder) == (kept, 0)
-    assert kept[1].key == SampleKey("sums", 0, 1)
+    assert (read(folder), kept[1].key) == ((kept, 0), SampleKey("sums", 0, 1))
 
 
 def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> None:
@@ -68,8 +67,7 @@ def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> 
     for cut in (0, 1, first - 1, first, first + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
         results, dropped = read(path.parent)
-        assert len(results) == (cut >= first)
-        assert dropped == cut - (first if cut >= first else 0)
+        assert (len(results), dropped) == (cut >= first, cut - (first if cut >= first else 0))
         assert path.read_bytes() == whole[:first] * (cut >= first)
 
 

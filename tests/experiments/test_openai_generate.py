@@ -54,8 +54,7 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokeni
     # the token's own way knows more facts than text allows, and no fact by another name
     own = {"budgets", "dropped_sampled_tokens", "requests", "template_kwargs", "tool_parser", "transient_texts"}
     assert exact.facts.keys() - facts(sample).keys() == own
-    assert facts(sample)["code"].keys() == exact.facts["code"].keys()
-    assert lost(sample)["reread_turns"] == 0
+    assert (facts(sample)["code"].keys(), lost(sample)["reread_turns"]) == (exact.facts["code"].keys(), 0)
     args = args_for(exact.fake.base_url, shipped_tokenizer)
     assert await reward_func(args, sample) == await reward_func(args, exact.sample)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -66,8 +67,7 @@ async def generated(tokenizer: Any, script: Any, input_batch: Any, **options: An
 async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any) -> None:
     samples = await two_samples(shipped_tokenizer)
     output = to_generator_output(samples)
-    assert list(output) == list(FIELDS)
-    assert list(violations(output, 2)) == []
+    assert (list(output), list(violations(output, 2))) == (list(FIELDS), [])
     for number, sample in enumerate(samples):
         assert output["prompt_token_ids"][number] + output["response_ids"][number] == sample.tokens
         assert output["loss_masks"][number] == sample.loss_mask
@@ -117,9 +117,7 @@ def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(chan
 async def test_a_generator_answers_in_the_order_of_its_prompts(shipped_tokenizer: Any) -> None:
     answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
     output, fake = await generated(shipped_tokenizer, lambda *_: answer, batch())
-    assert list(violations(output, 3)) == []
-    assert output["rewards"] == [1.0, 1.0, -1.0]
-    assert len(fake.requests) == 3
+    assert (list(violations(output, 3)), output["rewards"], len(fake.requests)) == ([], [1.0, 1.0, -1.0], 3)
     asked = fake.requests[0].body["sampling_params"]
     assert asked["max_new_tokens"] <= 512
     assert asked["min_new_tokens"] == 1
@@ -158,6 +156,21 @@ async def test_an_input_that_cannot_be_played_is_refused_before_anything_is_aske
 ) -> None:
     with pytest.raises(error, match=words):
         await generated(shipped_tokenizer, [], batch(**changes))
+
+
+def test_the_script_gives_the_settings_that_its_file_has_and_no_defaults(tmp_path, monkeypatch) -> None:
+    main = runpy.run_path(str(Path(__file__).parents[2] / "scripts/skyrl_gsm8k.py"))["main"]
+    given: list[Any] = []
+
+    async def play(_rows: Any, _repetitions: int, _params: Any, settings: Any, *_more: Any) -> dict[str, Any]:
+        given.append(settings)
+        return {"rewards": [1.0], "loss_masks": [], "stop_reasons": []}
+
+    monkeypatch.setitem(main.__globals__, "play", play)
+    monkeypatch.setitem(main.__globals__, "load_rows", lambda _data: [])
+    (tmp_path / "a.yaml").write_text("strands_rollout: {tools: []}")
+    main(config=tmp_path / "a.yaml")
+    assert given == [{"tools": ()}]
 
 
 @pytest.mark.slow

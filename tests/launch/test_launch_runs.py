@@ -63,8 +63,7 @@ def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_
 def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(plain) -> None:
     stage, _, shown = plain
     start, submit = (shlex.split(part.replace("\\\n", "")) for part in shown.split("\n", 1)[1].split("\n\n"))
-    assert stage.calls_of("ray", "start")[0].words == start[4:-1]
-    assert submitted(stage) == submit[1:]
+    assert (stage.calls_of("ray", "start")[0].words, submitted(stage)) == (start[4:-1], submit[1:])
     (check,) = stage.calls_of("python3", "-m", "strands_rollout.cli", "doctor")
     assert check.stdin is not None
     assert shlex.split(check.stdin.replace("\\\n", "")) == submit[submit.index("--") + 1 :]
@@ -118,8 +117,7 @@ def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(stage, se
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + sent, output
     (stop,) = stage.calls_of("ray", "job", "stop")
-    assert stop.words[-1] == "mine"
-    assert stage.ray_runs.exists() == (whose == "another's")
+    assert (stop.words[-1], stage.ray_runs.exists()) == ("mine", whose == "another's")
 
 
 def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stopped_too(stage: Stage) -> None:

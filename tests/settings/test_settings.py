@@ -71,8 +71,7 @@ def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) ->
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_configuration_has_one_key_and_reads_as_slime_reads_it(path: Path) -> None:
     args = as_slime_reads(path)
-    assert list(vars(args)) == ["strands_rollout"]
-    assert settings_from_args(args) == read_config_file(path)
+    assert (list(vars(args)), settings_from_args(args)) == (["strands_rollout"], read_config_file(path))
 
 
 def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.MonkeyPatch) -> None:

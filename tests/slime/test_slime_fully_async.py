@@ -68,8 +68,7 @@ async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin) ->
     scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return"})
     samples, trained = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
     assert scene.rollouts.returned_as("aborted")
-    assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
+    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
     assert sum(facts_of(sample)["engine_aborts"] for sample in samples) == 0
     assert sum(facts_of(sample)["resumes"] for sample in samples) > 0
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)

@@ -85,8 +85,7 @@ def test_each_can_read_what_the_other_wrote() -> None:
     written.prefix_cache_info.cached_tokens = 7
     written.trace = {"events": []}
     read = sample_type.Sample.from_dict(written.to_dict())
-    assert read.to_dict() == written.to_dict()
-    assert Sample.from_dict(read.to_dict()) == written
+    assert (read.to_dict(), Sample.from_dict(read.to_dict())) == (written.to_dict(), written)
 
 
 def _shape(kind: type) -> list[tuple[str, Any]]:

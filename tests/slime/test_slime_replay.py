@@ -93,8 +93,7 @@ async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, repla
     scene = await begin(PLANS, ["slow", "other"], lambda asked: aborts.get(asked.visit), forgets=forgets, **replayed)
     ranks = await scene.rollouts.train()
     samples = scene.rollouts.samples
-    assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
+    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
     assert replay_problems(scene, samples) == []
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
 
@@ -127,8 +126,7 @@ async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(be
     scene.rollouts.args.over_sampling_batch_size = 1
     ranks = await scene.rollouts.train(1)
     samples = scene.rollouts.samples
-    assert scene.problems(samples) == []
-    assert replay_problems(scene, samples) == []
+    assert (scene.problems(samples), replay_problems(scene, samples)) == ([], [])
     assert {facts_of(sample)["resumes"] for sample in samples} == {1}
     assert [facts_of(sample)["weight_versions"] for sample in samples] == [["1", "2"]] * 2
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
@@ -162,8 +160,7 @@ async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, re
     assert [sample.status.value for sample in lacking] == [status] * 2
     assert all(words in (facts_of(sample)["error"] or "") for sample in lacking)
     assert [sample.status.value for sample in whole] == ["completed"] * 2
-    assert replay_problems(scene, whole) == []
-    assert scene.problems(scene.rollouts.samples) == []
+    assert (replay_problems(scene, whole), scene.problems(scene.rollouts.samples)) == ([], [])
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
 
 

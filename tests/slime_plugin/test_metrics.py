@@ -322,8 +322,7 @@ def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(package, m
     log_rollout(3, Namespace(use_wandb=False, use_tensorboard=True), [finished(turns=2)], None, 1.0)
     [(use_wandb, values, step_key)] = written
     assert (use_wandb, step_key, values[step_key]) == (False, "rollout/step", 30)
-    assert values["rollout/agent/turns/mean"] == 2
-    assert warnings_of(caplog) == []
+    assert (values["rollout/agent/turns/mean"], warnings_of(caplog)) == (2, [])
 
 
 @pytest.mark.parametrize(("path", "warned"), [(None, 1), ("strands_rollout.normalize_rewards", 0)])

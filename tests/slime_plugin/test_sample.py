@@ -88,8 +88,7 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
     assert (sample.tokens, sample.response_length) == (model.trajectory.token_ids, len(sample.tokens) - prompt_length)
     assert (sample.loss_mask, sum(sample.loss_mask)) == (model.trajectory.loss_mask[prompt_length:], sum(sampled))
     assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
-    assert sample.response == CALLS + RESULT + ANSWER
-    assert violations(sample, model) == []
+    assert (sample.response, violations(sample, model)) == (CALLS + RESULT + ANSWER, [])
     assert sample.weight_versions == ["v1", "v2"]
     assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
     assert sample.non_generation_time == 1.25
@@ -101,10 +100,8 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
 def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason: StopReason) -> None:
     turn(model, PROMPT, CALLS)
     sample = written(model, reason)
-    assert (sample.status.value, sample.remove_sample) == ("failed", True)
-    assert set(sample.loss_mask or []) == {0}
-    assert set(sample.rollout_log_probs or []) == {0.0}
-    assert violations(sample, model) == []
+    assert (sample.status.value, sample.remove_sample, set(sample.loss_mask or [])) == ("failed", True, {0})
+    assert (set(sample.rollout_log_probs or []), violations(sample, model)) == ({0.0}, [])
 
 
 @pytest.mark.parametrize("reason", StopReason)
@@ -136,8 +133,7 @@ def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(mo
     write_episode(ARGS, sample, model, ended(StopReason.ENGINE_ERROR, error), may_abort=False)
     assert sample.metadata["source_name"] == "dapo"
     facts = sample.metadata["strands_rollout"]
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["stop_reason"] == "engine_error"
+    assert (json.loads(json.dumps(facts)), facts["stop_reason"]) == (facts, "engine_error")
     assert facts["error"].startswith("EngineUnavailableError: gone ")
     assert len(facts["error"]) <= 2000
     assert (facts["tool_iterations"], facts["tool_calls"], facts["sampled_tokens"]) == (1, 2, sampled)

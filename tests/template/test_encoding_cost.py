@@ -110,8 +110,7 @@ async def test_a_tool_result_is_encoded_once_and_its_turn_is_not_rendered(shippe
 async def test_the_samples_of_a_group_encode_their_prompt_once(shipped_tokenizer: Any) -> None:
     first = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
     second = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
-    assert first["apply_chat_template"] == 1
-    assert second["apply_chat_template"] == 0
+    assert (first["apply_chat_template"], second["apply_chat_template"]) == (1, 0)
 
 
 ASKED = {"role": "assistant", "content": [{"toolUse": {"toolUseId": "call_1_0", "name": "run", "input": {"x": [1]}}}]}

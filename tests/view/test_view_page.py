@@ -143,8 +143,7 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
     write_lines(tmp_path / "results.jsonl", *lines)
     view = view_dump(tmp_path, None)
     assert [(row["group"], row["advantage"]) for row in view.rows] == [("x/0", None)] * 2 + [("x/1", None)] * 2
-    assert view.rows[0]["problems"] == ["violation"]
-    assert unpacked(view.details[0])["response"] == "34"
+    assert (view.rows[0]["problems"], unpacked(view.details[0])["response"]) == (["violation"], "34")
 
 
 def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -276,8 +275,7 @@ def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytes
     live = LiveDump(dump, None)
     live.refresh()
     append(dump, line)
-    assert len(live.refresh()[0].rows) == 7
-    assert judged == [f"{dump}:{number}" for number in range(1, 8)]
+    assert (len(live.refresh()[0].rows), judged) == (7, [f"{dump}:{number}" for number in range(1, 8)])
 
 
 async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:

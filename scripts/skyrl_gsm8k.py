@@ -91,7 +91,7 @@ def main(
     # transformers would advise to install torch, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     params = {**SKYRL_PARAMS, "temperature": temperature, "max_tokens": max_tokens, "seed": seed}
-    settings = read_config_file(config).model_dump()
+    settings = read_config_file(config).model_dump(exclude_unset=True)
     output = asyncio.run(play(load_rows(data)[:prompts], repetitions, params, settings, base_url, tokenizer))
     if out is not None:
         out.write_text(json.dumps(output) + "\n", encoding="utf-8")

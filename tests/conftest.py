@@ -75,7 +75,6 @@ def retry_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture(scope="session")
 def shipped_tokenizer() -> Any:
-    """The shipped model's tokenizer."""
     return _load(SHIPPED_TOKENIZER)
 
 
@@ -89,5 +88,4 @@ def qwen3_tokenizer() -> Any:
 
 @pytest.fixture(scope="session", params=["shipped", "qwen3"])
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """Each real tokenizer in turn."""
     return request.getfixturevalue(f"{request.param}_tokenizer")

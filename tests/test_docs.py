@@ -61,7 +61,6 @@ def code_blocks(language: str) -> list[Any]:
 
 
 def block_with(word: str, text: str) -> str:
-    """The one code block that has a word."""
     (block,) = (block for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL) if word in block)
     return str(block)
 

@@ -177,13 +177,7 @@ def config(
     All that it names is looked for; each setting has its meaning and its value. What is printed is itself a valid
     configuration, with secrets masked. Exits with 2 if the file can't be used, or names what is not there.
     """
-    from strands_rollout.settings import (
-        MASK_NOTE,
-        documented,
-        is_masked,
-        masked_values,
-        read_config_file,
-    )
+    from strands_rollout.settings import MASK_NOTE, documented, is_masked, masked_values, read_config_file
 
     settings = read_config_file(file, changes)
     if as_json and is_masked(settings):

@@ -53,6 +53,8 @@ _TOKENS, _EMBEDDED_TOKENS = 16384, 1024
 _NO_TOKENS: Final = "none: an API gives text only, and nothing of this can be trained"
 _API_TIMEOUT_S: Final = 300.0
 _TYPED_CALL: Final = re.compile(r"/call\s+(\S+)\s*(.*)", re.DOTALL)
+# the loop's names of limits, which the policy may have been trained on
+_LIMIT: Final = re.compile(r"(Not run|Stopped): the limit max_(?=(?:iterations|calls) of this episode is reached\.)")
 _KEYS: Final = """you are the policy; type
   TEXT                          to answer
   /call NAME {"key": "value"}   to call a tool
@@ -85,7 +87,7 @@ class Transcript(HookProvider):
     def show(self, label: str, text: str, style: str = "") -> None:
         """Print a text with its label before it."""
         width = self._console.width - _GUTTER - 3 if self._console.is_terminal else sys.maxsize
-        whole = text.strip("\n").split("\n")
+        whole = _LIMIT.sub(r"\1: the limit max_tool_", text).strip("\n").split("\n")
         lines = [part for line in whole for part in textwrap.wrap(line, width, replace_whitespace=False) or [""]]
         for number, line in enumerate(lines):
             head = (f"{label if number == 0 else '':>{_GUTTER}} | ", "dim")
@@ -132,7 +134,8 @@ class Transcript(HookProvider):
                 self.show("thinks", reasoning.get("reasoningText", {}).get("text", ""))
             else:
                 shown = block.get("text", f"({', '.join(block)})")
-                self.show("policy" if message["role"] == "assistant" else "user", shown)
+                said = "limit" if _LIMIT.match(shown) else "policy"
+                self.show(said if message["role"] == "assistant" else "user", shown)
 
     def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
         """Print how the episode ended, and what of it would be trained."""
@@ -145,9 +148,8 @@ class Transcript(HookProvider):
         self._console.print()
         self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in parts if value not in ("", None)))
         counts = [f"{name.replace('_', ' ')}: {facts.get(name, 0)}" for name in ("turns", "tool_calls", "tool_errors")]
-        is_failed = sample.status is Sample.Status.FAILED
         status = f"{sample.status.value} ({facts.get('stop_reason')}); {', '.join(counts)}"
-        self.show("status", status, "red" if is_failed else "")
+        self.show("status", status, "red" if sample.status is Sample.Status.FAILED else "")
         trained, prompt = sum(sample.loss_mask or ()), len(sample.tokens) - sample.response_length
         read = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
         others = f"; further samples: {len(outcome.siblings)}" if outcome.siblings else ""
@@ -156,10 +158,10 @@ class Transcript(HookProvider):
             self.show("error", words)
 
 
-def _errors(outcome: Outcome) -> list[str]:
-    """What failed: the episode, its reward, or a check of its tokens."""
+def _errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
+    """What ended the episode, and what failed: its reward, or a check of its tokens."""
     reward = outcome.sample.reward
-    own = outcome.facts.get("error"), reward.get("error") if isinstance(reward, Mapping) else None
+    own = of_episode and outcome.facts.get("error"), reward.get("error") if isinstance(reward, Mapping) else None
     return [*(str(error) for error in own if error), *outcome.contract_violations, *outcome.tito_violations]
 
 
@@ -409,7 +411,10 @@ def run_try(options: TryOptions) -> int:
         return EXIT_INTERRUPTED
     if code == EXIT_OK and (config := options.config) is not None:
         held_out = config.parent / "held_out.jsonl"
-        show_next("eval", "--config", config, *(["--data", held_out] if held_out.is_file() else []))
+        given = [("--data", held_out if held_out.is_file() else None), ("--base-url", options.base_url)]
+        given += [("--tokenizer", options.base_url and options.tokenizer_dir), ("--model", options.model_dir)]
+        given += [("--reward", options.reward), *(("--set", change) for change in options.changes or ())]
+        show_next("eval", "--config", config, *(word for pair in given if pair[1] is not None for word in pair))
     return code
 
 
@@ -453,7 +458,8 @@ async def _try(options: TryOptions) -> int:
 
 
 def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
-    if outcome.sample.status is Sample.Status.FAILED or _errors(outcome):
+    sample = outcome.sample  # one that a limit has cut is as good as another, if there is anything to train
+    if sample.remove_sample or sample.status is Sample.Status.ABORTED or _errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):
         policy.check_end(outcome.facts.get("stop_reason"))

@@ -6,13 +6,7 @@ import json
 import pytest
 
 from benchmarks import engines as engines_module
-from benchmarks.engines import (
-    ComparedEngines,
-    EngineBenchmark,
-    EngineRow,
-    Workload,
-    run_engine_benchmark,
-)
+from benchmarks.engines import ComparedEngines, EngineBenchmark, EngineRow, Workload, run_engine_benchmark
 from strands_rollout.engine import running_engine
 from strands_rollout.errors import ConfigError, EngineUnavailableError
 

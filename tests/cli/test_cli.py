@@ -75,19 +75,15 @@ AN_ENGINE = ["--base-url", "http://127.0.0.1:1"]
     ],
     ids=" ".join,
 )
-def test_a_usage_error_exits_with_2_and_says_what_is_wrong(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_usage_error_exits_with_2_and_says_what_is_wrong(arguments, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert exit_code(monkeypatch, *arguments) == 2
     captured = capsys.readouterr()
     assert "rror" in captured.err
-    assert captured.out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert (captured.out, list(tmp_path.iterdir())) == ("", [])
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    """That of the command line with these arguments, in this process."""
     monkeypatch.setattr(sys, "argv", ["strands-rollout", *arguments])
     try:
         cli.main()
@@ -97,18 +93,15 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
 
 
 @pytest.mark.parametrize("arguments", [["demo"], ["eval", "--data", "rows.jsonl"]], ids=["demo", "eval"])
-def test_a_dead_engine_exits_with_1_and_is_named(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dead_engine_exits_with_1_and_is_named(arguments, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
     assert exit_code(monkeypatch, *arguments, "--base-url", dead_url()) == 1
     assert "error: no answer from http://127.0.0.1" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped_tokenizer, tmp_path) -> None:
     def reply(request: dict[str, Any], number: int) -> Reply:
         seen = shipped_tokenizer.decode(request["input_ids"], skip_special_tokens=False)
         return Reply.tokens(ids_of(shipped_tokenizer, ANSWER if "<tool_response>" in seen else call_text()))

@@ -47,9 +47,7 @@ def test_modules_beside_a_configuration_are_found(configured: Callable[..., Path
 
 
 @pytest.mark.parametrize("command", ["config", "eval --config", "train --config"])
-def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(
-    configured: Callable[..., Path], command: str, tmp_path: Path
-) -> None:
+def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(configured, command, tmp_path) -> None:
     if command.startswith("train"):
         pytest.importorskip("torch")
     path = configured("executor: locl, tool_parser: hermess, hooks: [no_such.hook]")
@@ -72,17 +70,14 @@ def test_what_a_configuration_names_wrongly_is_an_error_before_anything_starts(
         ("strands_rollout.reward.correct=2", 2.0),
     ],
 )
-def test_a_setting_of_the_command_line_takes_the_place_of_the_files(
-    configured: Callable[..., Path], change: str, value: object
-) -> None:
+def test_a_setting_of_the_command_line_takes_the_place_of_the_files(configured, change, value) -> None:
     path = configured("max_tool_iterations: 2, dump_dir: there, reward: {wrong: 0.0}")
     done = CliRunner().invoke(app, ["config", str(path), "--set", "tools=[]", "--set", change, "--json"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     for key in change.partition("=")[0].removeprefix("strands_rollout.").split("."):
         found = found[key]
-    assert found == value
-    assert json.loads(done.stdout)["reward"]["wrong"] == 0.0
+    assert (found, json.loads(done.stdout)["reward"]["wrong"]) == (value, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +95,7 @@ def test_a_setting_of_the_command_line_takes_the_place_of_the_files(
         ("doctor --json", "tool_parsers=3", "did you mean 'tool_parser'"),
     ],
 )
-def test_a_wrong_setting_of_the_command_line_is_named(
-    command: str, change: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_setting_of_the_command_line_is_named(command, change, said, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "row.jsonl").write_text('{"prompt": "1 + 1?", "label": "2", "status": "completed", "tokens": []}\n')
     done = CliRunner().invoke(app, [*command.split(), "--set", change])

@@ -110,9 +110,7 @@ async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer:
 
 
 @pytest.mark.parametrize(("base_url", "expected"), [("http://127.0.0.1:1", (16, 16384, 64)), (None, (4, 1024, 16))])
-def test_defaults_are_those_of_the_engine(
-    base_url: str | None, expected: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_defaults_are_those_of_the_engine(base_url, expected, monkeypatch) -> None:
     from typer import Exit
 
     from strands_rollout.cli.evaluate import evaluate
@@ -150,8 +148,7 @@ async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Pa
     assert code == 0, err
     assert "dropped 40 bytes of a half-written last line" in err
     assert f"{len(kept)} samples are there already" in err
-    assert len(lines(cut)) == 32
-    assert lines(cut)[: len(kept)] == kept
+    assert (len(lines(cut)), lines(cut)[: len(kept)]) == (32, kept)
     assert without_session(cut) == without_session(tmp_path / "whole")
     assert json.loads(out.splitlines()[-1])["complete"] is True
 

@@ -76,9 +76,7 @@ def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monke
     ("folder", "words"),
     [("full", "full is not empty, it holds notes.txt"), ("a b", "such as a-b"), ("full/notes.txt/x", "can't write")],
 )
-def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(
-    folder: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(folder, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full/notes.txt").write_text("mine")

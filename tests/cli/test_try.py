@@ -55,7 +55,6 @@ PLAYED = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's project: tools, a configuration and rows."""
     (tmp_path / "shop_of_try.py").write_text(TOOLS)
     settings = "system_prompt: You keep a shop.\n  tools: [shop_of_try.lookup]"
     (tmp_path / "rollout.yaml").write_text(f"strands_rollout:\n  {settings}\n")
@@ -106,6 +105,27 @@ def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: 
     done = play("--script", script(folder, turns), *arguments)
     assert done.exit_code != 0
     assert words in f"{done.output} {done.exception}"
+
+
+@pytest.mark.parametrize(
+    ("turns", "change", "shown"),
+    [
+        (2, "max_tool_iterations=1", "error | Not run: the limit max_tool_iterations of"),
+        (2, "max_tool_calls=1", " limit | Stopped: the limit max_tool_calls of"),
+        (1, "max_turn_tokens=5", " error | MaxTokensReachedException: the turn was cut at its limit of tokens"),
+    ],
+)
+def test_a_limit_by_its_settings_name_ends_a_valid_episode_and_the_next_command_has_it(folder, turns, change, shown):
+    (folder / "own.py").write_text("def score(response, label): return 1.0\n")
+    done = play("--script", script(folder, [{"calls": [CALL]}] * turns), "--set", change, "--reward", "own.score")
+    assert (done.exit_code, shown in done.stdout, " status | truncated" in done.stdout) == (0, True, True), done.output
+    assert done.stderr.endswith(f" eval --config rollout.yaml --reward own.score --set {change}\n")
+
+
+def test_an_episode_without_a_turn_has_failed(folder: Path, shipped_tokenizer: Any) -> None:
+    with on_a_thread(FakeSGLang([], context_length=9)) as fake:
+        done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
+    assert (done.exit_code, " status | truncated (prompt_too_long)" in done.stdout) == (1, True), done.output
 
 
 def test_rows_of_a_table_are_scored_by_a_reward_that_is_named(folder: Path) -> None:
@@ -194,4 +214,6 @@ def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None
         done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
     assert done.exit_code == 0, done.output
     assert ASKED + '   call | lookup {"item": "pear"}\n' in done.stdout
+    named = f"--base-url {fake.base_url} --tokenizer {shipped_tokenizer.name_or_path}"
+    assert done.stderr.endswith(f" eval --config rollout.yaml {named}\n")
     assert fake.violations == []

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from strands_rollout import Sample
-from strands_rollout.client.generate_api import (
-    EncodedIds,
-    GenerateRequest,
-    Generation,
-    load_json,
-    read_generation,
-)
+from strands_rollout.client.generate_api import EncodedIds, GenerateRequest, Generation, load_json, read_generation
 from strands_rollout.errors import EngineResponseError
 
 

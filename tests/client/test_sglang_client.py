@@ -34,8 +34,7 @@ async def test_the_request_has_ids_params_logprobs_and_its_own_rid_and_asks_no_i
 async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
     reply = Reply.tokens([5, 9], logprobs=[-0.25, -1], text="hi", cached_tokens=2, weight_version="v7")
     generation = await ask(reply)
-    assert generation.output_ids == [5, 9]
-    assert generation.logprobs == [-0.25, -1.0]
+    assert (generation.output_ids, generation.logprobs) == ([5, 9], [-0.25, -1.0])
     assert all(type(p) is float for p in generation.logprobs)
     assert generation.finish_reason == FinishReason("stop", matched=9)
     assert (generation.prompt_tokens, generation.cached_tokens, generation.completion_tokens) == (3, 2, 2)
@@ -53,9 +52,7 @@ async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
     ],
     ids=["length", "stop string", "abort with partial tokens"],
 )
-async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(
-    reply: Reply, reason: FinishReason
-) -> None:
+async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(reply, reason) -> None:
     generation, without = await ask(reply), await ask(reply, return_logprob=False)
     assert generation.finish_reason == without.finish_reason == reason
     assert (generation.output_ids, generation.logprobs) == ([5, 6], [-0.5, -0.5])
@@ -117,10 +114,7 @@ async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any,
     ],
 )
 async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_again(reply: Reply, words: str) -> None:
-    async with (
-        FakeSGLang(lambda _r, _n: reply) as fake,
-        SGLangClient(fake.base_url, vocab_size=100) as client,
-    ):
+    async with FakeSGLang(lambda _r, _n: reply) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
         with pytest.raises(EngineResponseError) as error:
             await client.generate([1, 2, 3], PARAMS, rid="r")
     assert words in str(error.value)
@@ -140,8 +134,7 @@ async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_ag
 async def test_an_answer_is_taken_that_tells_less_or_was_aborted_before_its_first_token(reply: Reply) -> None:
     async with FakeSGLang([Reply.status(503), reply]) as fake, SGLangClient(fake.base_url, backoff_base_s=0) as client:
         generation = await client.generate([1, 2, 3], PARAMS, rid="r")
-    assert generation.output_ids == list(reply.ids)
-    assert (generation.rid, generation.attempts) == ("r-2", 2)
+    assert (generation.output_ids, generation.rid, generation.attempts) == (list(reply.ids), "r-2", 2)
 
 
 async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_once() -> None:
@@ -163,8 +156,7 @@ async def test_many_who_ask_at_once_ask_the_server_once_also_behind_a_router() -
         await asyncio.gather(*others)
         asked = len(fake.info_requests)
         assert await client.server_info() == ServerInfo()
-    assert len(fake.info_requests) == asked
-    assert len(set(fake.info_requests)) == asked
+    assert (len(fake.info_requests), len(set(fake.info_requests))) == (asked, asked)
     assert "/get_server_info" in fake.info_requests
 
 

@@ -112,10 +112,8 @@ PASSING = [
 async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> None:
     async with FakeSGLang([reply, reply, OK]) as fake:
         generation = await ask(fake)
-    assert generation.attempts == 3
-    assert [r.rid for r in fake.requests] == ["r", "r-2", "r-3"]
-    assert generation.rid == "r-3"
-    assert len({r.body.pop("rid") for r in fake.requests}) == 3
+    assert (generation.attempts, [r.rid for r in fake.requests]) == (3, ["r", "r-2", "r-3"])
+    assert (generation.rid, len({r.body.pop("rid") for r in fake.requests})) == ("r-3", 3)
     assert fake.requests[0].body == fake.requests[2].body
 
 
@@ -124,8 +122,7 @@ async def test_a_refused_request_is_not_sent_again(status: int) -> None:
     async with FakeSGLang(lambda _r, _n: Reply.status(status, "top_q is no sampling parameter")) as fake:
         with pytest.raises(EngineRejectedError, match=f"HTTP {status}: top_q is no sampling parameter") as error:
             await ask(fake)
-    assert error.value.status_code == status
-    assert len(fake.requests) == 1
+    assert (error.value.status_code, len(fake.requests)) == (status, 1)
 
 
 @pytest.mark.parametrize(
@@ -244,9 +241,7 @@ async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(("router", "asked"), [(True, 1), (False, 20)])
-async def test_an_engine_is_asked_to_stop_each_of_many_requests_and_a_router_once_whether_it_can(
-    router: bool, asked: int
-) -> None:
+async def test_an_engine_is_asked_to_stop_each_of_many_requests_and_a_router_once_whether_it_can(router, asked) -> None:
     async with FakeSGLang([], router=router) as fake, SGLangClient(fake.base_url) as client:
         stopped = await asyncio.gather(*(client.stop(f"rid-{number}") for number in range(19)))
         stopped.append(await client.stop("rid-19"))

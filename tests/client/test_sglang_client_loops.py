@@ -27,8 +27,7 @@ async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid(
             await asyncio.sleep(0)
         assert asking.cancelled()
         await client.aclose()
-    assert fake.aborts == [{"rid": "r1"}]
-    assert fake.disconnects == ["r1"]
+    assert (fake.aborts, fake.disconnects) == ([{"rid": "r1"}], ["r1"])
 
 
 async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:

@@ -31,7 +31,6 @@ IDS = st.lists(st.integers(0, 200_000), max_size=6)
 
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every id that is encoded, in order."""
     seen: list[int] = []
     extend = EncodedIds.extend
 
@@ -53,9 +52,7 @@ async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Traj
 @given(
     st.lists(st.tuples(IDS, IDS, st.sampled_from(["answered", "lost", "lost and asked again", "other"])), max_size=8)
 )
-def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(
-    turns: list[tuple[list[int], list[int], str]],
-) -> None:
+def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(turns) -> None:
     token_ids: list[int] = []
     prompt = EncodedPrompt(token_ids, vocab_size=200_001)
     for context, sampled, fate in turns:

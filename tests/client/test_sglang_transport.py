@@ -65,8 +65,7 @@ async def test_both_ways_send_the_same_headers(fake: FakeSGLang, by_httpx: list[
             http.event_hooks = {"request": hooks}
             await SGLangClient(http).generate([1], {}, headers=own, rid="r")
     straight, through = (request.headers for request in fake.requests)
-    assert by_httpx == ["/generate"]
-    assert len(hooked) == 1
+    assert (by_httpx, len(hooked)) == (["/generate"], 1)
     assert sorted((k.lower(), v) for k, v in straight.items()) == sorted((k.lower(), v) for k, v in through.items())
     assert (straight["X-A"], straight["Content-Type"]) == ("request", "application/json")
 
@@ -92,8 +91,7 @@ async def test_what_is_set_later_counts_and_what_httpx_alone_honours_is_left_to_
         http.headers["X-A"] = "later still"
         await client.generate([1], {})
     assert by_httpx == way * 2
-    assert fake.requests[1].headers[header] == shown
-    assert fake.requests[2].headers["X-A"] == "later still"
+    assert (fake.requests[1].headers[header], fake.requests[2].headers["X-A"]) == (shown, "later still")
 
 
 @pytest.mark.parametrize("used", [True, False])

@@ -61,24 +61,14 @@ def each(*tries):
 
 @dataclass(frozen=True)
 class Attack:
-    """Code, and what it is aimed at.
+    """Code, and what it is aimed at."""
 
-    Attributes:
-        name: What it does, as a test's id.
-        code: Python source; it is run after `PRELUDE`.
-        target: Makes what is attacked, which also sees whether it was hit.
-        never_on_plain: Why the plain backend is safe from it as well, or why it must not be tried there.
-        seldom_on_plain: What on some machines stops it even without isolation.
-        timeout_s: Wall-clock limit of the run.
-    """
-
-    name: str
-    code: str
-    target: Callable[[Stage], Target]
-    never_on_plain: str = ""
-    seldom_on_plain: str = ""
-    timeout_s: float = 6.0
+    name: str  # what it does, as a test's id
+    code: str  # Python source; it is run after `PRELUDE`
+    target: Callable[[Stage], Target]  # makes what is attacked, which also sees whether it was hit
+    never_on_plain: str = ""  # why the plain backend is safe from it as well, or why it must not be tried there
+    seldom_on_plain: str = ""  # what on some machines stops it even without isolation
+    timeout_s: float = 6.0  # wall-clock limit of the run
 
     def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:
-        """The whole program, with the facts of its target."""
         return PRELUDE.format(facts=json.dumps({"syscalls": SYSCALLS, **facts}), hold_s=hold_s) + self.code

@@ -24,21 +24,13 @@ _NAMED_LEVELS: Final = 5  # executor, place, and what code makes there under nam
 
 @dataclass(frozen=True)
 class Stage:
-    """Where an attack takes place.
+    """Where an attack takes place."""
 
-    Attributes:
-        executor: What runs the attack; safe to call from other threads meanwhile.
-        folder: Empty, outside of every scratch directory, and anybody may enter it.
-        scratch_root: Where this executor makes its scratch directories, and no other.
-        secret: The value of an environment variable of this process.
-        has_helpers: The parent of what runs is a process of the executor, and not this one.
-    """
-
-    executor: CodeExecutor
-    folder: Path
-    scratch_root: Path
-    secret: str
-    has_helpers: bool
+    executor: CodeExecutor  # what runs the attack; safe to call from other threads meanwhile
+    folder: Path  # empty, outside of every scratch directory, and anybody may enter it
+    scratch_root: Path  # where this executor makes its scratch directories, and no other
+    secret: str  # the value of an environment variable of this process
+    has_helpers: bool  # the parent of what runs is a process of the executor, and not this one
 
     def start(self, code: str, timeout_s: float = 20.0) -> Future[ExecutionResult]:
         """Run something beside the attack, or before it."""

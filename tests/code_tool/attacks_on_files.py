@@ -9,15 +9,7 @@ from typing import Final
 import numpy
 import pytest
 from attack import Attack
-from attack_targets import (
-    EnvironmentVariable,
-    FileFact,
-    ForeignFolder,
-    Possessions,
-    ScratchRoot,
-    SecretFile,
-    WordsOf,
-)
+from attack_targets import EnvironmentVariable, FileFact, ForeignFolder, Possessions, ScratchRoot, SecretFile, WordsOf
 from host_view import Sight
 from signs import holds_device
 from victims import Stranger

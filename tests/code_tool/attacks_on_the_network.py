@@ -39,11 +39,7 @@ for handle in range(3, 256):
         partial(Server, family="abstract", kind="dgram"),
         never_on_plain="it has no handles but those of its output",
     ),
-    Attack(
-        "listen",
-        "be_known()\ns = socket.socket()\ns.listen()\nhold()",
-        partial(Sight, shows=holds_socket),
-    ),
+    Attack("listen", "be_known()\ns = socket.socket()\ns.listen()\nhold()", partial(Sight, shows=holds_socket)),
     Attack(
         "open-socket-of-any-family",
         """

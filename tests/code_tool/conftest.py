@@ -52,7 +52,6 @@ def confined_child(confined_folder: str) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def attack_secret() -> Iterator[str]:
-    """The value of an environment variable of this process, set before any executor starts."""
     with pytest.MonkeyPatch.context() as patch:
         secret = f"secret-{secrets.token_hex(16)}"
         patch.setenv("STRANDS_ATTACK_SECRET", secret)
@@ -108,7 +107,6 @@ def _isolated(ground: Path, *disabled_layers: str, **more: Any) -> LocalExecutor
 
 @pytest.fixture(scope="module")
 def isolated(ground: Path) -> Iterator[CodeExecutor]:
-    """The backend with full isolation."""
     yield from _closed_later(_isolated(ground))
 
 
@@ -120,7 +118,6 @@ def without_landlock(ground: Path) -> Iterator[CodeExecutor]:
 
 @pytest.fixture(scope="module")
 def with_programs(ground: Path) -> Iterator[CodeExecutor]:
-    """The backend whose code may start programs."""
     yield from _closed_later(_isolated(ground, isolation="files", programs=True))
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from attack_targets import Stage, Target
 
@@ -20,18 +20,12 @@ _ENDING_S: Final = 30.0  # a process that was killed may be seen for a moment
 
 @dataclass(frozen=True)
 class Process:
-    """One process, read anew at each question; what is gone or hidden reads as empty.
+    """One process, read anew at each question; what is gone or hidden reads as empty."""
 
-    Attributes:
-        pid: Its number.
-        hidden: Gets what this process was not allowed to look at.
-    """
-
-    pid: int
-    hidden: list[str] = field(default_factory=list, compare=False)
+    pid: int  # its number
+    hidden: list[str] = field(default_factory=list, compare=False)  # gets what this process was not allowed to look at
 
     def text(self, file: str) -> str:
-        """A file of /proc/PID."""
         try:
             return Path("/proc", str(self.pid), file).read_bytes().decode("utf-8", "replace")
         except OSError as e:
@@ -49,7 +43,6 @@ class Process:
         return int(words[0]) if words else 0
 
     def link(self, file: str) -> str:
-        """Where a link of /proc/PID leads."""
         try:
             return str(Path(f"/proc/{self.pid}/{file}").readlink())
         except OSError as e:
@@ -61,7 +54,6 @@ class Process:
             self.hidden.append(file)
 
     def handles(self) -> dict[int, str]:
-        """Open descriptors, and what they are."""
         try:
             return {int(path.name): self.link(f"fd/{path.name}") for path in Path(f"/proc/{self.pid}/fd").iterdir()}
         except OSError as e:
@@ -69,7 +61,6 @@ class Process:
             return {}
 
     def files(self) -> Iterator[os.stat_result]:
-        """What is behind its descriptors."""
         for handle in self.handles():
             with contextlib.suppress(OSError):
                 yield Path(f"/proc/{self.pid}/fd/{handle}").stat()
@@ -85,7 +76,6 @@ def pids() -> set[int]:
 
 
 def descendants(of: int) -> set[int]:
-    """Children, their children, and so on."""
     parents = {pid: Process(pid).number("PPid") for pid in pids()}
     found, last = {of}, 0
     while len(found) > last:
@@ -101,7 +91,7 @@ class Sight(Target):
     """
 
     def __init__(
-        self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts: Any
+        self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts
     ) -> None:
         super().__init__(stage)
         self.facts |= facts

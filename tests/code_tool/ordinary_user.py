@@ -46,7 +46,6 @@ class OrdinaryUser:
             del folders
 
     def results(self, *arguments: str, limit_s: float) -> dict[str, tuple[str, str]]:
-        """Run pytest as the user: test -> "passed", "skipped", "failure" or "error", and the reason."""
         report = self._folder / "home" / "report.xml"
         command = [self._python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *arguments]
         ended = subprocess.run(
@@ -122,7 +121,6 @@ def _outcomes(report: Path) -> Iterator[tuple[str, tuple[str, str]]]:
 
 @contextlib.contextmanager
 def ordinary_user() -> Iterator[OrdinaryUser]:
-    """Make one, and remove all that is its afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="ordinary-user-", dir="/tmp"))
     folder.chmod(0o755)
     try:

@@ -14,12 +14,10 @@ Shows = Callable[[Sequence[Process]], bool]
 
 
 def more_than(count: int) -> Shows:
-    """So many processes live at once."""
     return lambda processes: len(processes) > count
 
 
 def threads_above(count: int) -> Shows:
-    """One process has so many threads."""
     return lambda processes: any(process.number("Threads") > count for process in processes)
 
 
@@ -29,7 +27,6 @@ def memory_above(mebibytes: int) -> Shows:
 
 
 def holds(word: str) -> Shows:
-    """A descriptor is open whose description contains this."""
     return lambda processes: any(word in link for process in processes for link in process.handles().values())
 
 
@@ -44,8 +41,6 @@ def holds_socket(processes: Sequence[Process]) -> bool:
 
 
 def held_above(mebibytes: int) -> Shows:
-    """So much lies in files that are open."""
-
     def shows(processes: Sequence[Process]) -> bool:
         files = {(f.st_dev, f.st_ino): f for process in processes for f in process.files() if stat.S_ISREG(f.st_mode)}
         return sum(facts.st_blocks * 512 for facts in files.values()) > mebibytes * 2**20
@@ -54,8 +49,6 @@ def held_above(mebibytes: int) -> Shows:
 
 
 def locks_above(count: int) -> Shows:
-    """So many locks on files are held."""
-
     def shows(processes: Sequence[Process]) -> bool:
         holders = [line.split()[4:5] for line in Path("/proc/locks").read_text().splitlines()]
         return sum(holders.count([str(process.pid)]) for process in processes) > count
@@ -77,7 +70,6 @@ def holds_device(processes: Sequence[Process]) -> bool:
 
 
 def unlimited(name: str) -> Shows:
-    """A line of /proc/PID/limits says so."""
     return lambda processes: any(
         line.startswith(name) and "unlimited" in line
         for process in processes

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
 
 import attacks_on_files
 import attacks_on_other_runs
@@ -40,7 +39,6 @@ _NAMED = [pytest.param(attack, id=attack.name) for attack in ATTACKS]
 
 
 async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
-    """Run an attack: whether it worked, and what to say of it."""
     target = attack.target(stage)
     try:
         patience = 1 if stage.has_helpers else 5  # what works on the plain backend must do so on a busy machine too
@@ -65,9 +63,7 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_the_plain_backend_lets_it_happen(
-    attack: Attack, plain: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
-) -> None:
+async def test_the_plain_backend_lets_it_happen(attack, plain, make_stage) -> None:
     if attack.never_on_plain:
         pytest.skip(f"the plain backend: {attack.never_on_plain}")
     worked, story = await attempt(attack, make_stage(plain))
@@ -77,9 +73,7 @@ async def test_the_plain_backend_lets_it_happen(
 
 
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_the_isolated_backend_blocks_it(
-    attack: Attack, isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
-) -> None:
+async def test_the_isolated_backend_blocks_it(attack, isolated, make_stage) -> None:
     worked, story = await attempt(attack, make_stage(isolated))
     assert not worked, story
     assert (await isolated.run("print(1)", timeout_s=30)).stdout == "1\n"
@@ -88,9 +82,7 @@ async def test_the_isolated_backend_blocks_it(
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock it takes root")
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(
-    attack: Attack, without_landlock: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
-) -> None:
+async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(attack, without_landlock, make_stage) -> None:
     worked, story = await attempt(attack, make_stage(without_landlock))
     assert not worked, story
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
@@ -111,9 +103,7 @@ _BY_ANY = [*_BY_PROGRAMS.split(), *(_BY_ONE_USER.split() if os.geteuid() else ()
 @pytest.mark.slow
 @pytest.mark.skipif(landlock_abi() < 6, reason="needs Landlock that confines TCP and signals")
 @pytest.mark.parametrize("attack", [one for one in _NAMED if one.id not in _BY_ANY])
-async def test_code_that_may_start_programs_is_blocked_but_for_what_they_need(
-    attack: Attack, with_programs: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
-) -> None:
+async def test_code_that_may_start_programs_is_blocked_but_for_what_they_need(attack, with_programs, make_stage):
     worked, story = await attempt(attack, make_stage(with_programs))
     assert not worked, story
 
@@ -124,9 +114,7 @@ async def test_a_search_finds_what_is_there(isolated: CodeExecutor) -> None:
     assert "secret-abababababababababababababababab" in result.stdout
 
 
-async def test_the_host_sees_what_a_sandboxed_process_holds(
-    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage]
-) -> None:
+async def test_the_host_sees_what_a_sandboxed_process_holds(isolated, make_stage) -> None:
     code = "be_known()\nkept = open('mine.txt', 'w')\nhold(60)"  # until it is seen
     attack = Attack("hold-own-file", code, lambda stage: Sight(stage, holds("/mine.txt")), timeout_s=60)
     worked, story = await attempt(attack, make_stage(isolated))

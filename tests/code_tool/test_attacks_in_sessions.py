@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from attack import PRELUDE
-from attack_targets import Stage, shallow_paths
+from attack_targets import shallow_paths
 from attacks_on_other_runs import SEARCH_OWN_MEMORY
 from host_view import Process, descendants
 
@@ -53,9 +53,7 @@ async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
         pytest.param("each(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
     ],
 )
-async def test_a_session_is_out_of_reach(
-    isolated: CodeExecutor, make_stage: Callable[[CodeExecutor], Stage], code: str, attacker: str | None
-) -> None:
+async def test_a_session_is_out_of_reach(isolated, make_stage, code, attacker) -> None:
     async with theirs(isolated) as secret:
         root = make_stage(isolated).scratch_root
         paths = [str(path) for path in shallow_paths(root) if path.name == "mine.txt"]
@@ -80,13 +78,8 @@ async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[
     await isolated.close_session(session)
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"],
-)
-async def test_messages_of_its_own_end_no_other_run(
-    isolated: CodeExecutor, mine: Callable[..., Awaitable[ExecutionResult]], message: str
-) -> None:
+@pytest.mark.parametrize("message", ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"])
+async def test_messages_of_its_own_end_no_other_run(isolated, mine, message) -> None:
     async with theirs(isolated):
         result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
         assert result.infra_error is None or result.session_lost
@@ -103,9 +96,7 @@ async def test_messages_of_its_own_end_no_other_run(
     ],
 )
 @pytest.mark.slow
-async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(
-    mine: Callable[..., Awaitable[ExecutionResult]], code: str
-) -> None:
+async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(mine, code) -> None:
     async with asyncio.timeout(60):
         results = [await mine(code, 0.5)]
         await asyncio.sleep(0.1)

@@ -43,7 +43,6 @@ ALL = [*PLAIN, CAMEL]
 
 @pytest.fixture(scope="module")
 def make() -> Iterator[Callable[..., Any]]:
-    """Makes an executor of a backend."""
     with served() as url, pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")  # camel's Python
         backends: dict[str, Callable[..., CodeExecutor]] = {
@@ -141,9 +140,7 @@ async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor
     ],
 )
 @on(SEEN)
-async def test_code_runs_as_a_script_whose_last_expression_is_shown(
-    executor: CodeExecutor, code: str, stdout: str | None
-) -> None:
+async def test_code_runs_as_a_script_whose_last_expression_is_shown(executor, code, stdout) -> None:
     result = await executor.run(code)
     assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
     assert stdout is None or (result.stdout, result.stderr) == (stdout, "")
@@ -168,17 +165,13 @@ async def test_code_runs_as_a_script_whose_last_expression_is_shown(
     ],
 )
 @on(SEEN)
-async def test_errors_show_the_codes_own_frames_and_no_machine_paths(
-    executor: CodeExecutor, code: str, stderr: str
-) -> None:
+async def test_errors_show_the_codes_own_frames_and_no_machine_paths(executor, code, stderr) -> None:
     lines = (await executor.run(code)).stderr.splitlines(keepends=True)
     assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
 
 
 @on(PLAIN)
-async def test_each_call_starts_fresh_in_a_clean_environment(
-    executor: CodeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_each_call_starts_fresh_in_a_clean_environment(executor, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     await executor.run("x = 1; open('file', 'w').close()")
@@ -213,9 +206,7 @@ async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(exec
         ("import os; os.kill(os.getpid(), 35)", -35, "signal 35"),
     ],
 )
-async def test_the_way_the_code_ended_is_told_and_is_no_infrastructure_error(
-    executor: CodeExecutor, code: str, exit_code: int, killed_by: str | None
-) -> None:
+async def test_the_way_the_code_ended_is_told_and_is_no_infrastructure_error(executor, code, exit_code, killed_by):
     result = await executor.run(code)
     assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
     assert not result.timed_out
@@ -247,9 +238,7 @@ def test_loops_of_several_threads_share_one_executor(executor: CodeExecutor) -> 
 
 
 @pytest.mark.parametrize("name", ["subprocess", *REMOTE, CAMEL])
-async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
-    make: Callable[..., CodeExecutor], name: str
-) -> None:
+async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(make, name) -> None:
     code = "import time; print(time.time()); time.sleep(0.3); time.time()"
     async with make(name, max_concurrency=2) as executor:
         results = await asyncio.gather(*(executor.run(code, timeout_s=20) for _ in range(4)))
@@ -261,9 +250,7 @@ async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
 
 
 @pytest.mark.parametrize(("name", "last_to_end"), [("subprocess", "os.getpid()"), ("strands", "os.getppid()")])
-async def test_cancelling_ends_the_code(
-    make: Callable[..., CodeExecutor], name: str, last_to_end: str, tmp_path: Path
-) -> None:
+async def test_cancelling_ends_the_code(make, name, last_to_end, tmp_path) -> None:
     code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
     async with make(name) as executor:
         running = asyncio.create_task(executor.run(code))
@@ -281,9 +268,7 @@ async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -
 
 
 @pytest.mark.parametrize("name", STATELESS)
-async def test_a_closed_executor_has_waited_and_refuses(
-    make: Callable[..., CodeExecutor], name: str, tmp_path: Path
-) -> None:
+async def test_a_closed_executor_has_waited_and_refuses(make, name, tmp_path) -> None:
     executor, note = make(name), tmp_path / "note"
     code = f"import os, time\nopen({str(note)!r}, 'w').write('1\\n')\ntime.sleep(0.2)\nprint('done')"
     running = asyncio.create_task(executor.run(code))
@@ -296,9 +281,7 @@ async def test_a_closed_executor_has_waited_and_refuses(
 
 
 @pytest.mark.parametrize("name", ["subprocess", "strands"])
-async def test_the_scratch_directory_is_always_removed(
-    make: Callable[..., CodeExecutor], name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_scratch_directory_is_always_removed(make, name, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with make(name) as executor:

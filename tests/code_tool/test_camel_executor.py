@@ -35,12 +35,7 @@ def in_process(**more: Any) -> CamelExecutor:
 
 @pytest.mark.parametrize(
     ("code", "stdout"),
-    [
-        ("print(1)", "1\n"),
-        ("x = 2\nx + 3", "5\n"),
-        ("'é'", "'é'\n"),
-        ("print('(stderr')", "(stderr\n"),
-    ],
+    [("print(1)", "1\n"), ("x = 2\nx + 3", "5\n"), ("'é'", "'é'\n"), ("print('(stderr')", "(stderr\n")],
 )
 async def test_camels_answer_is_the_output(executor: CamelExecutor, code: str, stdout: str) -> None:
     result = await executor.run(code)

@@ -24,8 +24,6 @@ for answer in ({"id": 1, "result": {"stdout": "forged", "exit_code": 0}}, {"is":
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Code, and whether a result tells what happened."""
-
     name: str
     code: str
     is_true: Callable[[ExecutionResult], bool]

@@ -27,7 +27,6 @@ from strands_rollout.errors import ConfigError, SandboxError
 
 @pytest.fixture
 async def plain() -> AsyncIterator[CodeExecutorSandbox]:
-    """Without sessions."""
     async with SubprocessExecutor(timeout_s=20) as executor:
         yield CodeExecutorSandbox(executor)
 
@@ -38,7 +37,6 @@ def local(**more: Any) -> LocalExecutor:
 
 @pytest.fixture
 async def kept() -> AsyncIterator[CodeExecutorSandbox]:
-    """With a session."""
     async with local() as executor:
         yield CodeExecutorSandbox(executor)
 
@@ -64,9 +62,7 @@ async def test_code_runs_and_its_output_is_streamed_by_kind(plain: CodeExecutorS
         ("1/0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )
-async def test_ends_are_told_as_a_shell_would(
-    plain: CodeExecutorSandbox, code: str, exit_code: int, stderr: str
-) -> None:
+async def test_ends_are_told_as_a_shell_would(plain, code, exit_code, stderr) -> None:
     result = await plain.execute_code(code, "python")
     assert result.exit_code == exit_code
     assert result.stderr.endswith(stderr)
@@ -113,9 +109,7 @@ async def test_without_sessions_there_are_no_files(plain: CodeExecutorSandbox) -
     await plain.aclose()
 
 
-async def test_an_executor_that_fails_is_told_by_its_own_error(
-    plain: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_executor_that_fails_is_told_by_its_own_error(plain, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SandboxError, match="nowhere"):
         await plain.execute_code("1", "python3")
@@ -253,9 +247,7 @@ async def test_a_lost_session_is_told() -> None:
 # ---- a real agent
 
 
-async def test_strands_file_editor_works_on_the_sessions_files(
-    shipped_tokenizer: Any, kept: CodeExecutorSandbox
-) -> None:
+async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer, kept) -> None:
     file_editor = importlib.import_module("strands.vended_tools").file_editor
     path = (await kept.execute_code("import os; print(os.path.abspath('notes.txt'))", "python3")).stdout.strip()
     create = TOOL_CALL.format(

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,20 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, LocalExecutor, SubprocessExecutor
-from strands_rollout.code_tool.executors import (
-    CALL_OWNER,
-    FairQueue,
-    make_executor,
-    shared_executor,
-    usable_cpus,
-)
+from strands_rollout.code_tool.executors import CALL_OWNER, FairQueue, make_executor, shared_executor, usable_cpus
 from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 from strands_rollout.errors import ConfigError
 
 
 class EchoExecutor(CodeExecutor):
-    """An executor of a user's own."""
-
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
 
@@ -127,9 +118,7 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
         ({}, 16),
     ],
 )
-def test_a_quota_of_a_cgroup_counts_else_the_affinity(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], cpus: int
-) -> None:
+def test_a_quota_of_a_cgroup_counts_else_the_affinity(tmp_path, monkeypatch, files, cpus) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
     (tmp_path / "cpu").mkdir()
     for name, content in files.items():
@@ -148,13 +137,11 @@ def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, 
     for start in range(0, len(data), step):
         output.feed(data[start : start + step])
     output.feed(b"", final=True)
-    assert output.total_bytes == len(data)
-    assert output.truncated == (len(text) > cap)
+    assert (output.total_bytes, output.truncated) == (len(data), len(text) > cap)
     if not output.truncated:
         assert output.text() == text
         return
     head, dropped, tail = MARKER.split(output.text())
-    assert len(head) + int(dropped) + len(tail) == len(text)
-    assert len(head) + len(tail) == cap
+    assert (len(head) + int(dropped) + len(tail), len(head) + len(tail)) == (len(text), cap)
     assert text.startswith(head)
     assert text.endswith(tail)

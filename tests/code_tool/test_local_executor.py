@@ -47,13 +47,11 @@ def small() -> Iterator[LocalExecutor]:
 
 @pytest.fixture
 async def fragile() -> AsyncIterator[LocalExecutor]:
-    """An executor that a test may break."""
     async with bare(timeout_s=20, max_concurrency=8) as executor:
         yield executor
 
 
 def descendants(pid: int) -> list[int]:
-    """All living processes below one."""
     found = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -63,7 +61,6 @@ def descendants(pid: int) -> list[int]:
 
 
 def helpers(executor: LocalExecutor) -> tuple[int, int]:
-    """Its supervisor and its fork server."""
     supervisor = executor._supervisor.link._process.pid  # type: ignore[union-attr]
     (fork_server,) = map(int, Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split())
     return supervisor, fork_server
@@ -74,7 +71,6 @@ def root_of(executor: LocalExecutor) -> Path:
 
 
 async def has_begun(executor: LocalExecutor) -> bool:
-    """Waits for code that makes the file `begun`."""
     await executor.start()
     return await until(lambda: any(root_of(executor).glob("*/begun")))
 
@@ -83,7 +79,6 @@ UNTIL_GO = "import os, time\nopen('begun', 'w').close()\nwhile not os.path.exist
 
 
 def let_go(executor: LocalExecutor) -> None:
-    """End `UNTIL_GO`, which has begun."""
     (begun,) = root_of(executor).glob("*/begun")
     begun.with_name("go").touch()
 
@@ -93,7 +88,6 @@ def cpu_ticks(pid: int) -> int:
 
 
 def left_in(root: Path) -> list[str]:
-    """All that lies in the directories of the places, which come and go."""
     walks = [walk for place in os.scandir(root) for walk in os.walk(place.path)]
     return [name for _, folders, files in walks for name in (*folders, *files)]
 
@@ -188,9 +182,7 @@ async def test_the_wait_for_a_place_is_told(small: LocalExecutor) -> None:
 @LINUX
 @pytest.mark.parametrize("victim", ["supervisor", "fork_server"])
 @pytest.mark.slow
-async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(
-    fragile: LocalExecutor, victim: str
-) -> None:
+async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(fragile, victim) -> None:
     calls = [asyncio.create_task(fragile.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
     await asyncio.sleep(0.4)
     os.kill(helpers(fragile)[victim == "fork_server"], signal.SIGKILL)
@@ -218,9 +210,7 @@ async def test_code_and_nothing_else_is_what_the_kernel_ends_first_without_memor
 
 @LINUX
 @pytest.mark.parametrize("in_a_call", [True, False])
-async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(
-    fragile: LocalExecutor, in_a_call: bool
-) -> None:
+async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(fragile, in_a_call) -> None:
     await fragile.run("import time", session="a")
     code = "open('begun', 'w').close(); time.sleep(60)" if in_a_call else "print('fresh')"
     call = asyncio.create_task(fragile.run(code, session="a")) if in_a_call else None
@@ -289,9 +279,7 @@ _IN_ITS_FOLDER = {
 
 @LINUX
 @pytest.mark.parametrize(("code", "limit"), list(_IN_ITS_FOLDER.values()), ids=list(_IN_ITS_FOLDER))
-async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(
-    executor: LocalExecutor, code: str, limit: str | None
-) -> None:
+async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(executor, code, limit) -> None:
     await executor.start()
     root = root_of(executor)
     pause_s = 0.4 if limit is None else 60  # until it is ended
@@ -465,9 +453,7 @@ def test_a_wrong_setting_is_refused(options: dict[str, Any], message: str) -> No
         (["files"], "seccomp", "files"),
     ],
 )
-async def test_less_than_was_asked_for_is_refused_unless_it_is_named(
-    disabled: list[str], isolation: Any, missing: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_less_than_was_asked_for_is_refused_unless_it_is_named(disabled, isolation, missing, caplog) -> None:
     with pytest.raises(SandboxError, match=f"can't enforce isolation='full'.* {missing}: .*isolation='{isolation}'"):
         await bare(disabled_layers=disabled).run("1")
     caplog.set_level(logging.INFO)
@@ -502,15 +488,13 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
 @pytest.mark.parametrize(
     ("command", "words"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
 )
-async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], words: str
-) -> None:
+async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(monkeypatch, tmp_path, command, words):
     link = "strands_rollout.code_tool.supervisor_link"
     monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
     monkeypatch.setattr(f"{link}._START_LIMIT_S", 1.0 if words == "timed out" else 60.0)
     with pytest.raises(SandboxError, match=f"did not start: {words}"):
         await bare(scratch_dir=str(tmp_path)).run("1")
-    assert list(tmp_path.iterdir()) == []  # noqa: ASYNC240
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("session", [None, "forger"])
@@ -523,9 +507,7 @@ async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(
         ("import os, time\nos.write(3, b'D\\x05'); time.sleep(20)", 5, None),  # as os._exit(5) would have it
     ],
 )
-async def test_code_that_finds_the_control_socket_can_only_end_itself(
-    executor: LocalExecutor, code: str, exit_code: int, killed_by: str | None, session: str | None
-) -> None:
+async def test_code_that_finds_the_control_socket_can_only_end_itself(executor, code, exit_code, killed_by, session):
     result = await executor.run(f"print('before')\n{code}", session=session, timeout_s=10)
     if session is not None and "SystemExit" in code:
         exit_code = 1  # the session's process can't tell its code any more, and ends
@@ -539,9 +521,7 @@ async def test_code_that_finds_the_control_socket_can_only_end_itself(
 
 @LINUX
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's code reads what that user may read")
-async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(tmp_path, monkeypatch) -> None:
     package, facts = tmp_path / "rootsown", tmp_path / "rootsown-1.0.dist-info"
     package.mkdir()
     facts.mkdir()
@@ -551,7 +531,7 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
     (facts / "RECORD").write_text("rootsown/__init__.py,,\nrootsown/inner.py,,\n")
     secret = tmp_path / "labels"
     secret.write_text("secret")
-    for path in [*tmp_path.rglob("*")]:  # noqa: ASYNC240
+    for path in [*tmp_path.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
     monkeypatch.syspath_prepend(str(tmp_path))
     async with LocalExecutor(libraries=["numpy", "rootsown"]) as executor:
@@ -624,9 +604,7 @@ time.sleep(60)
 
 
 @LINUX
-async def test_libraries_that_are_replaced_under_a_process_are_not_on_its_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_libraries_that_are_replaced_under_a_process_are_not_on_its_account(tmp_path, monkeypatch) -> None:
     package = tmp_path / "replaced_library"
     package.mkdir()
     (package / "__init__.py").write_text(

@@ -70,7 +70,6 @@ def executor(cluster: SimpleNamespace) -> Iterator[RayExecutor]:
 
 @pytest.fixture
 async def answering(cluster: SimpleNamespace) -> AsyncIterator[RayExecutor]:
-    """An executor whose answers are the process ids of the actors."""
     async with RayExecutor(executor=PROCESS) as executor:
         yield executor
 
@@ -96,9 +95,7 @@ async def actor_pids(executor: RayExecutor) -> set[int]:
     return set(await asyncio.gather(*(pid_of(executor) for _ in range(16))))
 
 
-async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(
-    executor: RayExecutor, cluster: SimpleNamespace
-) -> None:
+async def test_the_backend_is_a_code_executor_like_those_of_the_nodes(executor, cluster) -> None:
     assert isinstance(executor, CodeExecutor)
     assert executor.facts == LocalExecutor().facts
     for limit_s in (0.5, 5.0, 30.0):  # until it is enough to print, on a busy machine too
@@ -211,9 +208,7 @@ async def test_a_session_keeps_its_variables_and_its_node(executor: RayExecutor)
 
 
 @pytest.mark.parametrize("in_flight", [True, False])
-async def test_a_session_whose_process_died_is_never_silently_fresh(
-    answering: RayExecutor, gate: Path, in_flight: bool
-) -> None:
+async def test_a_session_whose_process_died_is_never_silently_fresh(answering, gate, in_flight) -> None:
     home = await pid_of(answering, session="s")
     call = asyncio.ensure_future(answering.run(str(gate), session="s")) if in_flight else None
     await asyncio.sleep(0.1)

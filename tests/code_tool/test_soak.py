@@ -97,7 +97,6 @@ def held_when_idle(executor: LocalExecutor, scratch_dir: Path) -> dict[str, list
 
 @pytest.fixture
 def scratch_dir() -> Iterator[Path]:
-    """A temporary directory that other users may pass."""
     with tempfile.TemporaryDirectory(prefix="soak-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)

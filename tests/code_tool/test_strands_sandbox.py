@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,9 +96,7 @@ async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_ends(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(strands_sandbox, "START_ALLOWANCE_S", 0.5)
     note = tmp_path / "pids"
     code = f"import os, signal\nopen({str(note)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"

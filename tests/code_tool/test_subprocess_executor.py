@@ -49,17 +49,13 @@ async def test_endless_output_is_cut_and_stopped() -> None:
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
-async def test_an_interpreter_that_does_not_start_is_an_infrastructure_error(
-    executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch, python: str
-) -> None:
+async def test_an_interpreter_that_does_not_start_is_an_infrastructure_error(executor, monkeypatch, python) -> None:
     monkeypatch.setattr(sys, "executable", python)
     result = await executor.run("1")
     assert result.infra_error
     assert (result.stdout, result.timed_out) == ("", False)
 
 
-async def test_a_full_disk_is_an_infrastructure_error(
-    executor: SubprocessExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_is_an_infrastructure_error(executor, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/tmp")
     assert "/nowhere/tmp" in ((await executor.run("1")).infra_error or "")

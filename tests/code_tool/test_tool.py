@@ -7,19 +7,11 @@ import pytest
 
 from strands_rollout.agent.tool_loading import load_tools
 from strands_rollout.code_tool import CodeExecutor, ExecutionResult, ExecutorFacts, SubprocessExecutor
-from strands_rollout.code_tool.tool import (
-    CODE_LIBRARIES,
-    CODE_MEMORY_MB,
-    code_tool,
-    execute_python_code,
-    format_result,
-)
+from strands_rollout.code_tool.tool import CODE_LIBRARIES, CODE_MEMORY_MB, code_tool, execute_python_code, format_result
 from strands_rollout.errors import SandboxError, ToolError
 
 
 class ScriptedExecutor(CodeExecutor):
-    """Gives one result, and remembers what it was asked."""
-
     facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True)
 
     def __init__(self, result: ExecutionResult) -> None:
@@ -96,7 +88,6 @@ def shout(tool_use, **kwargs): return {"toolUseId": "x", "status": "success", "c
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An importable package `shelf` with modules of tools."""
     folder = tmp_path / "shelf"
     folder.mkdir()
     sources = {

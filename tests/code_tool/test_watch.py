@@ -86,9 +86,7 @@ async def test_who_holds_the_most_of_a_full_disk_is_ended_and_nobody_else(disk: 
         assert await watch.passed_limit(big) == "a disk that is almost full, of which it held the most"
 
 
-async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told_when_it_stays(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told_when_it_stays(disk, monkeypatch):
     watch, child = make(disk), disk.put(0, 8)
     with watch.watching(0):
         disk.size, disk.others = 1 << 30, 1 << 30
@@ -101,9 +99,7 @@ async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_who_can_not_be_ended_at_once_is_not_waited_for(
-    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_can_not_be_ended_at_once_is_not_waited_for(ends, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_watch, "_END_LIMIT_S", 0.2)
     sizes = {"memory_mb": 64, "disk_mb": 1, "max_output_mb": 1}
     limits = sizes | {"max_files": 9, "max_threads": 9, "max_concurrency": 1}

@@ -40,7 +40,6 @@ def embedded_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def narrow_embedded_server() -> Iterator[str]:
-    """The same for one generation at a time, and prompts in small chunks."""
     with on_a_thread(running_engine(**NARROW_OPTIONS)) as url:
         yield url
 
@@ -62,7 +61,6 @@ def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
 
 @pytest.fixture(params=BOTH)
 def engine_url(request: pytest.FixtureRequest) -> str:
-    """The URL of each engine in turn."""
     if request.param == "sglang":
         return request.getfixturevalue("sglang")
     ran_on(request.node, "the embedded engine")
@@ -82,7 +80,6 @@ def narrow_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def engine(engine_url: str) -> AsyncIterator[ServedEngine]:
-    """Each engine in turn, idle."""
     async with client_session() as session:
         served = ServedEngine(engine_url, session, facts_of(engine_url))
         await served.settle()
@@ -100,7 +97,6 @@ async def narrow(narrow_url: str) -> AsyncIterator[ServedEngine]:
 
 @pytest.fixture
 def shipped(engine: ServedEngine) -> ServedEngine:
-    """Each engine in turn, where it has the shipped weights."""
     _needs_the_shipped_weights(engine.facts)
     return engine
 
@@ -125,7 +121,6 @@ async def reweighted(shipped: ServedEngine, other_weights: Path) -> AsyncIterato
 
 @pytest.fixture(scope="session")
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of the shipped one's shape and vocabulary with other weights."""
     from safetensors.numpy import load_file, save_file
 
     folder = tmp_path_factory.mktemp("other") / "model"
@@ -137,15 +132,6 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
             tensors[name] = (tensor + 0.3 * tensor.std() * rng.standard_normal(tensor.shape)).astype(tensor.dtype)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
-
-
-@pytest.fixture
-async def shipped_embedded(embedded_server: str) -> AsyncIterator[ServedEngine]:
-    """The embedded engine alone, for what only it survives."""
-    async with client_session() as session:
-        served = ServedEngine(embedded_server, session, facts_of(embedded_server))
-        await served.settle()
-        yield served
 
 
 @pytest.fixture

@@ -34,6 +34,5 @@ def turn_prompts() -> list[list[int]]:
 
 
 def random_prompt(length: int, seed: int = 0) -> list[int]:
-    """So many ordinary ids, the same for the same seed."""
     rng = random.Random(1_000_003 * seed + length)
     return [rng.randrange(ORDINARY_IDS) for _ in range(length)]

@@ -15,15 +15,12 @@ Doubles = np.ndarray
 
 
 class ReferenceQwen3:
-    """A Qwen3 model; `logits` is all that it does."""
-
     def __init__(self, folder) -> None:
         self._config = read_model_config(folder)
         self._tensors = {name: tensor.astype(np.float64) for name, tensor in read_tensors(folder).items()}
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
         return self._config.vocab_size
 
     def logits(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> Doubles:
@@ -84,12 +81,10 @@ def _turned(heads: Doubles, turns: Doubles) -> Doubles:
 
 
 def log_softmax(logits: Doubles) -> Doubles:
-    """Along the last axis."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
 @cache
 def shipped_reference() -> ReferenceQwen3:
-    """The model that ships with the package."""
     return ReferenceQwen3(SHIPPED_MODEL_DIR)

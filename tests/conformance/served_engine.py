@@ -36,25 +36,17 @@ ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a server tells.
-
-    Attributes:
-        max_prompt_tokens: Prompts must be shorter.
-        max_running: Generations at once.
-        heeds_seeds: Whether a sampling_seed repeats tokens.
-    """
+    """What a server tells."""
 
     is_embedded: bool
     model_path: str
     context_length: int
-    max_prompt_tokens: int
-    max_running: int
-    heeds_seeds: bool
+    max_prompt_tokens: int  # prompts must be shorter
+    max_running: int  # generations at once
+    heeds_seeds: bool  # whether a sampling_seed repeats tokens
 
 
 class ServedEngine(Api):
-    """A client of one engine that knows what it is talking to."""
-
     def __init__(self, base_url: str, session: aiohttp.ClientSession, facts: EngineFacts) -> None:
         super().__init__(base_url, session)
         self.facts = facts
@@ -87,7 +79,6 @@ class ServedEngine(Api):
 
 @cache
 def facts_of(base_url: str) -> EngineFacts:
-    """What the server at this URL told when it was first asked."""
     server, load = _json(base_url, "/server_info"), _json(base_url, "/v1/loads")["loads"][0]
     [card] = _json(base_url, "/v1/models")["data"]
     is_embedded = "version" not in server

@@ -22,9 +22,7 @@ async def test_an_answer_has_ids_and_text_and_meta_info_and_nothing_else(engine)
     answer = await engine.generate(temperature=1.0, max_new_tokens=4, top_p=1.0, top_k=-1, ignore_eos=True, rid="r1")
     meta = answer["meta_info"]
     assert set(answer) == {"text", "output_ids", "meta_info"}
-    assert set(meta) == META_KEYS
-    assert meta["id"] == "r1"
-    assert meta["finish_reason"] == {"type": "length", "length": 4}
+    assert (set(meta), meta["id"], meta["finish_reason"]) == (META_KEYS, "r1", {"type": "length", "length": 4})
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["cached_tokens"]) == (40, 4, 0)
     assert len(answer["output_ids"]) == 4
     assert (meta["num_retractions"], meta["reasoning_tokens"], meta["dp_rank"]) == (0, 0, None)
@@ -48,8 +46,7 @@ async def test_the_models_end_token_ends_a_turn_and_stays_in_the_ids(shipped, to
     ids, meta = answer["output_ids"], answer["meta_info"]
     assert meta["finish_reason"] == {"type": "stop", "matched": end}
     assert ids.index(end) == len(ids) - 1 == meta["completion_tokens"] - 1
-    assert meta["output_token_logprobs"][-1][1] == end
-    assert answer["text"] == tokenizer.decode(ids[:-1])
+    assert (meta["output_token_logprobs"][-1][1], answer["text"]) == (end, tokenizer.decode(ids[:-1]))
     assert answer["text"].endswith("</tool_call>")
 
 
@@ -70,8 +67,7 @@ async def test_a_stop_string_leaves_the_text_and_its_tokens_stay(shipped, tokeni
     stopped = await shipped.generate(TURN, **params)
     ids = stopped["output_ids"]
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": "</think>"}
-    assert stopped["text"] == free["text"].partition("</think>")[0]
-    assert ids == free["output_ids"][: len(ids)]
+    assert (stopped["text"], ids) == (free["text"].partition("</think>")[0], free["output_ids"][: len(ids)])
     assert tokenizer.decode(ids, skip_special_tokens=False).endswith("</think>")
     assert [entry[1] for entry in stopped["meta_info"]["output_token_logprobs"]] == ids
     kept = await shipped.generate(TURN, temperature=0, stop="</think>", no_stop_trim=True)

@@ -24,8 +24,7 @@ async def test_an_answer_is_accepted_token_by_token(engine, client):
     assert len(generation.output_ids) == len(generation.logprobs) == generation.completion_tokens == 8
     assert (generation.finish_reason.type, generation.finish_reason.length) == ("length", 8)
     assert (generation.prompt_tokens, generation.cached_tokens, generation.attempts) == (40, 0, 1)
-    assert generation.weight_versions == [(generation.weight_version, 0, 8)]
-    assert generation.meta_info["id"] == "r1"
+    assert (generation.weight_versions, generation.meta_info["id"]) == ([(generation.weight_version, 0, 8)], "r1")
 
 
 async def test_a_request_beyond_the_context_teaches_the_contexts_length(engine, client):

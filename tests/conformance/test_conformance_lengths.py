@@ -10,8 +10,7 @@ async def _refusal(engine, count: int, **params) -> str:
     body = {"input_ids": [5] * count, "sampling_params": {"max_new_tokens": 1, **params}}
     answer = await engine.post("/generate", body)
     assert answer.status == 400, answer
-    assert set(answer.body) == {"error"}
-    assert set(answer.body["error"]) == {"message"}
+    assert (set(answer.body), set(answer.body["error"])) == ({"error"}, {"message"})
     return answer.body["error"]["message"]
 
 

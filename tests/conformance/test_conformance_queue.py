@@ -11,11 +11,9 @@ from served_engine import ABORTED, ABORTED_IN_QUEUE, LOGPROB_KEYS, QUEUED_META_K
 
 def _check_never_ran(answer) -> None:
     meta = answer["meta_info"]
-    assert (answer["output_ids"], answer["text"]) == ([], "")
-    assert meta["finish_reason"] == ABORTED_IN_QUEUE
+    assert (answer["output_ids"], answer["text"], meta["finish_reason"]) == ([], "", ABORTED_IN_QUEUE)
     assert set(meta) - LOGPROB_KEYS == QUEUED_META_KEYS
-    assert meta["completion_tokens"] == 0
-    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": 0}]
+    assert (meta["completion_tokens"], meta["weight_versions"]) == (0, [{"version": "default", "start": 0, "end": 0}])
 
 
 async def test_aborting_a_queued_request_returns_nothing_and_no_prompt_counts(narrow):

@@ -15,10 +15,7 @@ async def _refused(engine, body) -> object:
     [
         ({"input_ids": []}, "input_ids cannot be empty."),
         ({}, "Either text, input_ids or input_embeds should be provided."),
-        (
-            {"input_ids": [[5], [6]], "rid": ["a", "a"]},
-            "Duplicate request IDs detected within the request: ['a']",
-        ),
+        ({"input_ids": [[5], [6]], "rid": ["a", "a"]}, "Duplicate request IDs detected within the request: ['a']"),
         (
             {"input_ids": [[5], [6]], "rid": ["a"]},
             "The specified rids length mismatch with the batch_size for batch processing.",

@@ -35,8 +35,6 @@ OFTEN = ("as it is", "cold", "hot")
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One sampled answer and what the model says of it."""
-
     ids: list[int]
     told: list[float]
     logprobs: Doubles

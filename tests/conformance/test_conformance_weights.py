@@ -46,8 +46,7 @@ async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shi
     after = await shipped.generate(**GREEDY)
     best = other_reference.logits([*IDS, *after["output_ids"]]).argmax(axis=-1)
     assert after["output_ids"] == best[len(IDS) - 1 : -1].tolist() != before["output_ids"]
-    assert after["meta_info"]["cached_tokens"] == 0
-    assert _versions(after) == ["v7"]
+    assert (after["meta_info"]["cached_tokens"], _versions(after)) == (0, ["v7"])
 
 
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
@@ -83,8 +82,7 @@ async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under
         assert (await reweighted(weight_version="v2")).status == 200
         await shipped.post("/continue_generation", {})
         aborted, fresh = await task, (await waiting).body
-    assert _versions(aborted) == ["default"]
-    assert _versions(fresh) == ["v2"]
+    assert (_versions(aborted), _versions(fresh)) == (["default"], ["v2"])
     assert fresh["meta_info"]["cached_tokens"] == 0
 
 
@@ -92,8 +90,7 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
     task = await streaming(shipped, **STREAMED)
     await shipped.post("/pause_generation", {"mode": "in_place"})
     answer = await reweighted(weight_version="v2")
-    assert (answer.status, answer.body["success"]) == (400, False)
-    assert answer.body["message"] == NOT_FLUSHED
+    assert (answer.status, answer.body["success"], answer.body["message"]) == (400, False, NOT_FLUSHED)
     info = (await shipped.get("/model_info")).body
     assert (info["weight_version"], info["model_path"]) == ("default", str(SHIPPED_MODEL_DIR))
     await shipped.post("/continue_generation", {})

@@ -13,7 +13,6 @@ sys.path.insert(0, str(DATA_PREP))
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where `datasets` keeps what it reads."""
     return tmp_path_factory.mktemp("cache")
 
 

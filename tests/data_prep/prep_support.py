@@ -56,7 +56,6 @@ def chat(text: str) -> list[dict[str, str]]:
 
 
 def dapo_row(number: int, label: object = None) -> dict[str, Any]:
-    """As the data set that slime uses."""
     return {
         "prompt": chat(f"{PREFIX}{problem(number)}{SUFFIX}"),
         "label": str(4 * number) if label is None else label,
@@ -76,12 +75,10 @@ def nested_row(number: int) -> dict[str, Any]:
 
 
 def aime_row(number: int) -> dict[str, Any]:
-    """As evaluation sets are: names with capitals, the answer a number."""
     return {"ID": number, "Problem": problem(number), "Answer": 4 * number}
 
 
 def gsm8k_row(number: int) -> dict[str, Any]:
-    """With the solution before the answer."""
     solution = f"There are 4 seats in each of {number} rows.\n{number}*4=<<{number}*4={4 * number}>>"
     return {"question": problem(number), "answer": f"{solution}\n#### {4 * number:,}"}
 

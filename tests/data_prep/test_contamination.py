@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from prep_support import Prepare, dapo_row, prepared_file, problem
+from prep_support import dapo_row, prepared_file, problem
 from preparation.contamination import STOCK_PHRASE_ROWS, Finding, find_contamination, problems_in, words_of
 
 LONG = (
@@ -44,9 +44,7 @@ def test_a_phrase_of_many_rows_is_a_stock_phrase_unless_the_problem_itself_is_th
     assert len(fewer.overlaps) == 150, "repeated rows make no stock phrase"
 
 
-def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_contaminated_rows_are_reported_in_the_manifest_and_stay_unless_dropped(prepare, tmp_path) -> None:
     evaluation = prepared_file(tmp_path / "eval.jsonl", problem(3))
     rows = [dapo_row(2), dapo_row(3), dapo_row(4)]
     facts = prepare(rows, against=(evaluation,)).manifest["contamination"]

@@ -66,9 +66,7 @@ def test_a_long_text_takes_no_longer_than_its_length_allows() -> None:
         ("Give the result as a JSON object.", "json"),
     ],
 )
-def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_with_an_example(
-    asks: str, kind: str
-) -> None:
+def test_instructions_that_contradict_the_system_prompt_stay_and_are_counted_with_an_example(asks, kind) -> None:
     count = InstructionCount(removing=True)
     text = f"{PROBLEM} {asks}"
     assert count.apply(chat(text)) == chat(text)

@@ -29,8 +29,7 @@ def test_an_error_while_writing_leaves_the_earlier_file_and_no_partial_one(tmp_p
         raise KeyboardInterrupt
     with pytest.raises(PreparationError, match=r"can't write .*out\.jsonl: No space left"), whole_file(path):
         raise OSError(28, "No space left on device")
-    assert names_in(tmp_path) == {"out.jsonl"}
-    assert path.read_text() == "earlier"
+    assert (names_in(tmp_path), path.read_text()) == ({"out.jsonl"}, "earlier")
     with pytest.raises(PreparationError, match="can't write .*--out"), whole_file(path / "other.jsonl"):
         pass
 

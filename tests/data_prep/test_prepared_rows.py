@@ -47,8 +47,7 @@ def test_repeated_problems_are_written_once_unless_they_are_to_be_kept(prepare: 
     assert (once.labels, once.manifest["duplicates_removed"]) == (["8", "12"], 2)
     assert counts_add_up(once.manifest)
     result = prepare([*rows[:3], dapo_row(2, "9")], keep_duplicates=True)
-    assert result.labels == ["8", "12", "8", "9"]
-    assert result.manifest["duplicates_removed"] == 0
+    assert (result.labels, result.manifest["duplicates_removed"]) == (["8", "12", "8", "9"], 0)
     assert result.manifest["conflicts"] == {"problems": 1, "left_out": 0}
     assert counts_add_up(result.manifest)
 
@@ -56,8 +55,7 @@ def test_repeated_problems_are_written_once_unless_they_are_to_be_kept(prepare: 
 def test_of_differing_labels_that_of_most_rows_is_kept_and_none_without_a_majority(prepare: Prepare) -> None:
     rows = [dapo_row(2, "9"), dapo_row(2), dapo_row(2), dapo_row(3)]
     result = prepare(rows, allow_rejected=True)
-    assert result.labels == ["8", "12"]
-    assert result.manifest["conflicts"] == {"problems": 1, "left_out": 0}
+    assert (result.labels, result.manifest["conflicts"]) == (["8", "12"], {"problems": 1, "left_out": 0})
     (lost,) = result.rejected
     assert (lost["kind"], lost["source"]["label"], lost["row"]) == ("conflict", "9", 0)
     assert "'9' 1x, '8' 2x; '8' is kept" in lost["reason"]
@@ -87,20 +85,14 @@ def test_labels_that_cannot_be_graded_are_rejected_with_a_reason(prepare: Prepar
     bad = ["", "  ", None, "x" * 601, "7}", "two\nlines", "a $3$ and **"]
     rows = [dapo_row(number) | {"label": label} for number, label in enumerate(bad)] + [dapo_row(50)]
     result = prepare(rows, allow_rejected=True)
-    assert result.labels == ["200"]
-    assert [lost["source"]["label"] for lost in result.rejected] == bad
+    assert (result.labels, [lost["source"]["label"] for lost in result.rejected]) == (["200"], bad)
     assert all(lost["kind"] == "label" and lost["reason"].startswith("label: ") for lost in result.rejected)
     assert result.manifest["rejected_by_kind"] == {"prompt": 0, "label": len(bad), "conflict": 0}
     assert counts_add_up(result.manifest)
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [
-        [],
-        chat(" "),
-        [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}],
-    ],
+    "prompt", [[], chat(" "), [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]]
 )
 def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, prompt: object) -> None:
     result = prepare([dapo_row(3), dapo_row(2) | {"prompt": prompt}], allow_rejected=True)
@@ -110,9 +102,7 @@ def test_prompts_that_no_agent_can_start_with_are_rejected(prepare: Prepare, pro
     assert lost["reason"].startswith("prompt: got ")
 
 
-def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(
-    prepare: Prepare, tmp_path: Path
-) -> None:
+def test_more_than_one_percent_rejected_is_an_error_and_writes_the_reasons_alone(prepare, tmp_path) -> None:
     rows = [dapo_row(number) for number in range(100)]
     rows[7]["label"] = ""
     assert prepare(rows).manifest["rejected"] == 1

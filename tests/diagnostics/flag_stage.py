@@ -22,7 +22,6 @@ def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFin
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """Write the files into a folder, and return it."""
     for name, text in files.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,6 @@ def question(folder: Path, env: Mapping[str, str] | None = None, **changes: Any)
 
 
 def program(folder: Path, name: str, script: str) -> dict[str, str]:
-    """An environment in which a program of that name runs this script."""
     folder.mkdir(exist_ok=True)
     file = folder / name
     file.write_text(f"#!/bin/sh\n{script}\n")
@@ -66,7 +65,6 @@ async def answering(routes: Mapping[str, tuple[int, Any]]) -> AsyncIterator[str]
 
 
 def only(findings: Iterable[Finding], name: str) -> Finding:
-    """The one finding of that name."""
     (found,) = [finding for finding in findings if finding.name == name]
     return found
 

@@ -47,16 +47,6 @@ from strands_rollout.diagnostics.diagnosis import (
     skipped,
     warning,
 )
-from strands_rollout.diagnostics.doctor import (
-    check_disk,
-    check_gpus,
-    check_limits,
-    check_packages,
-    check_server,
-    check_wandb,
-    examine,
-    judge_sandbox,
-)
 
 FINE, DOUBTFUL, BAD, NOT_ASKED = (
     good("a", "fine"),
@@ -75,13 +65,15 @@ LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp",
 
 def test_what_is_wanting_names_no_model_but_the_one_that_was_asked_for(tmp_path: Path) -> None:
     asked = question(tmp_path, {"SAVE_DIR": "/dev/shm"}, model_name="foo/Foo-14B")
-    assert not [finding for finding in (*check_disk(asked), *check_limits(asked)) if "Qwen" in finding.found]
+    assert not [
+        finding for finding in (*doctor.check_disk(asked), *doctor.check_limits(asked)) if "Qwen" in finding.found
+    ]
 
 
 async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "run_checks", partial(run_checks, limit_s=250))  # this machine may be busy
     env = {"PATH": os.defpath, "HOME": str(tmp_path)}
-    found = await asyncio.to_thread(examine, question(REPOSITORY, env, isolation="rlimits"))
+    found = await asyncio.to_thread(doctor.examine, question(REPOSITORY, env, isolation="rlimits"))
     report = json.loads(found.to_json())
     assert (found.ok(), report["ok"]) == (True, True), [one for one in report["checks"] if one["status"] == "error"]
     assert report["versions"]["strands-rollout"]
@@ -165,7 +157,7 @@ def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
 
 
 async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
-    return await asyncio.to_thread(check_server, url, question(Path("nowhere"), **expected), limit_s)
+    return await asyncio.to_thread(doctor.check_server, url, question(Path("nowhere"), **expected), limit_s)
 
 
 @pytest.mark.parametrize(
@@ -186,9 +178,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
     ],
     ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
 )
-async def test_a_server_that_is_not_what_a_run_expects_is_named(
-    routes: dict[str, tuple[int, Any]], name: str, status: str, words: str, remedy: str
-) -> None:
+async def test_a_server_that_is_not_what_a_run_expects_is_named(routes, name, status, words, remedy) -> None:
     async with answering(routes) as url:
         assert_fault(await look(url, max_context_length=20480), name, status, words, remedy=remedy)
 
@@ -215,16 +205,15 @@ async def test_a_server_with_another_vocabulary_is_an_error(tmp_path: Path) -> N
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only folder in which packages are looked for."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     return tmp_path
 
 
 def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_fault(check_packages(question(site)), "packages", "error", "is not installed", remedy="pip install")
+    assert_fault(doctor.check_packages(question(site)), "packages", "error", "is not installed", remedy="pip install")
     installed(site, OURS, "0.1.0")
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.4")
-    assert_fault(check_packages(question(site)), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
+    assert_fault(doctor.check_packages(question(site)), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
 
 
 @pytest.mark.parametrize(
@@ -235,13 +224,11 @@ def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.Mo
         (None, "error", "not installed; expected <2,>=1.51", "pip install 'strands-agents<2,>=1.51'"),
     ],
 )
-def test_a_required_package_of_another_version_is_named_with_what_installs_it(
-    present: str | None, status: str, words: str, remedy: str, site: Path
-) -> None:
+def test_a_required_package_of_another_version_is_named_with_what_installs_it(present, status, words, remedy, site):
     installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
     if present is not None:
         installed(site, "strands-agents", present)
-    assert_fault(check_packages(question(site)), "package strands-agents", status, words, remedy=remedy)
+    assert_fault(doctor.check_packages(question(site)), "package strands-agents", status, words, remedy=remedy)
 
 
 @pytest.mark.parametrize(
@@ -259,11 +246,9 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(
         ({"PATH": "", "RAY_ADDRESS": "http://elsewhere:8265"}, {"training": True}, "warning", "", "--gpus all"),
     ],
 )
-def test_gpus_are_counted_and_compared_with_what_is_asked_for(
-    env: dict[str, str], asked: dict[str, Any], status: str, words: str, remedy: str | None, tmp_path: Path
-) -> None:
+def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status, words, remedy, tmp_path) -> None:
     with_gpus = program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
-    found = only(check_gpus(question(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
+    found = only(doctor.check_gpus(question(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
     assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
     assert (found.remedy is None) == (remedy is None)
 
@@ -271,7 +256,7 @@ def test_gpus_are_counted_and_compared_with_what_is_asked_for(
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SMI_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
-    found = check_gpus(question(tmp_path, env, gpus=8))
+    found = doctor.check_gpus(question(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
@@ -300,21 +285,19 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
         ({"WANDB_API_KEY": KEY}, False, "error", "not installed"),
     ],
 )
-def test_wandb_must_be_installed_where_it_is_on(
-    env: dict[str, str], is_installed: bool, status: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_must_be_installed_where_it_is_on(env, is_installed, status, words, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
-    found = only(check_wandb(question(HERE, env)), "wandb")
+    found = only(doctor.check_wandb(question(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
 
 
 def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() -> None:
-    found = list(judge_sandbox(LACKING, "full"))
+    found = list(doctor.judge_sandbox(LACKING, "full"))
     assert_fault(found, "sandbox files", "error", "MISSING", "no Landlock", remedy="isolation: seccomp")
     assert "Landlock (Linux 5.13" in (only(found, "sandbox files").remedy or "")
     assert "not root" in only(found, "sandbox user").found
-    unasked = only(judge_sandbox(LACKING, "seccomp"), "sandbox files")
+    unasked = only(doctor.judge_sandbox(LACKING, "seccomp"), "sandbox files")
     assert (unasked.status, "no Landlock" in unasked.found) == ("skipped", True)
 
 

@@ -37,9 +37,7 @@ async def test_the_command_sums_up_and_fails_where_context_differs(shipped_token
     assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
 
 
-async def test_a_tokenizer_that_is_not_the_dumps_is_refused(
-    shipped_tokenizer: Any, qwen3_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_a_tokenizer_that_is_not_the_dumps_is_refused(shipped_tokenizer, qwen3_tokenizer, tmp_path) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     with_texts, without = tmp_path / "with.jsonl", tmp_path / "without.jsonl"
     write_dump(with_texts, [sample], TokenTexts(shipped_tokenizer))

@@ -4,7 +4,6 @@ import json
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flag_stage import findings_of
@@ -14,6 +13,7 @@ from strands_rollout.errors import ConfigError
 
 WHOLE = "--rollout-batch-size 4 --num-rollout 10"
 BATCHES = "--n-samples-per-prompt 8 --global-batch-size"
+OURS = "--custom-generate-function-path strands_rollout.generate"
 BLANK = """'--sglang-json-model-override-args={"a": 1}'"""
 GOOD = "python3 slime/train.py --rollout-batch-size 4 --num-rollout 10 --lr 1e-6\n"
 
@@ -37,9 +37,7 @@ def faults(words: str) -> list[FlagFinding]:
         ("--", None, "argparse takes no flag after it"),
     ],
 )
-def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(
-    typo: str, nearest: Any, said: str
-) -> None:
+def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_whose_it_is(typo, nearest, said):
     (fault,) = faults(typo)
     assert (fault.severity, fault.flag) == ("error", typo.split()[0])
     assert nearest is ... or fault.nearest == nearest
@@ -47,17 +45,20 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
     assert fault.nearest is None or fault.nearest in fault.problem
 
 
-@pytest.mark.parametrize("words", ["--colocate true", "--lr 1e-6 2e-6", "--rampup-batch-size 1 2 3 4"])
-def test_a_word_that_no_flag_takes_is_an_error(words: str) -> None:
-    flag, *_, last = words.split()
+@pytest.mark.parametrize(
+    ("words", "severity", "flag", "said"),
+    [
+        ("--colocate true", "error", "--colocate", "further word 'true'"),
+        ("--lr 1e-6 2e-6", "error", "--lr", "further word '2e-6'"),
+        ("--rampup-batch-size 1 2 3 4", "error", "--rampup-batch-size", "further word '4'"),
+        (f"{OURS} --apply-chat-template", "error", "--apply-chat-template", ""),
+        (f"{BATCHES} 64", "error", "--global-batch-size", ""),
+        (f"{BATCHES} 12", "warning", "--global-batch-size", "the last 8 are not trained on"),
+    ],
+)
+def test_what_a_run_can_not_do_with_a_flag_is_said_at_it(words: str, severity: str, flag: str, said: str) -> None:
     (fault,) = faults(words)
-    assert (fault.severity, fault.flag) == ("error", flag)
-    assert f"further word {last!r}" in fault.problem
-
-
-def test_a_prompt_that_is_rendered_already_does_not_go_with_this_package() -> None:
-    (fault,) = faults("--custom-generate-function-path strands_rollout.generate --apply-chat-template")
-    assert (fault.severity, fault.flag) == ("error", "--apply-chat-template")
+    assert (fault.severity, fault.flag, said in fault.problem) == (severity, flag, True)
 
 
 FINE = f"""
@@ -70,17 +71,6 @@ FINE = f"""
 @pytest.mark.parametrize("words", [words.strip() for line in FINE.splitlines()[1:] for words in line.split(" | ")])
 def test_what_slime_takes_is_no_fault(words: str) -> None:
     assert faults(words) == []
-
-
-def test_more_samples_in_a_step_than_a_rollout_has_are_an_error() -> None:
-    (fault,) = faults(f"{BATCHES} 64")
-    assert (fault.severity, fault.flag) == ("error", "--global-batch-size")
-
-
-def test_samples_that_a_step_leaves_over_are_a_warning() -> None:
-    (fault,) = faults(f"{BATCHES} 12")
-    assert (fault.severity, fault.flag) == ("warning", "--global-batch-size")
-    assert "the last 8 are not trained on" in fault.problem
 
 
 def test_a_word_without_a_flag_is_an_error_but_not_what_a_dry_run_could_not_find() -> None:
@@ -105,9 +95,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return write
 
 
-def test_people_read_each_fault_with_its_line_and_the_sources(
-    script: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_people_read_each_fault_with_its_line_and_the_sources(script, capsys) -> None:
     assert report_flags(script(GOOD), as_json=True)
     assert json.loads(capsys.readouterr().out)["ok"]
     assert report_flags(script(GOOD), as_json=False)

@@ -86,9 +86,7 @@ COMMAND = "python train.py --rollout-batch-size 4 --num-rollout 5"
     ],
     ids=["set twice", "a string", "continued lines"],
 )
-def test_what_is_certain_of_a_script_is_judged_once_at_its_line(
-    text: str, found: list[tuple[str, int]], tmp_path: Path
-) -> None:
+def test_what_is_certain_of_a_script_is_judged_once_at_its_line(text, found, tmp_path) -> None:
     judged = faults(read_script(script_of(tmp_path, text), None))
     assert [(fault.flag, int((fault.where or "").rpartition(":")[2])) for fault in judged] == found
 

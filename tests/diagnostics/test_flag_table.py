@@ -85,7 +85,7 @@ MEGATRON = {
             parser.add_argument("--newest-of-megatron", nargs="+", type=int)
             parser.add_argument("--kind", type=lambda name: Kind[name], choices=list(Kind))
             return extra_args_provider(parser).parse_known_args()[0]
-        """,
+        """
 }
 NEVER_IMPORTED = {"megatron/training/arguments.py": "import time\ntime.sleep(600)"}
 
@@ -141,9 +141,7 @@ def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told
     ],
     ids=["too slow", "half written", "no slime"],
 )
-def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(
-    files: dict[str, str], limit_s: float, note: str, tmp_path: Path
-) -> None:
+def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(files, limit_s, note, tmp_path):
     table = table_of(write(tmp_path, files) if files else None, limit_s=limit_s)
     assert ways(table) == ["record"] * 4
     assert all(note in line for line in table.sources)

@@ -53,16 +53,13 @@ async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, see
 
 
 async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
-    """The turns at temperature 0."""
     async with create_client(base_url) as http:
         asked = replay(SGLangClient(http, vocab_size=1200), episode(sample), slime_sampling_params(0.0, 1))
         return [turn async for turn in asked]
 
 
 @pytest.mark.real
-async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(
-    sglang: str, shipped_tokenizer: Any
-) -> None:
+async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(sglang, shipped_tokenizer) -> None:
     sample = await played(sglang, shipped_tokenizer, temperature=1.0)
     async with create_client(sglang) as http:
         found = await recorded_gaps(http, episode(sample), vocab_size=1200)
@@ -128,9 +125,7 @@ async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, 
 
 
 @pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang names the vocabulary's last id as 0
-async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_the_recorded_ones(
-    last: int, named: int
-) -> None:
+async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_the_recorded_ones(last, named) -> None:
     entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
     found, fake = await gaps(sample_of([[5, 6], [7, 8], [9], [last]]), entries)
     assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"

@@ -79,9 +79,7 @@ def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: 
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
     ],
 )
-def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(
-    reward: str, why: str, tmp_path: Path
-) -> None:
+def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(reward, why, tmp_path) -> None:
     dump, out = dump_of(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
     result = rescore(dump, "--reward", f"test_rewards.{reward}", "--out", out)
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
@@ -98,8 +96,7 @@ def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
     assert (totals["scored"], totals["failed"]) == (306, 0)
     failed = rescore(dump, "--reward", "test_rewards.one_for_a_group", "--group-rm")
     assert "got 1.0 for a group; expected a list of 3 rewards" in failed.stdout
-    assert failed.exit_code == 1
-    assert rescore(dump, "--group-rm").exit_code == 2
+    assert (failed.exit_code, rescore(dump, "--group-rm").exit_code) == (1, 2)
 
 
 @pytest.mark.parametrize("command", [["rescore"], ["replay"], ["export", "--to", "otel", "--endpoint", "http://a:1"]])
@@ -170,9 +167,7 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
     ],
     ids=["alternatives", "a mapping", "label key", "own answer", "of text", "of text, wrong", "raises"],
 )  # fmt: skip
-def test_the_row_whose_answer_does_not_score_is_named(
-    rows: list[dict[str, Any]], options: tuple[str, ...], faults: list[int | str], tmp_path: Path
-) -> None:
+def test_the_row_whose_answer_does_not_score_is_named(rows, options, faults, tmp_path) -> None:
     got = found(data(tmp_path, *rows), *options)
     assert got["ok"] == (not faults)
     keys = ["line" if isinstance(fault, int) else "reason" for fault in faults]

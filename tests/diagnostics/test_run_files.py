@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
@@ -67,9 +66,7 @@ ENDS_ELSEWHERE = {
     ],
     ids=["absent", "cut", "merges", "no template", "not append-only", "no tools", "end of turn", "vocabulary"],
 )  # fmt: skip
-def test_a_tokenizer_that_can_not_be_used_is_an_error(
-    changes: dict[str, Any], name: str, words: list[str], remedy: str, tmp_path: Path
-) -> None:
+def test_a_tokenizer_that_can_not_be_used_is_an_error(changes, name, words, remedy, tmp_path) -> None:
     folder = tokenizer_folder(tmp_path / "t")
     for file, change in ((folder / file, change) for file, change in changes.items()):
         if change is None:
@@ -103,9 +100,7 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
         ({"MODEL": "Qwen3-8B"}, "Foo-4B", "models/Foo-4B", "models/Foo-4B_torch_dist"),
     ],
 )
-def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
-    env: dict[str, str], name: str | None, model: str, converted: str, tmp_path: Path
-) -> None:
+def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(env, name, model, converted, tmp_path):
     asked = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
     remedy = f"{PREPARE} --model {'OWNER/Foo' if name else 'Qwen/Qwen3'}-4B" if "4B" in model else PREPARE
     assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)

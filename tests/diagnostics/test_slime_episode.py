@@ -4,7 +4,6 @@ import json
 import sys
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
-from typing import Any
 
 import pytest
 from stand_in_machine import REPOSITORY, assert_fault, only, question
@@ -79,9 +78,7 @@ FAILED = {"status": "failed", "stop_reason": "internal_error", "error": "No modu
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_an_episode_through_slimes_loop_is_judged(
-    result: Any, status: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_episode_through_slimes_loop_is_judged(result, status, words, tmp_path, monkeypatch) -> None:
     """A stand-in for the child process; the real one is in tests/slime/test_slime_launch_kit.py."""
     child = tmp_path / "python"
     code = result if isinstance(result, str) else f"print({json.dumps(result)!r})"

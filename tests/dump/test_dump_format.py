@@ -120,8 +120,7 @@ def test_secrets_are_masked_and_nothing_else_is() -> None:
     assert b"abc" not in line
     assert b"sk-1" not in line
     back = read_line(line, "here").to_sample().metadata
-    assert back["answer_key"] == "B"
-    assert back["token_ids"] == [1, 2]
+    assert (back["answer_key"], back["token_ids"]) == ("B", [1, 2])
     assert back["strands_rollout"]["resume"] == metadata["strands_rollout"]["resume"]  # type: ignore[index]
 
 
@@ -200,8 +199,7 @@ def test_samples_of_before_the_format_are_read(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     path.write_text(json.dumps(sample().to_dict() | {"reward": {"score": 2**70}}) + "\n")
     (found,) = read_dump(path)
-    assert found.source == "samples"
-    assert found.to_sample().to_dict() == sample(reward={"score": 2**70}).to_dict()
+    assert (found.source, found.to_sample().to_dict()) == ("samples", sample(reward={"score": 2**70}).to_dict())
 
 
 def test_results_of_eval_are_read_with_and_without_tokens(tmp_path: Path) -> None:
@@ -212,10 +210,8 @@ def test_results_of_eval_are_read_with_and_without_tokens(tmp_path: Path) -> Non
     path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"sample": sample().to_dict()}) + "\n")
     bare, whole = read_dump(path)
     assert (bare.source, bare.has_tokens, bare.violations) == ("eval", False, ("odd",))
-    assert (bare.facts["turns"], bare.facts["duration_s"]) == (2, 1.5)
-    assert bare.to_sample().response == "34"
-    assert whole.to_sample().tokens == [1, 2, 3, 4]
-    assert whole.values["metadata"]["eval"] == place
+    assert (bare.facts["turns"], bare.facts["duration_s"], bare.to_sample().response) == (2, 1.5, "34")
+    assert (whole.to_sample().tokens, whole.values["metadata"]["eval"]) == ([1, 2, 3, 4], place)
 
 
 def test_a_folder_is_all_dumps_in_it_in_their_order(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from strands_rollout.samples import Sample
 
 
 def saved(path: Path, content: Any, *, compression: int = zipfile.ZIP_STORED) -> Path:
-    """A file as torch.save lays it out."""
     return packed(path, pickle.dumps(content, protocol=2), compression=compression)
 
 
@@ -81,7 +80,6 @@ def storage(key: bytes = b"0", count: bytes = b"K\x02") -> bytes:
 
 
 def array(*shape: bytes) -> bytes:
-    """An array without bytes."""
     dtype = b"cnumpy\ndtype\n(X\x02\x00\x00\x00i4tR"
     return b"cnumpy\nndarray\n)R(K\x01(%st%s\x89C\x00tb" % (b"".join(shape), dtype)
 

@@ -27,7 +27,6 @@ long_dir = _folder_of(TinyQwen3(context_length=16384))  # long enough for a gene
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
-    """The tiny models' tokenizer."""
     return Tokenizer.from_file(str(SHIPPED_MODEL_DIR / "tokenizer.json"))
 
 

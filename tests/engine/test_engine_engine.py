@@ -130,22 +130,6 @@ async def test_a_request_continued_from_its_own_output_gets_the_rest_of_it(embed
         assert logprobs == pytest.approx([triple[0] for triple in triples[cut:]], abs=1e-5)
 
 
-async def test_a_request_aborted_again_and_again_goes_on_as_if_it_had_never_been(start, long_dir):
-    api = await start(long_dir)
-    fields = {"sampling_seed": 5, "ignore_eos": True}
-    ids: list[int] = []
-    for _ in range(4):
-        task = asyncio.create_task(api.generate([*IDS, *ids], max_new_tokens=15000 - len(ids), **fields))
-        await until_load(api, 1)
-        await asyncio.sleep(0.01)
-        await api.post("/abort_request", {"abort_all": True})
-        part = await task
-        assert part["meta_info"]["finish_reason"]["type"] == "abort"
-        ids += part["output_ids"]
-    await api.post("/flush_cache")
-    assert (await api.generate(max_new_tokens=len(ids), **fields))["output_ids"] == ids
-
-
 async def _pause(api, mode: str) -> None:
     answer = await api.post("/pause_generation", {"mode": mode})
     assert (answer.status, answer.body["status"]) == (200, "ok")

@@ -61,7 +61,6 @@ def test_importing_is_cheap_and_running_needs_neither_torch_nor_transformers(tin
 
 @contextmanager
 def served(model_dir, code=SERVE):
-    """An engine in a process of its own, and where it serves."""
     run = [sys.executable, "-c", code, str(model_dir)]
     with subprocess.Popen(run, stdout=subprocess.PIPE, text=True) as process:
         yield process, process.stdout.readline().strip()
@@ -69,7 +68,6 @@ def served(model_dir, code=SERVE):
 
 @contextmanager
 def asked(base_url, body):
-    """A request that is under way."""
     connection = http.client.HTTPConnection(base_url.removeprefix("http://"))
     connection.request("POST", "/generate", json.dumps(body), {"Content-Type": "application/json"})
     time.sleep(0.2)

@@ -35,7 +35,6 @@ class TinyQwen3:
     rope_in_parameters: bool = False
 
     def write(self, folder: Path) -> Path:
-        """Write the folder and return it."""
         self._write_configs(folder)
         shapes, weight_map = self._shapes(), {}
         rng = np.random.default_rng(0)

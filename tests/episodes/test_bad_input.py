@@ -48,15 +48,12 @@ async def test_a_dead_engine(shipped_tokenizer: Any, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("reply", "words"),
     [
-        (Reply.status(500, "boom"), "500"),
         (Reply.status(503, "no workers"), "503"),
         (Reply.raw(b"<html>hello</html>"), "not JSON"),
-        (Reply.raw(b"[1, 2]"), "expected"),
-        (Reply.cut(), "ended early"),
         (Reply.status(422, "wrong type"), "422"),
         (Reply.tokens([10**7]), "vocab"),
     ],
-    ids=["500", "503", "garbage", "wrong JSON", "half a body", "422", "id outside the vocabulary"],
+    ids=["503", "garbage", "422", "id outside the vocabulary"],
 )
 async def test_an_engine_that_misbehaves(shipped_tokenizer: Any, reply: Reply, words: str) -> None:
     done = await run(shipped_tokenizer, lambda request, number: reply)
@@ -74,9 +71,7 @@ async def test_an_engine_that_dies_in_mid_episode_leaves_what_was_sampled_untrai
 
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503), Reply.status(500)], ids=repr)
 @pytest.mark.parametrize("turn", [0, 1])
-async def test_an_engine_that_comes_back_costs_no_episode(
-    shipped_tokenizer: Any, retry_waits: list[float], fault: Reply, turn: int
-) -> None:
+async def test_an_engine_that_comes_back_costs_no_episode(shipped_tokenizer, retry_waits, fault, turn) -> None:
     """It goes away before a turn of 16 episodes, for 30 s of waiting."""
     arrived = 0
 
@@ -102,27 +97,10 @@ async def test_an_engine_that_comes_back_costs_no_episode(
         samples = [Sample(prompt="What is 17 * 2?", index=index) for index in range(16)]
         await asyncio.gather(*(generate(args, sample, {"max_new_tokens": 512}) for sample in samples))
         back.cancel()
-    assert {sample.status for sample in samples} == {Status.COMPLETED}
-    assert fake.violations == []
+    assert ({sample.status for sample in samples}, fake.violations) == ({Status.COMPLETED}, [])
 
 
-async def test_an_abort_does_not_wait_for_an_engine(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = asyncio.Event()
-
-    async def sleep(_seconds: float) -> None:
-        waiting.set()
-        await asyncio.Event().wait()
-
-    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", sleep)
-    args = args_for(dead_url(), shipped_tokenizer, strands_rollout={"should_abort": waiting.is_set})
-    async with asyncio.timeout(30):
-        sample = await generate(args, Sample(prompt="2+2?"), {"max_new_tokens": 10})
-    assert sample.status is Status.ABORTED
-
-
-async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_episode_whose_time_ends_in_an_outage_is_the_engines_fault(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", lambda _seconds: asyncio.sleep(60))
     done = await run(shipped_tokenizer, [Reply.status(503, "gone")], settings={"episode_timeout_s": 3.0})
     assert_untrained(done.sample)
@@ -138,20 +116,12 @@ async def test_a_prompt_longer_than_the_context(shipped_tokenizer: Any) -> None:
     assert done.fake.requests == []
 
 
-@pytest.mark.parametrize("prompt", ["", None, 5, [], [{"role": "tool", "content": "x"}]])
+@pytest.mark.parametrize("prompt", ["", None])
 async def test_an_unusable_prompt(shipped_tokenizer: Any, prompt: Any) -> None:
     done = await run(shipped_tokenizer, [ANSWER], prompt=prompt)
     assert_untrained(done.sample)
     assert done.facts["stop_reason"] == "setup_error"
     assert "expected" in done.facts["error"]
-
-
-async def test_a_rendered_prompt(shipped_tokenizer: Any) -> None:
-    chat = [{"role": "user", "content": "x"}]
-    rendered = shipped_tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
-    done = await run(shipped_tokenizer, [ANSWER], prompt=rendered)
-    assert_untrained(done.sample)
-    assert "Remove --apply-chat-template" in done.facts["error"]
 
 
 @pytest.mark.parametrize(
@@ -169,11 +139,7 @@ async def test_a_setting_that_can_not_be_used(shipped_tokenizer: Any, settings: 
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        ({}, "hf_checkpoint"),
-        ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model"),
-    ],
+    ("args", "words"), [({}, "hf_checkpoint"), ({"hf_checkpoint": "/nonexistent/model"}, "/nonexistent/model")]
 )
 async def test_args_that_lack_what_is_needed(args: dict[str, Any], words: str) -> None:
     namespace = SimpleNamespace(sglang_router_ip="127.0.0.1", sglang_router_port=1, **args)
@@ -191,9 +157,7 @@ async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
     assert done.sample.response_length == len(ids_of(shipped_tokenizer, ANSWER))
 
 
-async def test_a_bug_is_logged_with_its_traceback_and_untrained(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenizer, caplog, monkeypatch) -> None:
     import strands_rollout.slime_plugin.generate
 
     def broken(*_: Any, **__: Any) -> None:
@@ -202,8 +166,7 @@ async def test_a_bug_is_logged_with_its_traceback_and_untrained(
     monkeypatch.setattr(strands_rollout.slime_plugin.generate, "episode_prompt", broken)
     done = await run(shipped_tokenizer, [ANSWER])
     assert_untrained(done.sample)
-    assert done.facts["stop_reason"] == "internal_error"
-    assert caplog.text.count("Traceback") == 1
+    assert (done.facts["stop_reason"], caplog.text.count("Traceback")) == ("internal_error", 1)
     assert "ZeroDivisionError: a bug" in caplog.text
 
 
@@ -228,8 +191,6 @@ async def test_what_is_no_sample_is_refused(sample: Any) -> None:
 
 
 class Raising:
-    """slime's args, one of which raises when it is read."""
-
     def __init__(self, args: SimpleNamespace, name: str, error: BaseException) -> None:
         self._args, self._name, self._error = args, name, error
 

@@ -75,8 +75,7 @@ async def test_a_session_lasts_as_long_as_the_episode_and_no_longer(shipped_toke
 async def test_an_episodes_session_is_closed_even_if_that_fails(shipped_tokenizer: Any, turns: list[str]) -> None:
     settings = own(close_fault="no") | {"code_session": True}
     done = await run(shipped_tokenizer, turns, settings=settings)
-    assert done.sample.status.value == "completed"
-    assert len(CLOSED) == 1
+    assert (done.sample.status.value, len(CLOSED)) == ("completed", 1)
     assert {session for _, session in RUNS} <= set(CLOSED)
 
 
@@ -88,16 +87,13 @@ async def test_an_executor_without_sessions_is_refused_for_them(shipped_tokenize
 
 async def test_a_fault_of_the_sandbox_masks_the_sample_and_reaches_no_policy(shipped_tokenizer: Any) -> None:
     done = await run(shipped_tokenizer, [call_text("1"), ANSWER], settings=own(fault="disk on fire"))
-    assert done.sample.status.value == "failed"
-    assert set(done.sample.loss_mask) == {0}
+    assert (done.sample.status.value, set(done.sample.loss_mask)) == ("failed", {0})
     assert done.facts["stop_reason"] == "sandbox_error"
     assert "disk on fire" in done.facts["error"]
     assert len(done.fake.requests) == 1
 
 
-async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(
-    shipped_tokenizer: Any,
-) -> None:
+async def test_a_sandbox_that_can_not_start_fails_the_sample_before_anything_is_generated(shipped_tokenizer) -> None:
     settings = {"executor": {"name": "local", "disabled_layers": ["syscalls"]}}
     done = await run(shipped_tokenizer, [ANSWER], settings=settings)
     assert (done.sample.status.value, done.facts["stop_reason"]) == ("failed", "sandbox_error")
@@ -125,9 +121,7 @@ async def test_what_the_code_tool_did_is_in_the_metadata(shipped_tokenizer: Any)
         ("import socket; socket.socket()", "PermissionError", {"killed": 0}),
     ],
 )
-async def test_the_codes_own_faults_are_the_policys_to_read(
-    shipped_tokenizer: Any, code: str, shown: str, counted: dict[str, int]
-) -> None:
+async def test_the_codes_own_faults_are_the_policys_to_read(shipped_tokenizer, code, shown, counted) -> None:
     settings = {"tool_timeout_s": 0.5 if "timeouts" in counted else 30.0}
     done = await run(shipped_tokenizer, [call_text(code), ANSWER], settings=settings)
     assert done.sample.status.value == "completed"

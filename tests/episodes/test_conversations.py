@@ -98,9 +98,7 @@ TEAMS: dict[str, tuple[Any, Any, int]] = {
 
 
 @pytest.mark.parametrize(("factory", "said", "count"), TEAMS.values(), ids=TEAMS)
-async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(
-    shipped_tokenizer: Any, capsys: pytest.CaptureFixture[str], factory: Any, said: Any, count: int
-) -> None:
+async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(shipped_tokenizer, capsys, factory, said, count):
     result, wire = await play(shipped_tokenizer, factory, said)
     samples = wire.check(result)
     assert len(samples) == count
@@ -190,9 +188,7 @@ async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segme
 
 
 @pytest.mark.parametrize("choice", ["one", "many"])
-async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_otherwise(
-    shipped_tokenizer: Any, choice: Any
-) -> None:
+async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_otherwise(shipped_tokenizer, choice):
     wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations=choice)
@@ -277,9 +273,7 @@ def _nested(chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(40, 540), marks=pytest.mark.slow)], ids=["40", "500"])
-async def test_random_episodes_train_each_token_at_most_once_and_account_for_each(
-    shipped_tokenizer: Any, seeds: range, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_random_episodes_train_each_token_at_most_once_and_account_for_each(shipped_tokenizer, seeds, caplog):
     caplog.set_level(logging.CRITICAL)
     ends: Counter[str] = Counter()
     for seed in seeds:
@@ -305,9 +299,7 @@ async def test_random_episodes_train_each_token_at_most_once_and_account_for_eac
 
 
 @pytest.mark.parametrize("fan_out", [True, False])
-async def test_an_aborted_turn_is_resumed_under_a_plugin_that_shows_a_reminder(
-    shipped_tokenizer: Any, fan_out: bool
-) -> None:
+async def test_an_aborted_turn_is_resumed_under_a_plugin_that_shows_a_reminder(shipped_tokenizer, fan_out) -> None:
     state = SimpleNamespace(aborting=False)
 
     def said(text: str, number: int) -> Any:

@@ -43,8 +43,6 @@ class DoesNothing(_AtEachModelCall):
 
 
 class CopiesTheHistory(_AtEachModelCall):
-    """As Strands' own loop does."""
-
     def work(self, event: BeforeModelCallEvent) -> None:
         copy.deepcopy(list(event.agent.messages))
 

@@ -75,8 +75,7 @@ async def test_the_sample_can_be_given_back_instead(shipped_tokenizer: Any) -> N
     done = await run(shipped_tokenizer, [Reply.abort(turn[:3])], settings=settings)
     assert done.sample.status is Sample.Status.ABORTED
     again = await run(shipped_tokenizer, [Reply.tokens(turn[3:])], settings=settings, sample=done.sample)
-    assert again.sample.tokens[-len(turn) :] == turn
-    assert again.facts["resumes"] == 1
+    assert (again.sample.tokens[-len(turn) :], again.facts["resumes"]) == (turn, 1)
 
 
 async def test_an_abort_for_an_error_of_the_request_is_not_tried_again(shipped_tokenizer: Any) -> None:
@@ -101,8 +100,7 @@ async def test_each_turn_has_a_seed_made_from_the_samples(shipped_tokenizer: Any
     for sample_seed in (7, 8):
         done = await run(shipped_tokenizer, script, params={"sampling_seed": sample_seed})
         seeds.append([request.body["sampling_params"]["sampling_seed"] for request in done.fake.requests])
-    assert seeds[0] == [7, 7, turn_seed(7, 1)]
-    assert seeds[1] == [8, 8, turn_seed(8, 1)]
+    assert (seeds[0], seeds[1]) == ([7, 7, turn_seed(7, 1)], [8, 8, turn_seed(8, 1)])
     assert len({seed for group in seeds for seed in group}) == 4
     assert all(0 <= seed < 2**31 for group in seeds for seed in group)
 
@@ -118,9 +116,7 @@ async def test_the_least_length_of_a_turn_is_no_more_than_the_budget_leaves(ship
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 0.3])
-async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(
-    shipped_tokenizer: Any, grace_s: float
-) -> None:
+async def test_an_abort_waits_so_long_for_an_engine_that_does_not_answer(shipped_tokenizer, grace_s) -> None:
     flagged: list[float] = []
 
     def hang(_body: dict[str, Any], _number: int) -> Reply:

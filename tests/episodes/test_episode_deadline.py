@@ -29,11 +29,7 @@ def _release() -> Iterator[None]:
 
 @tool(name="execute_python_code")
 async def waits(code: str) -> str:
-    """Wait.
-
-    Args:
-        code: Ignored.
-    """
+    """Wait."""
     began.set()
     await asyncio.sleep(600)
     return code
@@ -41,11 +37,7 @@ async def waits(code: str) -> str:
 
 @tool(name="execute_python_code")
 def blocks(code: str) -> str:
-    """Block a thread.
-
-    Args:
-        code: Ignored.
-    """
+    """Block a thread."""
     began.set()
     released.wait(60)
     return code
@@ -53,11 +45,7 @@ def blocks(code: str) -> str:
 
 @tool(name="execute_python_code")
 async def cancels(code: str) -> str:
-    """Cancel itself.
-
-    Args:
-        code: Ignored.
-    """
+    """Cancel itself."""
     raise asyncio.CancelledError
 
 
@@ -89,11 +77,7 @@ async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer
 
 @tool(name="execute_python_code")
 async def instant(code: str) -> str:
-    """Return at once.
-
-    Args:
-        code: Ignored.
-    """
+    """Return at once."""
     return code
 
 
@@ -127,11 +111,7 @@ async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_ar
 
 @tool(name="execute_python_code")
 async def swallows(code: str) -> str:
-    """Wait, and take no notice of being cancelled.
-
-    Args:
-        code: Ignored.
-    """
+    """Wait, and take no notice of being cancelled."""
     began.set()
     while not released.is_set():
         with contextlib.suppress(asyncio.CancelledError):

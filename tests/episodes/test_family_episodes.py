@@ -18,14 +18,11 @@ def results(*contents: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(
-    known: str, shipped_tokenizer: Any
-) -> None:
+async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(known, shipped_tokenizer) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
     episode = await play(known, tokenizer, ENDINGS[known])
     assert [tokenizer.decode(ids) for ids in episode.contexts] == [tokenizer.decode(ids) for ids in episode.expected]
-    assert episode.contexts == episode.expected
-    assert episode.model.parse_failures == []
+    assert (episode.contexts, episode.model.parse_failures) == (episode.expected, [])
 
 
 @pytest.mark.parametrize(
@@ -61,9 +58,7 @@ def test_results_of_calls_that_a_template_does_not_write_together_are_shown_as_a
     assert template.render_turn([one, other], TOOLS) == first.removesuffix(prompt) + second.removeprefix(end)
 
 
-def test_a_template_that_moves_tools_and_system_text_is_refused_for_those_who_would_see_it(
-    shipped_tokenizer: Any,
-) -> None:
+def test_a_template_that_moves_tools_and_system_text_is_refused_for_those_who_would_see_it(shipped_tokenizer) -> None:
     template = ChatTemplate(tokenizer_with(MISTRAL_NEMO, shipped_tokenizer))
     user, system = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
     assert template.prompt_ids([user], TOOLS)

@@ -26,15 +26,7 @@ from vision import (
     vision_tokenizer,
 )
 
-from strands_rollout import Sample, SGLangModel, generate
-from strands_rollout.errors import (
-    ConfigError,
-    EngineResponseError,
-    ExportError,
-    PromptError,
-    TemplateError,
-    TrajectoryError,
-)
+from strands_rollout import Sample, SGLangModel, errors, generate
 from strands_rollout.evaluation.token_audit import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
@@ -62,22 +54,14 @@ def processor(tokenizer: Any) -> Any:
 
 @tool
 def draw(code: str) -> dict[str, Any]:
-    """Draw.
-
-    Args:
-        code: What.
-    """
+    """Draw."""
     drawn = [{"text": f"{code}:"}, image_block(picture(60, 90, seed=2)), image_block(picture(seed=3, mode="RGBA"))]
     return {"status": "success", "content": drawn}
 
 
 @tool
 def tell(code: str) -> str:
-    """Tell.
-
-    Args:
-        code: What.
-    """
+    """Tell."""
     return f"{code} " * 100
 
 
@@ -89,7 +73,6 @@ async def ask(model: SGLangModel, prompt: Any = QUESTION) -> None:
 
 
 async def played(processor: Any, turns: list[str], prompt: Any = QUESTION, **settings: Any) -> tuple[Any, ...]:
-    """The model after a conversation, the engine's script and the server."""
     engine = VisionEngine(processor, turns, miscounts=settings.pop("miscounts", 0))
     async with FakeSGLang(engine) as fake:
         model = SGLangModel(processor.tokenizer, fake.base_url, **{"processor": processor, **settings})
@@ -102,8 +85,7 @@ async def test_the_trajectory_is_what_the_processor_makes_of_the_whole_conversat
     trajectory = model.trajectory
     last = trajectory.turns[-1]
     assert trajectory.token_ids[: last.start] == engine.read[1]
-    assert trajectory.token_ids[: trajectory.prompt_length] == engine.read[0]
-    assert fake.violations == []
+    assert (trajectory.token_ids[: trajectory.prompt_length], fake.violations) == (engine.read[0], [])
     assert [len(images) for images in engine.images] == [1, 3]
     # one token for each image on the wire
     image_id = family.tokenizer.convert_tokens_to_ids("<|image_pad|>")
@@ -116,20 +98,22 @@ async def test_text_that_spells_an_image_is_text_and_is_not_sent_beside_images(p
     async with FakeSGLang([]) as fake:
         model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor)
         assert image_id not in model.template.prompt_ids([{"role": "user", "content": text}])
-        with pytest.raises(TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
+        with pytest.raises(errors.TrajectoryError, match="got 2 times the text .*image_pad.* with 1 images"):
             await ask(model, [*QUESTION, {"text": text}])
     assert fake.requests == []
 
 
 async def test_an_engine_that_counts_otherwise_is_refused(processor: Any) -> None:
-    with pytest.raises(EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"):
+    with pytest.raises(
+        errors.EngineResponseError, match="the engine read .* tokens of a prompt with 1 images; expected"
+    ):
         await played(processor, [ANSWER], miscounts=1)
 
 
 async def test_a_template_that_shows_no_images_is_refused(processor: Any) -> None:
     blind = {"chat_template": TEMPLATE.replace("<|image_pad|>", "")}
     model = SGLangModel(processor.tokenizer, "http://127.0.0.1:1", processor=processor, chat_template_kwargs=blind)
-    with pytest.raises(TemplateError, match="the chat template shows 0 of 1 images"):
+    with pytest.raises(errors.TemplateError, match="the chat template shows 0 of 1 images"):
         await model.count_tokens([{"role": "user", "content": QUESTION}])
 
 
@@ -142,17 +126,13 @@ async def test_an_image_for_a_text_model_is_refused_with_words(shipped_tokenizer
     messages: Any = [{"role": "user", "content": QUESTION}]
     for given in (None, shipped_tokenizer):
         model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", processor=given)
-        with pytest.raises(ConfigError, match="got an image, and this model reads text only"):
+        with pytest.raises(errors.ConfigError, match="got an image, and this model reads text only"):
             await model.count_tokens(messages)
 
 
 @tool
 def draw_badly(code: str) -> dict[str, Any]:
-    """Draw what is no picture.
-
-    Args:
-        code: What.
-    """
+    """Draw what is no picture."""
     broken = {"image": {"format": "png", "source": {"bytes": code.encode()}}}
     return {"status": "success", "content": [{"text": "It is"}, broken]}
 
@@ -170,9 +150,7 @@ async def test_a_tools_image_that_cannot_be_read_is_a_text(shipped_tokenizer: An
 # ---- slime's samples ----
 
 
-async def generated(
-    processor: Any, folder: Path, sample: Sample, turns: list[str], *, max_new_tokens: int = 2048
-) -> Any:
+async def generated(processor, folder: Path, sample: Sample, turns: list[str], *, max_new_tokens: int = 2048):
     engine = VisionEngine(processor, turns)
     settings = {"tools": [f"{__name__}.draw"]}
     async with FakeSGLang(engine, context_length=8192) as fake:
@@ -197,10 +175,8 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
     sample, engine, fake = await generated(*llava, Sample(prompt=chat(picture(seed=1)), index=0), [CALL, ANSWER])
     assert sample.status is Sample.Status.COMPLETED
     prompt = len(sample.tokens) - sample.response_length
-    assert sample.tokens[:prompt] == engine.read[0]
-    assert sample.tokens[: len(engine.read[1])] == engine.read[1]
-    assert fake.violations == []
-    assert sample.multimodal_train_inputs.keys() == {"pixel_values"}
+    assert (sample.tokens[:prompt], sample.tokens[: len(engine.read[1])]) == (engine.read[0], engine.read[1])
+    assert (fake.violations, sample.multimodal_train_inputs.keys()) == ([], {"pixel_values"})
     np.testing.assert_array_equal(
         np.asarray(sample.multimodal_train_inputs["pixel_values"]), engine.inputs[1]["pixel_values"]
     )
@@ -232,9 +208,7 @@ async def test_images_that_do_not_fit_truncate_the_episode(llava: tuple[Any, Pat
 
 
 @pytest.mark.parametrize("is_sampled", [True, False])
-async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(
-    llava: tuple[Any, Path], is_sampled: bool
-) -> None:
+async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_trained(llava, is_sampled) -> None:
     image = llava[0].image_token
     escaped = CALL.replace("a dot", f"\\u{ord(image[0]):04x}{image[1:]}")  # the tool shows what it is given
     turns = [CALL, image + ANSWER] if is_sampled else [escaped, ANSWER]
@@ -260,7 +234,7 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
 async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:
     sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [ANSWER])
     sample.reward = 1.0
-    with pytest.raises(ExportError, match="sample 0 .index=0. has images; expected text only"):
+    with pytest.raises(errors.ExportError, match="sample 0 .index=0. has images; expected text only"):
         to_agent_loop_outputs([sample])
     assert finished_episodes([sample], may_lose_images=True)[0].sample is sample
 
@@ -274,9 +248,7 @@ async def test_images_that_slime_has_loaded_are_those_of_the_chat(llava: tuple[A
     assert sample.multimodal_inputs is loaded
 
 
-async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(
-    llava: tuple[Any, Path], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_aborted_sample_with_images_starts_afresh_and_says_so(llava, caplog) -> None:
     aborting = [False]
 
     def stop() -> bool:
@@ -340,7 +312,7 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
     ],
 )
 def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+    with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(chat(source), None, None)
 
 
@@ -359,5 +331,5 @@ def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> No
     ],
 )
 def test_images_that_do_not_fit_the_prompt_are_refused(prompt: Any, loaded: Any, words: str) -> None:
-    with pytest.raises(PromptError, match=words):
+    with pytest.raises(errors.PromptError, match=words):
         to_episode_prompt(prompt, None, None, loaded)

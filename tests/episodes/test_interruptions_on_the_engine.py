@@ -22,14 +22,12 @@ SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engine() -> AsyncIterator[str]:
-    """The URL of an engine with the shipped model."""
     async with engine_process() as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def undisturbed(engine: str, shipped_tokenizer: Any) -> list[Sample]:
-    """The samples of a run that nobody interrupts."""
     return asyncio.run(played(engine, shipped_tokenizer, new_samples()))
 
 
@@ -54,9 +52,8 @@ def new_samples() -> list[Sample]:
 
 
 async def played(
-    url: str, tokenizer: Any, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings: Any
+    url: str, tokenizer, samples: Sequence[Sample], *, at_once: int = EPISODES, **settings
 ) -> list[Sample]:
-    """The samples after `generate`, each with a seed of its own."""
     args = args_for(url, tokenizer, strands_rollout={**SETTINGS, **settings})
     places = asyncio.Semaphore(at_once)
 
@@ -72,9 +69,7 @@ def tokens_of(samples: Sequence[Sample]) -> list[list[int]]:
     return [sample.tokens for sample in samples]
 
 
-async def test_a_weight_update_in_mid_episode_changes_nothing_but_the_version(
-    engine: str, shipped_tokenizer: Any, undisturbed: list[Sample]
-) -> None:
+async def test_a_weight_update_in_mid_episode_changes_nothing_but_the_version(engine, shipped_tokenizer, undisturbed):
     running = asyncio.create_task(played(engine, shipped_tokenizer, new_samples()))
     for version in range(2, 8):  # fewer updates than aborts of one turn after which an engine is given up
         if not await generates_before(engine, running):
@@ -100,9 +95,7 @@ def is_open(sample: Sample) -> bool:
     return sample.status in (Sample.Status.PENDING, Sample.Status.ABORTED)
 
 
-async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(
-    engine: str, shipped_tokenizer: Any, undisturbed: list[Sample]
-) -> None:
+async def test_aborted_and_resumed_episodes_end_as_undisturbed_ones(engine, shipped_tokenizer, undisturbed) -> None:
     for first_limit in range(20, 600, 40):  # until the flag goes up in the middle of an episode
         samples, limit, aborts = new_samples(), first_limit, 0
         while any(map(is_open, samples)):

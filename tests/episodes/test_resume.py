@@ -21,21 +21,18 @@ CALLS = (
     '<tool_call>\n{"name": "work", "arguments": {"job": "a"}}\n</tool_call>\n'
     '<tool_call>\n{"name": "work", "arguments": {"job": "b"}}\n</tool_call><|im_end|>'
 )
+# beside a call that can't be read, and one that fails
+MIXED = "<tool_call>\n{not json}\n</tool_call>\n" + CALLS.replace('"a"', '"fails"', 1)
+SAME = ("stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures")
 
 
 @dataclass
 class World:
-    """What the tools see and do.
+    """What the tools see and do."""
 
-    Attributes:
-        aborting: The rollout's flag.
-        ran: Jobs that were finished.
-        stuck: Jobs that wait for ever.
-    """
-
-    aborting: bool = False
-    ran: list[str] = field(default_factory=list)
-    stuck: set[str] = field(default_factory=set)
+    aborting: bool = False  # the rollout's flag
+    ran: list[str] = field(default_factory=list)  # jobs that were finished
+    stuck: set[str] = field(default_factory=set)  # jobs that wait for ever
 
     def is_aborting(self) -> bool:
         return self.aborting
@@ -46,24 +43,26 @@ world = World()
 
 @tool
 async def work(job: str) -> str:
-    """Do a job.
-
-    Args:
-        job: Its name.
-    """
+    """Do a job."""
     if job in world.stuck:
         await asyncio.sleep(0.02)
         world.aborting = True
         await asyncio.sleep(60)
     world.ran.append(job)
+    if job == "fails":
+        raise RuntimeError("not today")
     return f"{job} is done"
 
 
-@pytest.fixture(autouse=True)
 def _new_world() -> None:
     world.aborting = False
     world.ran.clear()
     world.stuck.clear()
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_world() -> None:
+    _new_world()
 
 
 Script = Callable[[dict[str, Any], int], Reply]
@@ -75,16 +74,7 @@ def aborted(ids: list[int], **meta: Any) -> Reply:
     return Reply.abort(ids, **meta)
 
 
-async def attempt(
-    tokenizer: Any,
-    script: Script,
-    sample: Any,
-    *,
-    settings: dict[str, Any] | None = None,
-    params: dict[str, Any] | None = None,
-    version: str = "1",
-    **args: Any,
-) -> FakeSGLang:
+async def attempt(tokenizer, script, sample, *, settings=None, params=None, version="1", **args):
     """One call of `generate`; the flag is down when it begins."""
     world.aborting = False
     async with FakeSGLang(script, context_length=8192, weight_version=version) as fake:
@@ -120,9 +110,7 @@ async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) ->
     second = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="2")
     assert second.requests[0].input_ids == prompt + turn[:4]
     assert sample.status is Sample.Status.COMPLETED
-    assert sample.tokens == prompt + turn
-    assert sample.loss_mask == [1] * len(turn)
-    assert sample.weight_versions == ["1", "2"]
+    assert (sample.tokens, sample.loss_mask, sample.weight_versions) == (prompt + turn, [1] * len(turn), ["1", "2"])
     assert is_valid(sample, shipped_tokenizer)
     facts = facts_of(sample)
     start = len(prompt)
@@ -134,10 +122,7 @@ async def test_a_cut_turn_goes_on_from_its_own_tokens(shipped_tokenizer: Any) ->
 
 async def test_the_rest_of_a_cut_turn_has_the_rest_of_every_budget(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
-    for settings, params, left in (
-        ({}, {"max_new_tokens": 20}, 16),
-        ({"max_turn_tokens": 9}, {}, 5),
-    ):
+    for settings, params, left in (({}, {"max_new_tokens": 20}, 16), ({"max_turn_tokens": 9}, {}, 5)):
         sample = new_sample()
         await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, settings=settings, params=params)
         fake = await attempt(
@@ -171,10 +156,7 @@ async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> N
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample, version="2")
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(calls[5:7]), sample, version="3")
     await attempt(
-        shipped_tokenizer,
-        lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]),
-        sample,
-        version="4",
+        shipped_tokenizer, lambda _b, n: Reply.tokens(calls[7:]) if n == 0 else aborted(answer[:2]), sample, version="4"
     )
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(answer[2:]), sample, version="5")
     assert world.ran == ["a", "b"]
@@ -185,18 +167,24 @@ async def test_several_aborts_in_a_row_lose_nothing(shipped_tokenizer: Any) -> N
 
 
 @pytest.mark.parametrize("journey", ["deepcopy", "pickle", "json"])
-async def test_the_state_survives(shipped_tokenizer: Any, journey: str) -> None:
-    sample, calls = new_sample(), ids_of(shipped_tokenizer, CALLS)
+async def test_the_state_survives_and_the_end_is_that_of_an_episode_that_nobody_cut(shipped_tokenizer, journey) -> None:
+    turns = [Reply.tokens(ids_of(shipped_tokenizer, text)) for text in (MIXED, ANSWER)]
+    sample, undisturbed = new_sample(), new_sample()
+    await attempt(shipped_tokenizer, lambda _b, n: turns[n], undisturbed)
+    _new_world()
     world.stuck.add("b")
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(calls), sample)
+    await attempt(shipped_tokenizer, lambda _b, _n: turns[0], sample)
+    assert sample.status is Sample.Status.ABORTED
     world.stuck.clear()
     moved: Any = {
         "deepcopy": copy.deepcopy,
         "pickle": lambda one: pickle.loads(pickle.dumps(one)),  # noqa: S301 - our own bytes
         "json": lambda one: Sample.from_dict(json.loads(json.dumps(one.to_dict()))),
     }[journey](sample)
-    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(ids_of(shipped_tokenizer, ANSWER)), moved)
-    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["a", "b"])
+    await attempt(shipped_tokenizer, lambda _b, _n: turns[1], moved)
+    assert (moved.status, world.ran) == (Sample.Status.COMPLETED, ["fails", "b"])
+    assert (moved.tokens, moved.loss_mask) == (undisturbed.tokens, undisturbed.loss_mask)
+    assert [facts_of(moved)[name] for name in SAME] == [facts_of(undisturbed)[name] for name in SAME]
     assert is_valid(moved, shipped_tokenizer)
 
 
@@ -210,21 +198,16 @@ async def test_masked_tokens_of_old_weights_stay_masked(shipped_tokenizer: Any) 
 
 
 @pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (2, 4), (1, 0), (0, 0)])
-async def test_tokens_of_too_old_weights_are_not_trained(
-    shipped_tokenizer: Any, staleness: int | None, trained: int
-) -> None:
+async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, staleness, trained) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     settings = {"max_staleness": staleness}
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="9", settings=settings)
-    assert sum((sample.loss_mask or [])[:4]) == trained
-    assert facts_of(sample)["stale_tokens"] == 4 - trained
+    assert (sum((sample.loss_mask or [])[:4]), facts_of(sample)["stale_tokens"]) == (trained, 4 - trained)
     assert is_valid(sample, shipped_tokenizer)
 
 
 def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
-    """Sets a value inside the saved state."""
-
     def damage(sample: Sample) -> None:
         place: Any = sample.metadata["strands_rollout"]["resume"]
         for key in path[:-1]:
@@ -235,7 +218,6 @@ def _of_state(*path: Any, value: Any) -> Callable[[Sample], None]:
 
 
 def _of_sample(name: str, change: Callable[[Any], Any]) -> Callable[[Sample], None]:
-    """Changes a field of the sample."""
     return lambda sample: setattr(sample, name, change(getattr(sample, name)))
 
 
@@ -257,9 +239,7 @@ DAMAGES: dict[str, Callable[[Sample], None]] = {
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+async def test_a_state_that_cant_be_used_means_a_clean_restart_and_a_warning(shipped_tokenizer, caplog, how) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     first = await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
     DAMAGES[how](sample)
@@ -283,9 +263,7 @@ async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
     assert sample.tokens == fake.requests[0].input_ids + turn
 
 
-async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(shipped_tokenizer, caplog) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample)
     assert sample.status is Sample.Status.ABORTED
@@ -312,26 +290,19 @@ async def test_limits_count_over_all_attempts(shipped_tokenizer: Any) -> None:
     )
     facts = facts_of(sample)
     assert (facts["stop_reason"], facts["tool_iterations"], facts["tool_calls"]) == ("max_tool_iterations", 2, 4)
-    assert facts["budgets"]["tool_iterations"] == 1.0
-    assert world.ran == ["a", "b"] * 2
+    assert (facts["budgets"]["tool_iterations"], world.ran) == (1.0, ["a", "b"] * 2)
 
 
 @tool
 def blocks_until_the_abort(job: str) -> str:
-    """Raise the flag, and end at about the time at which the call is cut.
-
-    Args:
-        job: Its name.
-    """
+    """Raise the flag, and end at about the time at which the call is cut."""
     world.aborting = True
     time.sleep(0.06)
     world.ran.append(job)
     return f"{job} is done"
 
 
-async def test_a_call_that_ends_as_it_is_cut_is_finished(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_that_ends_as_it_is_cut_is_finished(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.agent.tool_call.CLEANUP_S", 2.0)
     monkeypatch.setattr("strands_rollout.aio._LAST_MOMENT_S", 20.0)
     call = json.dumps({"name": blocks_until_the_abort.tool_name, "arguments": {"job": "a"}})

@@ -35,26 +35,13 @@ async def echo(
     flag: bool = False,
     d: dict | None = None,
 ) -> str:
-    """Show what was given.
-
-    Args:
-        text: A text.
-        n: A number.
-        f: Another.
-        items: A list.
-        flag: Yes or no.
-        d: An object.
-    """
+    """Show what was given."""
     return f"{text} {n} {f} {items} {flag} {d}"
 
 
 @tool
 def reflect(value: Any = None) -> Any:
-    """Return what was given.
-
-    Args:
-        value: Anything.
-    """
+    """Return what was given."""
     return value
 
 
@@ -95,12 +82,7 @@ def odd_value(kind: str) -> Any:
 
 @tool
 async def weird(kind: str = "", value: Any = None) -> Any:
-    """Fail in a way of your choice.
-
-    Args:
-        kind: The way.
-        value: Anything.
-    """
+    """Fail in a way of your choice."""
     if kind == "raise":
         raise BadWordsError
     if kind == "cause":
@@ -113,8 +95,6 @@ async def weird(kind: str = "", value: Any = None) -> Any:
 
 
 class Raw(AgentTool):
-    """Hands on what was asked for as the result itself."""
-
     tool_name = "raw"
     tool_type = "python"
 
@@ -131,8 +111,6 @@ raw = Raw()
 
 
 class Nosy(HookProvider):
-    """A user's hook that looks at every call and its result."""
-
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeToolCallEvent, lambda event: event.tool_use["name"])
         registry.add_callback(AfterToolCallEvent, lambda event: event.result["status"])
@@ -172,7 +150,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="session")
 def checkpoints(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The tokenizer of each family, as it is asked for."""
     folder, made = tmp_path_factory.mktemp("families"), dict[str, Any]()
 
     def checkpoint(known: str) -> Any:
@@ -257,7 +234,6 @@ def playable(known: str) -> list[str]:
 
 
 def called(*names: str) -> str:
-    """A turn that calls these tools with the numbers of their places."""
     calls = (TOOL_CALL.format(name=name, arguments=json.dumps({"text": f"({n})"})) for n, name in enumerate(names))
     return "".join(calls).replace("<|im_end|>", "") + "<|im_end|>"
 
@@ -299,8 +275,6 @@ async def test_results_stand_in_the_order_of_their_calls(shipped_tokenizer: Any,
 
 
 class Falling:
-    """A parser with a bug."""
-
     def __init__(self, _new_id: Any) -> None: ...
 
     def segments(self, text: str, in_reasoning: bool = False) -> Any:
@@ -311,9 +285,7 @@ class Falling:
     parse = segments
 
 
-async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bug_in_a_parser_is_a_failed_call_of_the_policy(shipped_tokenizer, caplog, monkeypatch) -> None:
     monkeypatch.setitem(tool_parsers._factories, "falling", Falling)  # type: ignore[arg-type]
     settings = {**VARIANTS["simple"], "tool_parser": "falling"}
     turns = ["I call<|im_end|>", "I call again<|im_end|>", "34<|im_end|>"]

@@ -42,7 +42,6 @@ def agent(model: SGLangModel, **more: Any) -> Agent:
 
 
 def once(text: str, _number: int) -> str:
-    """Calls a tool, and answers."""
     return ANSWER if "<tool_response>" in text else DOUBLE
 
 
@@ -51,15 +50,12 @@ def thrice(_text: str, number: int) -> str:
 
 
 def asks(text: str, _number: int, first: str) -> str:
-    """The main agent asks another, who calls a tool too."""
     if "You are asked." in text:
         return DONE if "<tool_response>" in text else DOUBLE
     return ANSWER if "<tool_response>" in text else first
 
 
 def asking(model: SGLangModel, make: Callable[[SGLangModel], Any]) -> Agent:
-    """Has a tool that asks another agent."""
-
     async def ask() -> str:
         """Ask."""
         return str(await make(model))
@@ -165,8 +161,6 @@ async def _remote(model: SGLangModel) -> Any:
 
 
 class Parrot(Model):
-    """Another model, which is not trained."""
-
     get_config = update_config = structured_output = lambda *_given, **_more: {}
 
     async def stream(self, *_given: Any, **_more: Any) -> Any:
@@ -177,8 +171,6 @@ class Parrot(Model):
 
 
 class Row(NamedTuple):
-    """How a row is played, and what comes of it."""
-
     make: Callable[..., Any]
     said: Callable[[str, int], str] = once
     needs: str | None = None  # a module, or an argument of agents, without which the row is not played
@@ -186,7 +178,6 @@ class Row(NamedTuple):
 
 
 def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
-    """An agent with what the functions make."""
     return lambda model: agent(model, **{name: make() for name, make in more.items()})
 
 
@@ -262,9 +253,7 @@ def test_the_page_has_the_rows_that_are_played() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*(deprecated|experimental|A2A)", "ignore::ResourceWarning")
 @pytest.mark.parametrize("name", ROWS)
-async def test_an_interface_plays_as_the_page_says(
-    shipped_tokenizer: Any, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_an_interface_plays_as_the_page_says(shipped_tokenizer, name, tmp_path, capsys) -> None:
     row, (claim, _) = ROWS[name], the_table()[name]
     if row.needs is not None and row.needs not in inspect.signature(Agent).parameters:
         pytest.importorskip(row.needs)
@@ -278,8 +267,7 @@ async def test_an_interface_plays_as_the_page_says(
         return
     assert (samples[0].status, facts[0]["stop_reason"]) == (Sample.Status.COMPLETED, "completed")
     assert {one["fan_out"]["kind"] for one in facts} == KINDS[claim]
-    assert (len(samples) == 1) == (claim == "one sample")
-    assert facts[0]["dropped_sampled_tokens"] == 0
+    assert (len(samples) == 1, facts[0]["dropped_sampled_tokens"]) == (claim == "one sample", 0)
     sent = [request + answer for request, answer in wire.requests]
     assert all(sample.tokens in sent for sample in samples)
     assert row.words in "".join(shipped_tokenizer.decode(sample.tokens) for sample in samples)

@@ -36,11 +36,7 @@ async def nothing() -> str:
 
 @tool
 async def echo(text: str) -> str:
-    """Return a text.
-
-    Args:
-        text: The text.
-    """
+    """Return a text."""
     return text
 
 
@@ -66,8 +62,7 @@ async def test_rule_01_sampled_tokens_are_appended_as_they_came_back(tokenizer: 
     done = await run(
         tokenizer, [Reply.tokens(turn), call_text("2"), ANSWER], settings={"executor": "turn_costs.InstantExecutor"}
     )
-    assert done.fake.violations == []
-    assert len(done.fake.requests) == 3
+    assert (done.fake.violations, len(done.fake.requests)) == ([], 3)
     assert done.sample.tokens[done.prompt_length :][: len(turn)] == turn
     sent = done.fake.requests[-1].input_ids + ids_of(tokenizer, ANSWER)
     assert done.sample.tokens == sent
@@ -104,8 +99,7 @@ async def test_rule_03_a_missing_close_is_added_as_context(tokenizer: Any, endin
     assert done.sample.status is Sample.Status.COMPLETED
     assert done.context_after(0).startswith("<|im_end|>\n<|im_start|>user\n<tool_response>")
     sampled = len(reply.ids)
-    assert done.sample.loss_mask[:sampled] == [1] * sampled
-    assert done.sample.loss_mask[sampled] == 0
+    assert (done.sample.loss_mask[:sampled], done.sample.loss_mask[sampled]) == ([1] * sampled, 0)
     assert done.fake.violations == []
 
 
@@ -159,12 +153,7 @@ async def test_rule_06_parallel_results_go_back_in_the_order_of_the_calls(tokeni
 
 @tool
 async def slow_echo(text: str, delay_s: float) -> str:
-    """Return a text after a while.
-
-    Args:
-        text: The text.
-        delay_s: Seconds.
-    """
+    """Return a text after a while."""
     await asyncio.sleep(delay_s)
     return text
 
@@ -182,8 +171,7 @@ async def test_rule_07_a_malformed_call_is_told_and_counted_never_run(tokenizer:
     done = await run(tokenizer, [f"<tool_call>\n{body}\n</tool_call><|im_end|>", ANSWER], settings=settings_for("echo"))
     assert "could not be parsed and was not run" in done.context_after(0)
     assert told in done.context_after(0)
-    assert done.facts["parse_failures"] == 1
-    assert done.facts["tool_calls"] == 0
+    assert (done.facts["parse_failures"], done.facts["tool_calls"]) == (1, 0)
     assert done.sample.status is Sample.Status.COMPLETED
 
 
@@ -197,8 +185,7 @@ async def test_rule_07_a_malformed_call_is_told_and_counted_never_run(tokenizer:
 )
 async def test_rule_08_calls_inside_reasoning_are_drafts(tokenizer: Any, turn: str) -> None:
     done = await run(tokenizer, [turn], settings=settings_for("echo"))
-    assert done.facts["tool_calls"] == 0
-    assert done.facts["parse_failures"] == 0
+    assert (done.facts["tool_calls"], done.facts["parse_failures"]) == (0, 0)
     assert done.sample.status is Sample.Status.COMPLETED
 
 
@@ -213,11 +200,7 @@ async def test_rule_09_a_cut_turn_is_never_searched_for_calls(tokenizer: Any, fi
 
 @pytest.mark.parametrize(
     ("logprobs", "logprob_ids"),
-    [
-        ([-0.5], None),
-        ([-0.5, None, -0.5], None),
-        ([-0.5, -0.5, -0.5], (1, 2, 3)),
-    ],
+    [([-0.5], None), ([-0.5, None, -0.5], None), ([-0.5, -0.5, -0.5], (1, 2, 3))],
     ids=["too few", "none", "other ids"],
 )
 async def test_rule_10_bad_logprobs_are_rejected(tokenizer: Any, logprobs: Any, logprob_ids: Any) -> None:
@@ -259,12 +242,8 @@ async def test_rule_12_an_id_outside_the_vocabulary_is_never_sent(tokenizer: Any
 async def test_rule_13_a_retried_request_leaves_no_trace(tokenizer: Any) -> None:
     calm = await run(tokenizer, [call_text(), ANSWER])
     busy = {"error": {"message": "busy"}}
-    rough = await run(
-        tokenizer,
-        [Reply.status(503, busy), call_text(), Reply.status(500, busy), Reply.cut(), ANSWER],
-    )
-    assert rough.sample.tokens == calm.sample.tokens
-    assert rough.sample.loss_mask == calm.sample.loss_mask
+    rough = await run(tokenizer, [Reply.status(503, busy), call_text(), Reply.status(500, busy), Reply.cut(), ANSWER])
+    assert (rough.sample.tokens, rough.sample.loss_mask) == (calm.sample.tokens, calm.sample.loss_mask)
     assert rough.sample.status is Sample.Status.COMPLETED
     assert rough.fake.violations == []
     sent = [request.input_ids for request in rough.fake.requests]
@@ -301,8 +280,7 @@ async def test_rule_14_an_exhausted_budget_ends_the_episode_as_truncated(tokeniz
     budget = len(ids_of(tokenizer, call_text())) + 3
     done = await run(tokenizer, [call_text(), ANSWER], params={"max_new_tokens": budget})
     assert done.sample.status is Sample.Status.TRUNCATED
-    assert done.facts["stop_reason"] == "response_length"
-    assert len(done.fake.requests) == 1
+    assert (done.facts["stop_reason"], len(done.fake.requests)) == ("response_length", 1)
 
 
 async def test_rule_15_trailing_context_is_trimmed(tokenizer: Any) -> None:

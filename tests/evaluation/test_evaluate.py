@@ -28,8 +28,6 @@ def plan(fake: FakeSGLang, tokenizer: Any, **more: Any) -> RunPlan:
 
 
 def solver(tokenizer: Any) -> Any:
-    """A policy that calls the tool once, then answers 34 to everything."""
-
     def reply(request: dict[str, Any], number: int) -> Reply:
         seen = tokenizer.decode(request["input_ids"], skip_special_tokens=False)
         return Reply.tokens(ids_of(tokenizer, ANSWER if "<tool_response>" in seen else call_text()))

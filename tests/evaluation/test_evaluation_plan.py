@@ -34,8 +34,7 @@ def test_a_label_that_no_answer_equals_is_refused(tmp_path, label):
 
 
 @pytest.mark.parametrize(
-    "prompt",
-    [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]],
+    "prompt", [" ", None, [], 34, [{"role": "user", "content": ""}], [{"role": "tool", "content": "a"}]]
 )
 def test_a_prompt_that_can_not_be_asked_is_refused(tmp_path, prompt):
     with pytest.raises(PromptError, match=r"rows\.jsonl:2: got "):
@@ -126,8 +125,7 @@ def test_data_sets_may_be_a_mapping_by_name_and_the_root_may_be_left_out(tmp_pat
     path = tmp_path / "eval.yaml"
     path.write_text(yaml.safe_dump({"datasets": {"a": {"path": data}, "b": {"path": data, "min_new_tokens": 2}}}))
     first, second = read(path)
-    assert (first.name, second.name) == ("a", "b")
-    assert second.sampling.params["min_new_tokens"] == 2
+    assert (first.name, second.name, second.sampling.params["min_new_tokens"]) == ("a", "b", 2)
     assert "min_new_tokens" not in first.sampling.params
 
 

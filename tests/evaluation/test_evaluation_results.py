@@ -43,7 +43,6 @@ def read(folder: Path) -> tuple[list[SampleResult], int]:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The results of a run that was begun."""
     read(tmp_path)
     return tmp_path / "results.jsonl"
 
@@ -56,12 +55,10 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
     folder = tmp_path / "deep" / "run"
     with ResultsFile(folder, IDENTITY) as file:
         kept = [file.append(result_line(number)) for number in range(2)]
-        assert file.path.read_text().count("\n") == 2
-        assert list(file.results(PLANNED)) == kept
+        assert (file.path.read_text().count("\n"), list(file.results(PLANNED))) == (2, kept)
         with pytest.raises(ConfigError, match="in use by another run"):
             ResultsFile(folder, IDENTITY)
-    assert read(folder) == (kept, 0)
-    assert kept[1].key == SampleKey("sums", 0, 1)
+    assert (read(folder), kept[1].key) == ((kept, 0), SampleKey("sums", 0, 1))
 
 
 def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> None:
@@ -70,8 +67,7 @@ def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> 
     for cut in (0, 1, first - 1, first, first + 1, len(whole) - 1):
         path.write_bytes(whole[:cut])
         results, dropped = read(path.parent)
-        assert len(results) == (cut >= first)
-        assert dropped == cut - (first if cut >= first else 0)
+        assert (len(results), dropped) == (cut >= first, cut - (first if cut >= first else 0))
         assert path.read_bytes() == whole[:first] * (cut >= first)
 
 
@@ -141,8 +137,7 @@ async def test_what_could_not_be_graded_is_missing_and_is_tried_again(run, capsy
     sums = again.report["data_sets"]["sums"]
     assert (again.code, sums["scored"], sums["missing"]) == (1, 11, 1)
     assert len(again.fake.requests) == 1
-    assert sums["methods"]["algebra_timeout"] == 1
-    assert sum(sums["methods"].values()) == 11
+    assert (sums["methods"]["algebra_timeout"], sum(sums["methods"].values())) == (1, 11)
     captured = capsys.readouterr()
     for text in (captured.out, captured.err):
         assert "sums: 1 answers count as wrong since comparing them took too long" in text

@@ -15,7 +15,7 @@ from fake_sglang import Reply, dead_url
 from harness import ids_of
 from rich.console import Console
 
-from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError
+from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.evaluate import Outcome, Summary
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import SampleKey
@@ -52,9 +52,7 @@ async def test_a_line_holds_the_sample_without_its_tokens_unless_asked(run, ship
     )
     first = next(line for line in ended.lines if (line["problem"], line["number"]) == (1, 0))
     answer = sample_seed(1, 0) % 3
-    assert first["seed"] == sample_seed(1, 0)
-    assert first["reward"]["pred"] == str(answer)
-    assert first["label"] == "1"
+    assert (first["seed"], first["reward"]["pred"], first["label"]) == (sample_seed(1, 0), str(answer), "1")
     assert first["response"] == f"So \\boxed{{{answer}}}.<|im_end|>"
     assert first["response_tokens"] == first["sampled_tokens"] == len(ids_of(shipped_tokenizer, first["response"]))
     assert "sample" not in first
@@ -71,8 +69,7 @@ async def test_an_interrupted_run_is_resumed_to_the_same_report(run):
         (whole.folder / "report.json").unlink()
         again = await run()
         assert (again.code, json.dumps(again.outcome)) == (0, json.dumps(whole.outcome))
-        assert len(again.fake.requests) == 12 - content[:cut].count(b"\n")
-        assert len(again.lines) == 12
+        assert (len(again.fake.requests), len(again.lines)) == (12 - content[:cut].count(b"\n"), 12)
 
 
 async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shipped_tokenizer, capsys):
@@ -112,8 +109,7 @@ async def test_a_sample_that_was_cut_by_a_limit_counts_and_is_wrong(run, shipped
     ended = await run(lambda *_: rambling, sampling=Sampling(4, max_new_tokens=20))
     sums = ended.report["data_sets"]["sums"]
     assert (ended.code, sums["scored"], sums["avg_at_n"], sums["without_answer"]) == (0, 12, 0.0, 12)
-    assert sums["by_problem"][0]["truncated"] == 4
-    assert sums["by_problem"][0]["majority"] == []
+    assert (sums["by_problem"][0]["truncated"], sums["by_problem"][0]["majority"]) == (4, [])
 
 
 async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path, monkeypatch):
@@ -132,8 +128,7 @@ async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path,
 async def test_the_context_limit_is_that_of_an_evaluation(run):
     """`generate` heeds eval_max_context_len in evaluations alone; a prompt of that length leaves nothing to answer."""
     ended = await run(max_context_tokens=8)
-    assert set(ended.report["data_sets"]["sums"]["stop_reasons"]) == {"prompt_too_long"}
-    assert ended.fake.requests == []
+    assert (set(ended.report["data_sets"]["sums"]["stop_reasons"]), ended.fake.requests) == ({"prompt_too_long"}, [])
 
 
 async def test_a_folder_of_another_run_is_refused(run, tmp_path):
@@ -180,13 +175,6 @@ async def test_several_data_sets_are_reported_apart(run, tmp_path):
     assert ended.report["data_sets"]["few"]["pass_at_k"].keys() == {"1"}
     params = [request.body["sampling_params"] for request in ended.fake.requests]
     assert Counter((one["temperature"], one["top_k"]) for one in params) == {(1.0, -1): 3, (0.25, 5): 12}
-
-
-def test_a_dead_engine_is_named_at_once_and_leaves_no_folder(shipped_tokenizer, tmp_path):
-    options = options_for(tmp_path, dead_url(), shipped_tokenizer)
-    with pytest.raises(EngineUnavailableError, match=r"no answer from http://127\.0\.0\.1"):
-        run_evaluation(options)
-    assert not options.out.exists()
 
 
 WRONG_ROW = {"prompt": "?", "label": "1", "metadata": {"strands_rollout_settings": {"tools": ["os.system"]}}}
@@ -265,13 +253,7 @@ async def test_an_error_of_the_run_itself_ends_it():
         await run_samples(keys(5), one, concurrency=2)
 
 
-def outcome(
-    *,
-    right: bool = True,
-    violations: tuple[str, ...] = (),
-    status: Sample.Status = Sample.Status.COMPLETED,
-    **facts: Any,
-) -> Outcome:
+def outcome(*, right=True, violations=(), status=Sample.Status.COMPLETED, **facts):
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     question = {"role": "user", "content": "What is [bold]17 * 2[/bold]?"}
     sample = Sample(prompt=[*chat, question], label="34", index=3)
@@ -317,8 +299,7 @@ def test_without_a_terminal_each_tenth_is_a_line_at_once() -> None:
             tell(None if number == 19 else number % 2 == 0)
             assert len(out.getvalue().splitlines()) == (number + 1) // 4
     shown = out.getvalue().splitlines()
-    assert shown[0] == "episodes 24/40  accuracy 92%"
-    assert shown[-1] == "episodes 40/40  accuracy 77%"
+    assert (shown[0], shown[-1]) == ("episodes 24/40  accuracy 92%", "episodes 40/40  accuracy 77%")
     with accuracy_bar(Console(file=out, width=80), 3) as tell:
         tell(None)
     assert out.getvalue().endswith("episodes 1/3\n")

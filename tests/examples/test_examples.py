@@ -67,12 +67,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "guessing_game": (
         {"prompt": "Play.", "label": "37"},
-        [
-            call("guess", number=50),
-            said("Is it lower than 50?"),
-            call("guess", number=37),
-            said("It was 37."),
-        ],
+        [call("guess", number=50), said("Is it lower than 50?"), call("guess", number=37), said("It was 37.")],
     ),
 }
 

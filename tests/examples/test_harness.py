@@ -34,8 +34,6 @@ def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Policy:
-    """Speaks as the main agent, as a sub-agent, and as who sums up."""
-
     def __init__(self) -> None:
         self.text = self.folder = ""
         self.spoken: list[str] = []
@@ -86,8 +84,6 @@ async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tup
 
 
 class Broken:
-    """An executor that fails."""
-
     facts = ExecutorFacts(keeps_sessions=True)
 
     async def run(self, _code: str, **_more: Any) -> ExecutionResult:
@@ -96,9 +92,7 @@ class Broken:
     async def close_session(self, _session: str) -> None: ...
 
 
-async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(example, "scratch", lambda _task: CodeExecutorSandbox(Broken()))
 
     def said(text: str, _number: int) -> str:
@@ -121,9 +115,7 @@ async def gone(path: str) -> None:
 
 
 @pytest.mark.parametrize("transient", ["segment", "keep"])
-async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(
-    shipped_tokenizer: Any, transient: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(shipped_tokenizer, transient, capsys):
     policy, made = Policy(), []  # type: ignore[var-annotated]
     more = {"max_tool_iterations": None, "transient_context": transient}
     result, wire = await played(shipped_tokenizer, policy, made, **more)
@@ -147,9 +139,7 @@ ENDS = {"an abort": ({}, "aborted"), "a time limit": ({"episode_timeout_s": 3.0}
 
 
 @pytest.mark.parametrize(("settings", "stop_reason"), ENDS.values(), ids=ENDS)
-async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(
-    shipped_tokenizer: Any, settings: Any, stop_reason: str
-) -> None:
+async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(shipped_tokenizer, settings, stop_reason):
     state = SimpleNamespace(folder="", aborting=False)
 
     def said(text: str, number: int) -> str:
@@ -158,6 +148,5 @@ async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(
         return call("shell", command="echo x > file" if number == 0 else "sleep 100")
 
     result, wire = await played(shipped_tokenizer, said, [], should_abort=lambda: state.aborting, **settings)
-    assert wire.check(result)[0].metadata["strands_rollout"]["stop_reason"] == stop_reason
-    assert len(wire.requests) == 2
+    assert (wire.check(result)[0].metadata["strands_rollout"]["stop_reason"], len(wire.requests)) == (stop_reason, 2)
     await gone(f"{state.folder}/file")

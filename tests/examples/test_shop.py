@@ -31,13 +31,11 @@ def call(name: str, **arguments: str) -> str:
 
 
 def test_a_price_is_that_of_one_piece() -> None:
-    assert look_up_price(item="35") == "21"
-    assert look_up_price(item=" 35 ") == "21"
+    assert (look_up_price(item="35"), look_up_price(item=" 35 ")) == ("21", "21")
 
 
 @pytest.mark.parametrize(
-    ("item", "words"),
-    [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")],
+    ("item", "words"), [("355", r"no item number '355'. Did you mean 35\?"), ("lamp" * 99, "Its items are 13, 14, .*")]
 )
 def test_an_unknown_item_is_an_error_that_names_what_there_is(item: str, words: str) -> None:
     with pytest.raises(ValueError, match=words) as error:
@@ -87,8 +85,7 @@ def test_what_is_no_small_calculation_is_refused(expression: str, words: str) ->
 
 
 def test_the_deepest_expression_is_calculated() -> None:
-    assert calculate(expression="-" * 199 + "1") == "-1"
-    assert calculate(expression="(" * 99 + "1" + ")" * 99) == "1"
+    assert (calculate(expression="-" * 199 + "1"), calculate(expression="(" * 99 + "1" + ")" * 99)) == ("-1", "1")
 
 
 async def test_an_episode_calls_both_tools_and_is_told_its_mistakes(shipped_tokenizer: Any) -> None:

@@ -9,5 +9,4 @@ import pytest
 
 @pytest.fixture(scope="module")
 def shipped_model() -> Callable[[str], Any]:
-    """Imports a module of experiments/shipped_model."""
     return lambda name: importlib.import_module(f"experiments.shipped_model.{name}")

@@ -20,15 +20,10 @@ Status = Sample.Status
 
 
 def words(tokenizer: Any, text: str) -> list[str]:
-    """Each token of the text as text."""
     return [tokenizer.decode([token]) for token in tokenizer.encode(text, add_special_tokens=False)]
 
 
-async def play(
-    tokenizer: Any,
-    script: Sequence[Said],
-) -> tuple[Sample, list[dict[str, Any]]]:
-    """A finished sample and the requests that made it."""
+async def play(tokenizer: Any, script: Sequence[Said]) -> tuple[Sample, list[dict[str, Any]]]:
     async with ScriptedChat(script) as server:
         args = args_for(server.base_url, tokenizer, strands_rollout=LOCAL)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
@@ -59,8 +54,7 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokeni
     # the token's own way knows more facts than text allows, and no fact by another name
     own = {"budgets", "dropped_sampled_tokens", "requests", "template_kwargs", "tool_parser", "transient_texts"}
     assert exact.facts.keys() - facts(sample).keys() == own
-    assert facts(sample)["code"].keys() == exact.facts["code"].keys()
-    assert lost(sample)["reread_turns"] == 0
+    assert (facts(sample)["code"].keys(), lost(sample)["reread_turns"]) == (exact.facts["code"].keys(), 0)
     args = args_for(exact.fake.base_url, shipped_tokenizer)
     assert await reward_func(args, sample) == await reward_func(args, exact.sample)
 
@@ -73,5 +67,4 @@ async def test_tokens_that_the_policy_spelled_otherwise_are_counted(shipped_toke
     assert (lost(exact)["unmatched_sampled"], lost(exact)["unmatched_trained"]) == (0, 0)
     assert facts(exact)["sampled_tokens"] == lost(exact)["trained_tokens"] == len(answered)
     sample, _ = await play(shipped_tokenizer, [Said(ANSWER, reasoning="It is 34.", sampled=spelled)])
-    assert lost(sample)["unmatched_sampled"] == len(" answer")
-    assert lost(sample)["unmatched_trained"] == 1
+    assert (lost(sample)["unmatched_sampled"], lost(sample)["unmatched_trained"]) == (len(" answer"), 1)

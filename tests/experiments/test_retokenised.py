@@ -64,6 +64,5 @@ def test_each_token_is_trained_if_its_first_character_was(shipped_tokenizer: Any
     for token in found.tokens[1:]:
         expected.append(of_character[at])
         at += len(shipped_tokenizer.decode([token]))
-    assert at == len(of_character)
-    assert found.loss_mask == expected[found.prompt_length - 1 :]
+    assert (at, found.loss_mask) == (len(of_character), expected[found.prompt_length - 1 :])
     assert len(found.aligned_log_probs) == len(found.loss_mask)

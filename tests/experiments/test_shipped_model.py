@@ -115,12 +115,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "<é>", "pa
 @given(messages=MESSAGES, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]), opens=st.booleans(), data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_its_chat_template_renders_what_qwen3_8bs_does(
-    shipped_tokenizer: Any,
-    qwen3_tokenizer: Any,
-    messages: list[dict[str, Any]],
-    tools: Any,
-    opens: bool,
-    data: st.DataObject,
+    shipped_tokenizer, qwen3_tokenizer, messages, tools, opens, data
 ) -> None:
     options = data.draw(st.sampled_from([{}, {"enable_thinking": True}, {"enable_thinking": False}]))
     arguments = {"tools": tools, "add_generation_prompt": opens, "tokenize": False, **options}

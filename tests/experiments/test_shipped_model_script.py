@@ -85,9 +85,7 @@ def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-def test_the_shipped_model_calls_the_tool_and_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_the_shipped_model_calls_the_tool_and_answers(monkeypatch, capsys, tmp_path) -> None:
     pytest.importorskip("torch")
     demo = REPOSITORY / "strands_rollout/data/demo.jsonl"
     (tmp_path / "demo.jsonl").write_text("".join(demo.read_text().splitlines(keepends=True)[:24]))

@@ -19,7 +19,6 @@ PAIRS: Final = Path(__file__).with_name("grading_pairs.txt")
 
 
 def labelled_pairs() -> list[tuple[str, str, str, bool]]:
-    """The kind, the answer, the label and whether they are equal, of each row of the table."""
     pairs, kind = [], ""
     for line in PAIRS.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):

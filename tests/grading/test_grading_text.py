@@ -170,8 +170,7 @@ def test_without_a_box_the_last_answer_line_counts(text: str, answer: str) -> No
 
 
 def test_an_answer_buried_under_fifty_thousand_characters_is_not_found() -> None:
-    assert extract_answer("\\boxed{42}" + " " * 40_000) == "42"
-    assert extract_answer("\\boxed{42}" + " " * 50_000) == ""
+    assert (extract_answer("\\boxed{42}" + " " * 40_000), extract_answer("\\boxed{42}" + " " * 50_000)) == ("42", "")
 
 
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", "Answer: ", "answer ", "Answer: \\(", "$", r"\boxed "])

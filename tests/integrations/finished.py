@@ -12,7 +12,6 @@ WRONG = "I guess \\boxed{35}.<|im_end|>"
 
 
 async def finished_sample(tokenizer: Any, script: Any, **more: Any) -> Any:
-    """The sample of one episode, graded."""
     done = (await run(tokenizer, script, **more)).sample
     done.reward = await reward_func(None, done)
     return done

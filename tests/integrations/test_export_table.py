@@ -38,9 +38,7 @@ async def test_a_parquet_file_gives_back_every_token_logprob_and_fact(shipped_to
     assert_same(read_parquet(tmp_path / "rollouts.parquet"), samples)
 
 
-async def test_the_readmes_example_runs(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_readmes_example_runs(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"samples": await two_samples(shipped_tokenizer)}
     exec(documented_block("to_parquet"), names)

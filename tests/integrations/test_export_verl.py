@@ -12,8 +12,7 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
     outputs = to_agent_loop_outputs(samples)
     for sample, output in zip(samples, outputs, strict=True):
         assert output["prompt_ids"] + output["response_ids"] == sample.tokens
-        assert output["response_mask"] == sample.loss_mask
-        assert output["response_logprobs"] == sample.rollout_log_probs
+        assert (output["response_mask"], output["response_logprobs"]) == (sample.loss_mask, sample.rollout_log_probs)
         assert output["extra_fields"]["reward_extra_info"] == sample.reward
         assert output["extra_fields"]["strands_rollout"]["stop_reason"] == "completed"
     assert [output["reward_score"] for output in outputs] == [1.0, -1.0]

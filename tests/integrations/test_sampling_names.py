@@ -24,9 +24,7 @@ SKYRL = {**SAME, "min_tokens": 1, "include_stop_str_in_output": True, "max_token
         (TORCHRL, {"num_return_sequences": 1, "num_beams": 1, "early_stopping": False, "logprobs": True}, {}),
     ],
 )
-def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(
-    names: Any, given: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(names, given, expected) -> None:
     assert names.to_sglang(given) == expected
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ PER_RESPONSE = ("prompt_token_ids", "loss_masks", "rewards", "rollout_logprobs",
 
 
 def violations(output: dict[str, Any], prompts: int) -> Iterator[str]:
-    """Everything that the validator would refuse."""
     count = len(output["response_ids"])
     if not count or count != prompts:
         yield f"{count} responses to {prompts} prompts"
@@ -67,15 +67,13 @@ async def generated(tokenizer: Any, script: Any, input_batch: Any, **options: An
 async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any) -> None:
     samples = await two_samples(shipped_tokenizer)
     output = to_generator_output(samples)
-    assert list(output) == list(FIELDS)
-    assert list(violations(output, 2)) == []
+    assert (list(output), list(violations(output, 2))) == (list(FIELDS), [])
     for number, sample in enumerate(samples):
         assert output["prompt_token_ids"][number] + output["response_ids"][number] == sample.tokens
         assert output["loss_masks"][number] == sample.loss_mask
         assert output["rollout_logprobs"][number] == sample.rollout_log_probs
     assert 0 in output["loss_masks"][0]
-    assert output["rewards"] == [1.0, -1.0]
-    assert output["stop_reasons"] == ["stop", "stop"]
+    assert (output["rewards"], output["stop_reasons"]) == ([1.0, -1.0], ["stop", "stop"])
     assert output["rollout_metrics"]["strands/turns_mean"] == 1.5
     assert all(seconds > 0 for seconds in output["trajectory_generation_times"])
     before = list(samples[0].loss_mask)
@@ -89,8 +87,7 @@ async def test_an_output_holds_the_sample_token_for_token(shipped_tokenizer: Any
 def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
     samples = [sample_of(1.0), sample_of(0.0), sample_of(-1.0, status="FAILED"), sample_of(-1.0, removed=True)]
     output = to_generator_output([*samples, sample_of(-1.0, group=1, status="FAILED")])
-    assert output["rewards"] == [1.0, 0.0, 0.5, 0.5, 0.0]
-    assert output["loss_masks"][2:] == [[0, 0]] * 3
+    assert (output["rewards"], output["loss_masks"][2:]) == ([1.0, 0.0, 0.5, 0.5, 0.0], [[0, 0]] * 3)
     assert output["stop_reasons"] == ["stop", "stop", "error", "stop", "error"]
     assert output["rollout_metrics"] == {"strands/untrained_samples": 3.0}
     samples[0].loss_mask = [0, 1]
@@ -109,9 +106,7 @@ def test_what_is_not_trained_leaves_the_mean_of_its_group_alone() -> None:
         ({"loss_mask": [1]}, "loss_mask has 1 values; expected response_length=2"),
     ],
 )
-def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(
-    changes: dict[str, Any], words: str
-) -> None:
+def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(changes, words) -> None:
     bad = sample_of(1.0, index=17)
     vars(bad).update(changes)
     with pytest.raises(ExportError, match=r"sample 1 \(index=17\)") as caught:
@@ -122,9 +117,7 @@ def test_an_unfinished_sample_or_one_without_reward_is_refused_by_its_index(
 async def test_a_generator_answers_in_the_order_of_its_prompts(shipped_tokenizer: Any) -> None:
     answer = Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
     output, fake = await generated(shipped_tokenizer, lambda *_: answer, batch())
-    assert list(violations(output, 3)) == []
-    assert output["rewards"] == [1.0, 1.0, -1.0]
-    assert len(fake.requests) == 3
+    assert (list(violations(output, 3)), output["rewards"], len(fake.requests)) == ([], [1.0, 1.0, -1.0], 3)
     asked = fake.requests[0].body["sampling_params"]
     assert asked["max_new_tokens"] <= 512
     assert asked["min_new_tokens"] == 1
@@ -138,8 +131,7 @@ async def test_a_prompt_that_the_engine_aborts_is_masked_like_one_that_failed(sh
     output, _ = await generated(
         shipped_tokenizer, lambda *_: next(turns), batch(), concurrency=1, settings={"on_engine_abort": "return"}
     )
-    assert output["stop_reasons"] == ["stop", "error", "stop"]
-    assert set(output["loss_masks"][1]) == {0}
+    assert (output["stop_reasons"], set(output["loss_masks"][1])) == (["stop", "error", "stop"], {0})
 
 
 async def test_a_generator_takes_a_reward_of_the_callers(shipped_tokenizer: Any) -> None:
@@ -166,6 +158,21 @@ async def test_an_input_that_cannot_be_played_is_refused_before_anything_is_aske
         await generated(shipped_tokenizer, [], batch(**changes))
 
 
+def test_the_script_gives_the_settings_that_its_file_has_and_no_defaults(tmp_path, monkeypatch) -> None:
+    main = runpy.run_path(str(Path(__file__).parents[2] / "scripts/skyrl_gsm8k.py"))["main"]
+    given: list[Any] = []
+
+    async def play(_rows: Any, _repetitions: int, _params: Any, settings: Any, *_more: Any) -> dict[str, Any]:
+        given.append(settings)
+        return {"rewards": [1.0], "loss_masks": [], "stop_reasons": []}
+
+    monkeypatch.setitem(main.__globals__, "play", play)
+    monkeypatch.setitem(main.__globals__, "load_rows", lambda _data: [])
+    (tmp_path / "a.yaml").write_text("strands_rollout: {tools: []}")
+    main(config=tmp_path / "a.yaml")
+    assert given == [{"tools": ()}]
+
+
 @pytest.mark.slow
 def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path) -> None:
     data, out = tmp_path / "gsm8k.jsonl", tmp_path / "output.json"
@@ -179,5 +186,4 @@ def test_gsm8k_becomes_a_generator_output_on_the_embedded_engine(tmp_path: Path)
     output: dict[str, Any] = json.loads(out.read_text())
     assert list(violations(output, 16)) == []
     assert set(output["rewards"]) == {0.0, 1.0}, "the shipped model solves some of these, and not all"
-    assert summary["responses"] == 16
-    assert summary["trained_tokens"] == sum(map(sum, output["loss_masks"]))
+    assert (summary["responses"], summary["trained_tokens"]) == (16, sum(map(sum, output["loss_masks"])))

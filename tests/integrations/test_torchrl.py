@@ -147,9 +147,7 @@ async def answered(tokenizer: Any, given: Any, script: Any = None, **options: An
 
 @pytest.mark.parametrize("mode", ["history", "text", "tokens", "padded tokens"])
 @pytest.mark.parametrize("pad_output", [True, False])
-async def test_each_input_mode_sends_the_prompts_tokens_and_returns_all_containers(
-    shipped_tokenizer: Any, mode: str, pad_output: bool
-) -> None:
+async def test_each_input_mode_sends_the_prompts_tokens_and_returns_all_containers(shipped_tokenizer, mode, pad_output):
     given = {
         "history": lambda _: histories(*QUESTIONS),
         "text": texts,
@@ -165,8 +163,7 @@ async def test_each_input_mode_sends_the_prompts_tokens_and_returns_all_containe
         assert row["tokens"].full[row["masks"].all_attention_mask].tolist() == prompt + answer
         assert row["tokens"].full[row["masks"].all_assistant_mask].tolist() == answer
         assert row["log_probs"].full.isfinite().tolist() == row["masks"].all_assistant_mask.tolist()
-        assert row["text"].response == ANSWER
-        assert list(row["history"].full.role)[-2:] == ["user", "assistant"]
+        assert (row["text"].response, list(row["history"].full.role)[-2:]) == (ANSWER, ["user", "assistant"])
         assert row["tokens"].padded is pad_output
 
 
@@ -180,8 +177,7 @@ async def test_no_text_of_a_history_makes_a_control_token(shipped_tokenizer: Any
 
 async def test_a_single_prompt_and_a_batch_of_two_dimensions_keep_their_shapes(shipped_tokenizer: Any) -> None:
     one, _ = await answered(shipped_tokenizer, histories(QUESTIONS[0])[0])
-    assert one.batch_size == ()
-    assert one["text"].response == ANSWER
+    assert (one.batch_size, one["text"].response) == ((), ANSWER)
     grid, _ = await answered(shipped_tokenizer, lazy_stack([histories(*QUESTIONS), histories(*QUESTIONS)]))
     assert grid.batch_size == (2, 2)
 

@@ -103,8 +103,7 @@ def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Pa
     told = {name.removeprefix("strands_rollout."): value for name, value in root.attributes.items()}
     assert told.items() >= {"index": 4, "group": 1, "status": "completed", "stop_reason": "completed"}.items()
     assert told.items() >= {"reward": 1.0, "turns": 2, "tokens": 6, "duration_s": 2.0, "times": LAID_OUT}.items()
-    assert told["where"] == "samples.jsonl:1"
-    assert root.attributes["gen_ai.operation.name"] == "invoke_agent"
+    assert (told["where"], root.attributes["gen_ai.operation.name"]) == ("samples.jsonl:1", "invoke_agent")
     assert root.status.status_code is StatusCode.UNSET
 
 
@@ -156,9 +155,7 @@ def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
         {"spans": [[5, 1, 2, "1"]], "calls": [{"id": "call_9999999999_0", "status": "\ud800", "sandbox": []}]},
     ],
 )
-def test_odd_facts_never_keep_a_sample_from_being_sent(
-    collector: Collector, tmp_path: Path, facts: dict[str, Any]
-) -> None:
+def test_odd_facts_never_keep_a_sample_from_being_sent(collector, tmp_path, facts) -> None:
     sample = sample_of(facts, index=2**70, group_index="a\ud800", prompt=None, reward="much", label=None)
     (trace,) = spans_of(tmp_path, sample, with_contents=True)
     assert trace[0].attributes["strands_rollout.index"] == str(2**70)
@@ -221,15 +218,12 @@ def test_a_collector_gets_all_spans_by_http(collector: Collector, tmp_path: Path
     assert {where for where, _, _ in collector.received} == {"/v1/traces"}
     resources = [resource for _, _, request in collector.received for resource in request.resource_spans]
     spans = [span for resource in resources for scope in resource.scope_spans for span in scope.spans]
-    assert len(spans) == 300
-    assert len({span.trace_id for span in spans}) == 60
+    assert (len(spans), len({span.trace_id for span in spans})) == (300, 60)
     assert {span.start_time_unix_nano for span in spans if not span.parent_span_id} == {int(START_S * 1e9)}
 
 
 @needs_otlp
-def test_the_standard_variables_name_the_collector_its_headers_and_the_service(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_standard_variables_name_the_collector_its_headers_and_the_service(collector, tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "wandb-api-key=mine")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "wandb.entity=me,wandb.project=agents")

@@ -109,15 +109,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the scripts run.
+    """Where the scripts run."""
 
-    Attributes:
-        root: The copy of the repository.
-        slime: The stand-in for slime's checkout; Megatron-LM lies beside it.
-    """
-
-    root: Path
-    slime: Path
+    root: Path  # the copy of the repository
+    slime: Path  # the stand-in for slime's checkout; Megatron-LM lies beside it
 
     @property
     def calls(self) -> list[Call]:
@@ -137,7 +132,6 @@ class Stage:
         return self.root.parent / "ray-runs"
 
     def environment(self, **given: str) -> dict[str, str]:
-        """Nothing of the caller's but the PATH of the system."""
         base = {"PATH": f"{self.root.parent / 'bin'}:/usr/bin:/bin", "HOME": str(self.root.parent), "LC_ALL": "C.UTF-8"}
         return {**base, "SLIME_DIR": str(self.slime), **given}
 
@@ -169,7 +163,6 @@ class Stage:
         )
 
     def provide_files(self) -> None:
-        """A model in both formats, and the data, all empty."""
         names = ["models/Qwen3-8B/config.json", "models/Qwen3-8B_torch_dist/latest_checkpointed_iteration.txt"]
         for name in (*names, *(f"data/{name}.jsonl" for name in ("dapo-math-17k", "aime-2024", "aime-2025"))):
             (self.root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +174,6 @@ class Stage:
         command.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')
 
     def files(self) -> dict[str, int]:
-        """All files of the copy and of slime, with the times of their last changes."""
         folders = (self.root, self.slime.parent)
         return {str(path): path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
 
@@ -211,10 +203,8 @@ def set_stage(root: Path) -> Stage:
 
 
 def value_of(words: list[str], flag: str) -> str:
-    """What follows a flag."""
     return words[words.index(flag) + 1]
 
 
 def readable(stage: Stage, text: str) -> str:
-    """Without the paths of this machine."""
     return text.replace(str(stage.root), "<repository>").replace(str(stage.slime.parent), "<sources>")

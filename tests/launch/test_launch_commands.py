@@ -59,9 +59,7 @@ def test_a_dry_run_prints_the_golden_command(stage: Stage, script: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(
-    stage: Stage, script: str
-) -> None:
+def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(stage, script):
     before, calls = stage.files(), len(stage.calls)
     shown = dry_run(stage, script, SLIME_DIR="")
     assert stage.files() == before
@@ -104,8 +102,7 @@ def test_a_dry_run_checks_arguments_of_slime_where_the_package_is_installed(stag
 def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
     given = ["--", "--lr", "3e-6", "--rollout-stop", "a b"]
     words = words_of(dry_run(stage, "strands_qwen3_8b", *given, REWARD="mine.reward", REWARD_KEY="none"))
-    assert words[-4:] == given[1:]
-    assert value_of(words, "--custom-rm-path") == "mine.reward"
+    assert (words[-4:], value_of(words, "--custom-rm-path")) == (given[1:], "mine.reward")
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
@@ -130,8 +127,7 @@ def test_an_address_of_ray_names_the_place_that_takes_jobs(stage: Stage, address
 def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) -> None:
     before = stage.files()
     shown = stage.run(f"{script}.sh", "--help")
-    assert shown.returncode == 0
-    assert stage.files() == before
+    assert (shown.returncode, stage.files()) == (0, before)
     options = ["--slime-dir", "--model-dir", "--dry-run", "--help", *(["--smoke"] if "strands" in script else [])]
     assert [option for option in (*options, "Example: ") if option not in shown.stdout] == []
     assert str(stage.root) not in shown.stdout.replace(f"{stage.root}/scripts", "")
@@ -166,8 +162,7 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
 def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
     script = "strands_qwen3_8b_async.sh" if "--actor-gpus" in arguments else "strands_qwen3_8b.sh"
     finished = stage.run(script, "--dry-run", *arguments)
-    assert finished.returncode == 2
-    assert finished.stdout == ""
+    assert (finished.returncode, finished.stdout) == (2, "")
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
 

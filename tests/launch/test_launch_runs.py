@@ -23,7 +23,6 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.fixture
 def with_ray(stage: Stage) -> Stage:
-    """A Ray that was there before."""
     stage.ray_runs.write_text("another's")
     return stage
 
@@ -52,9 +51,7 @@ def assert_refused(stage: Stage, finished: CompletedProcess[str], *words: str) -
     assert not stage.calls_of("ray", "job", "submit")
 
 
-def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_that_is_called_through_a_link(
-    plain: tuple[Stage, CompletedProcess[str], str],
-) -> None:
+def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_that_is_called_through_a_link(plain):
     stage, finished, _ = plain
     assert finished.returncode == 0, finished.stderr
     assert len(stage.calls_of("ray", "start")) == 1
@@ -63,13 +60,10 @@ def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_
         assert not stage.calls_of(*words)
 
 
-def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(
-    plain: tuple[Stage, CompletedProcess[str], str],
-) -> None:
+def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(plain) -> None:
     stage, _, shown = plain
     start, submit = (shlex.split(part.replace("\\\n", "")) for part in shown.split("\n", 1)[1].split("\n\n"))
-    assert stage.calls_of("ray", "start")[0].words == start[4:-1]
-    assert submitted(stage) == submit[1:]
+    assert (stage.calls_of("ray", "start")[0].words, submitted(stage)) == (start[4:-1], submit[1:])
     (check,) = stage.calls_of("python3", "-m", "strands_rollout.cli", "doctor")
     assert check.stdin is not None
     assert shlex.split(check.stdin.replace("\\\n", "")) == submit[submit.index("--") + 1 :]
@@ -84,8 +78,7 @@ def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_th
     assert not with_ray.calls_of("ray", "stop")
     (call,) = with_ray.calls_of("ray", "job", "submit")
     assert call.runtime_env is not None
-    assert call.netrc == "machine wandb.mine\n  login user\n  password hush\n"
-    assert call.netrc_mode == "0o600"
+    assert (call.netrc, call.netrc_mode) == ("machine wandb.mine\n  login user\n  password hush\n", "0o600")
     assert not Path(call.runtime_env["NETRC"]).exists()
     assert call.runtime_env["WANDB_BASE_URL"] == "https://wandb.mine:8080/x"
     assert call.runtime_env["PYTHONPATH"].startswith(str(with_ray.slime.parent / "Megatron-LM"))
@@ -93,9 +86,7 @@ def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_th
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_KEY"])
-def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_the_jobs_status_is_the_scripts(
-    stage: Stage, name: str
-) -> None:
+def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_the_jobs_status_is_the_scripts(stage, name) -> None:
     finished = stage.run(TRAIN, **{name: "hush"}, FAKE_JOB_STATUS="3")
     assert finished.returncode == 3
     assert not stage.ray_runs.exists()
@@ -114,9 +105,7 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> 
     ("sent", "whose"),
     [(signal.SIGTERM, "own"), (signal.SIGINT, "own"), (signal.SIGHUP, "own"), (signal.SIGTERM, "another's")],
 )
-def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(
-    stage: Stage, sent: signal.Signals, whose: str
-) -> None:
+def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(stage, sent, whose) -> None:
     if whose == "another's":
         stage.ray_runs.write_text(whose)
     with stage.start(TRAIN, SUBMISSION_ID="mine", FAKE_LONG_JOB="1") as process:
@@ -128,16 +117,14 @@ def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 128 + sent, output
     (stop,) = stage.calls_of("ray", "job", "stop")
-    assert stop.words[-1] == "mine"
-    assert stage.ray_runs.exists() == (whose == "another's")
+    assert (stop.words[-1], stage.ray_runs.exists()) == ("mine", whose == "another's")
 
 
 def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stopped_too(stage: Stage) -> None:
     finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
     assert (finished.returncode, "error: Ray did not start: no free port" in finished.stderr) == (1, True)
     assert not stage.calls_of("ray", "job", "submit")
-    assert stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode == 0
-    assert len(stage.calls_of("ray", "stop")) == 1
+    assert (stage.run(TRAIN, FAKE_RAY_IN_BACKGROUND="1").returncode, len(stage.calls_of("ray", "stop"))) == (0, 1)
     assert not stage.ray_runs.exists()
 
 
@@ -169,9 +156,7 @@ def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
         ("data/mine.jsonl", "the evaluation data is missing: .* docs/data.md says how sets are made"),
     ],
 )
-def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(
-    stage: Stage, missing: str, words: str
-) -> None:
+def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage, missing, words) -> None:
     (stage.root / missing).unlink(missing_ok=True)
     finished = stage.run(TRAIN, EVAL_SETS=f"aime-2024,{Path(missing).stem}")
     assert_refused(stage, finished)
@@ -190,9 +175,7 @@ def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_would_fail_minutes_later_is_refused_at_once(
-    stage: Stage, environment: dict[str, str], words: str
-) -> None:
+def test_what_would_fail_minutes_later_is_refused_at_once(stage, environment, words) -> None:
     if "PATH" in environment:
         (stage.root.parent / "bin" / "ray").unlink()
         environment = {}
@@ -220,9 +203,7 @@ def test_a_typo_in_an_argument_of_slime_or_in_the_configuration_starts_nothing(s
     assert_refused(stage, stage.run(TRAIN), "did you mean 'max_tool_iterations'?")
 
 
-def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_with_the_real_checks(
-    with_ray: Stage,
-) -> None:
+def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_with_the_real_checks(with_ray) -> None:
     with_ray.use_real_python()
     (with_ray.root / "configs/math_code.yaml").write_text("strands_rollout: {fan_out: true}")
     refused = with_ray.run(TRAIN)

@@ -12,7 +12,6 @@ from gateway_stage import NAMES, OwnWorker
 
 @pytest.fixture(scope="session")
 def own_worker() -> Iterator[OwnWorker]:
-    """A real SGLang that tests may kill, started when the first asks for its URL."""
     worker = OwnWorker()
     yield worker
     worker.kill()
@@ -30,6 +29,5 @@ async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeSta
 
 @pytest.fixture(params=NAMES)
 def router(request: pytest.FixtureRequest) -> str:
-    """Each router in turn."""
     ran_on(request.node, NAMES[request.param])
     return str(request.param)

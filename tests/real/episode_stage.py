@@ -31,23 +31,14 @@ _OF_LOADS = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "timesta
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStage:
-    """An engine behind a recorder, and the rollout on it.
+    """An engine behind a recorder, and the rollout on it."""
 
-    Attributes:
-        engine_url: Of the engine itself, for those who steer it.
-        recorder: What crossed the wire.
-        tokenizer: The served model's.
-        args_more: Further args of slime's.
-    """
+    engine_url: str  # of the engine itself, for those who steer it
+    recorder: WireRecorder  # what crossed the wire
+    tokenizer: Any  # the served model's
+    args_more: dict[str, Any] = field(default_factory=dict)  # further args of slime's
 
-    engine_url: str
-    recorder: WireRecorder
-    tokenizer: Any
-    args_more: dict[str, Any] = field(default_factory=dict)
-
-    async def play(
-        self, samples: Sequence[Sample], params: Mapping[str, Any] = GREEDY, *, at_once: int = 64, **settings: Any
-    ) -> list[Sample]:
+    async def play(self, samples, params=GREEDY, *, at_once=64, **settings):
         """The samples after `generate` and, where they are finished, the reward; all of them are valid."""
         args = args_for(self.recorder.url, self.tokenizer, reward_key="score", **self.args_more)
         args.strands_rollout = {"executor": _EXECUTOR, **settings}
@@ -178,13 +169,11 @@ async def until_idle(*engine_urls: str) -> float:
 
 @asynccontextmanager
 async def episodes_on(engine_url: str, tokenizer: Any, **args: Any) -> AsyncIterator[EpisodeStage]:
-    """A stage on an engine; `args` are slime's."""
     async with recording(engine_url) as recorder:
         yield EpisodeStage(engine_url, recorder, tokenizer, args)
 
 
 def new_samples(count: int) -> list[Sample]:
-    """One sample for each of the first shipped problems."""
     rows = enumerate(read_rows(shipped_rows(), count))
     return [
         Sample(prompt=r.prompt, label=r.label, index=n, group_index=n, session_id=uuid.uuid4().hex) for n, r in rows
@@ -192,7 +181,6 @@ def new_samples(count: int) -> list[Sample]:
 
 
 def facts_of(sample: Sample) -> dict[str, Any]:
-    """What the sample says of its episode."""
     return dict(sample.metadata["strands_rollout"])
 
 

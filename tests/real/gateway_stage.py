@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
-from episode_stage import SAMPLED, EpisodeStage, episodes_on, facts_of, until
+from episode_stage import SAMPLED, episodes_on, facts_of, until
 from real_server import SCRIPTS, RealServer, start_gateway, start_sglang
 from worker_front import WorkerFront
 
@@ -35,7 +35,6 @@ class OwnWorker:
         self._port = 0
 
     async def running(self) -> str:
-        """Its URL, when it runs."""
         if self._server is None:
             self._server = await asyncio.to_thread(start_sglang, port=self._port)
             self._port = int(self._server.base_url.rpartition(":")[2])
@@ -43,7 +42,6 @@ class OwnWorker:
         return self._server.base_url
 
     def kill(self) -> None:
-        """End it at once, as a crash does."""
         if self._server is not None:
             self._server.kill()
             self._server = None
@@ -51,18 +49,12 @@ class OwnWorker:
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """A running router.
+    """A running router."""
 
-    Attributes:
-        router: Its name.
-        base_url: Its URL.
-    """
-
-    router: str
-    base_url: str
+    router: str  # its name
+    base_url: str  # its URL
 
     async def workers(self) -> list[dict[str, Any]]:
-        """As `/workers` lists them."""
         async with aiohttp.ClientSession() as session, session.get(f"{self.base_url}/workers") as answer:
             return list((await answer.json())["workers"])
 
@@ -72,7 +64,6 @@ class Gateway:
         await until(lambda: self._serves(url))
 
     async def remove(self, url: str) -> None:
-        """Take a worker out as slime does when it ends one."""
         (worker,) = [worker for worker in await self.workers() if worker["url"] == url]
         async with (
             aiohttp.ClientSession() as session,
@@ -99,9 +90,7 @@ async def gateway_before(*workers: str, router: str = "smg", flags: Sequence[str
 
 
 @asynccontextmanager
-async def two_workers(
-    first: str, second: str, tokenizer: Any, *, router: str = "smg", flags: Sequence[str] = ()
-) -> AsyncIterator[tuple[EpisodeStage, Gateway, list[WorkerFront]]]:
+async def two_workers(first, second, tokenizer, *, router="smg", flags=()):
     """Episodes through a router on two workers, and what comes to each of them."""
     async with (
         WorkerFront(first) as one,
@@ -114,27 +103,19 @@ async def two_workers(
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What became of episodes.
+    """What became of episodes."""
 
-    Attributes:
-        exact: Finished; every token was checked before they came here.
-        masked: Valid samples that train nothing and say why.
-        lost: Neither.
-    """
-
-    exact: list[Sample]
-    masked: list[Sample]
-    lost: list[Sample]
+    exact: list[Sample]  # finished; every token was checked before they came here
+    masked: list[Sample]  # valid samples that train nothing and say why
+    lost: list[Sample]  # neither
 
     @property
     def counts(self) -> dict[str, int]:
-        """For a row of a table."""
         counts = {"exact": len(self.exact), "masked": len(self.masked), "lost": len(self.lost)}
         return {"episodes": sum(counts.values()), **counts}
 
     @property
     def reasons(self) -> set[str]:
-        """Why samples are masked."""
         return {str(facts_of(sample)["error"]) for sample in self.masked}
 
 

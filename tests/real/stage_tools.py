@@ -37,7 +37,6 @@ async def hanging_while_told(code: str) -> str:
 
 
 def printed(code: str) -> str:
-    """What this code of the shipped model's prints."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(code, {})

@@ -3,23 +3,11 @@
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import (
-    GREEDY,
-    LONG_TURN,
-    EpisodeStage,
-    facts_of,
-    load_of,
-    new_samples,
-    tokens_of,
-    until,
-    until_idle,
-)
+from episode_stage import GREEDY, LONG_TURN, EpisodeStage, facts_of, load_of, new_samples, tokens_of, until, until_idle
 from harness import args_for
-from rollout_record import RolloutRecord
 from stand_in_process import finish_elsewhere
 
 from strands_rollout import Sample
@@ -30,9 +18,7 @@ EPISODES = 8
 Told = Callable[..., None]
 
 
-async def aborted_when(
-    stage: EpisodeStage, begun: Callable[[], Awaitable[object]], params: Any, told: Told, when: str, **settings: Any
-) -> list[Sample]:
+async def aborted_when(stage, begun, params, told, when, **settings):
     """The samples of episodes that were told to abort as soon as something had begun."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
@@ -53,9 +39,7 @@ async def back_after(flag: asyncio.Event, running: asyncio.Task[list[Sample]], t
     return samples
 
 
-async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(
-    stage: EpisodeStage, told: Told
-) -> None:
+async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(stage, told) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, told, "a turn is decoded"
@@ -106,9 +90,7 @@ async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
 
 
-async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(
-    stage: EpisodeStage, told: Told
-) -> None:
+async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(stage, told) -> None:
     waited: list[Sample] = []
     while not waited:  # as others end, those that wait may be let in before their own abort is there
         samples = await aborted_when_one_waits(stage, told)
@@ -172,7 +154,7 @@ async def test_another_process_goes_on_where_this_one_was_aborted(stage: Episode
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, told, "a turn is decoded"
     )
     args = args_for(stage.recorder.url, stage.tokenizer, reward_key="score", strands_rollout={})
-    finished = await finish_elsewhere(args, LONG_TURN, samples, RolloutRecord(stage.decode))
+    finished = await finish_elsewhere(args, LONG_TURN, samples)
     assert stage.violations(finished) == []
     assert tokens_of(finished) == tokens_of(undisturbed)
     assert {facts_of(sample)["resumes"] for sample in finished} == {1}

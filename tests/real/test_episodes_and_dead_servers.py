@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import stage_tools
 from episode_stage import LONG_TURN, episodes_on, facts_of, new_samples, tokens_of, until
-from gateway_stage import OWN_VERSION, Ends, OwnWorker, ends_of
+from gateway_stage import OWN_VERSION, Ends, ends_of
 from worker_front import WorkerFront
 
 pytestmark = pytest.mark.real
@@ -31,9 +31,7 @@ def tools_hang() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tools_hang")
-async def test_episodes_outlive_a_killed_server_whose_place_another_takes(
-    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Told
-) -> None:
+async def test_episodes_outlive_a_killed_server_whose_place_another_takes(sglang, own_worker, shipped_tokenizer, told):
     async with episodes_on(sglang, shipped_tokenizer) as plain:
         undisturbed = [
             *await plain.play(new_samples(EPISODES), tools=HANGING),

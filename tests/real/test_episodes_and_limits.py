@@ -29,7 +29,6 @@ _TELLING = ("/server_info", "/get_server_info", "/model_info", "/get_model_info"
 
 
 def ended(sample: Sample) -> tuple[str, str, int]:
-    """Status, stop reason and turns."""
     facts = facts_of(sample)
     return sample.status.value, facts["stop_reason"], facts["turns"]
 
@@ -88,9 +87,7 @@ async def test_the_longest_prompt_has_room_for_an_answer_and_a_longer_one_is_too
     assert not stage.recorder.episodes.keys() & {str(sample.session_id) for sample in too_long[-2:]}
 
 
-async def test_an_engine_that_does_not_tell_its_context_length_teaches_it_by_refusing(
-    sglang: str, shipped_tokenizer: Any
-) -> None:
+async def test_an_engine_that_does_not_tell_its_context_length_teaches_it_by_refusing(sglang, shipped_tokenizer):
     async with silent_about_its_context(sglang) as url, episodes_on(url, shipped_tokenizer) as stage:
         fits, too_long = await stage.play([asking(CONTEXT_LENGTH - less) for less in (400, 0)], NEVER_ENDING)
     assert ended(fits) == ("truncated", "context_length", 1)
@@ -148,9 +145,7 @@ async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage)
     assert sample.tokens == whole.tokens[: first + 1]
 
 
-async def test_a_sampling_parameter_that_the_engine_does_not_know_masks_the_sample_and_names_it(
-    stage: EpisodeStage,
-) -> None:
+async def test_a_sampling_parameter_that_the_engine_does_not_know_masks_the_sample_and_names_it(stage) -> None:
     sample = await stage.play_one({**GREEDY, "nonsense": 1})
     assert ended(sample) == ("failed", "engine_error", 0)
     assert "unknown field `nonsense`" in facts_of(sample)["error"]

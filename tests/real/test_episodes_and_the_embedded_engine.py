@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +63,7 @@ def mean_accuracy(samples: Sequence[Sample]) -> float:
     return sum(sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)) / len(samples)
 
 
-async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
-    sglang: str, embedded: str, shipped_tokenizer: Any, told: Callable[..., None]
-) -> None:
+async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(sglang, embedded, shipped_tokenizer, told) -> None:
     rows = read_rows(shipped_rows(), ROWS)
     found: dict[str, Summary] = {}
     for engine, url in (("SGLang", sglang), ("embedded", embedded)):
@@ -80,9 +78,7 @@ async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
     assert theirs > LEAST_ACCURACY
 
 
-async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
-    sglang: str, embedded: str, shipped_tokenizer: Any, told: Callable[..., None]
-) -> None:
+async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(sglang, embedded, shipped_tokenizer, told):
     runs: list[list[Sample]] = []
     for url in (embedded, sglang):
         async with episodes_on(url, shipped_tokenizer) as stage:

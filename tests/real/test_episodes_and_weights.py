@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 import stage_tools
-from episode_stage import (
-    LONG_TURN,
-    EpisodeStage,
-    facts_of,
-    new_samples,
-    tokens_of,
-    until,
-)
+from episode_stage import LONG_TURN, EpisodeStage, facts_of, new_samples, tokens_of, until
 from own_logprobs import logprobs_under, perturbed_copy
 
 from strands_rollout import Sample
@@ -82,9 +75,7 @@ def sampled_positions(sample: Sample) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(
-    stage: EpisodeStage, mode: str, other_weights: Path, told: Told
-) -> None:
+async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(stage, mode, other_weights, told) -> None:
     running = asyncio.create_task(stage.play(new_samples(EPISODES), HOT))
     await stage.until_sampling(requests=EPISODES, tokens=200)
     await take_weights(stage, mode, other_weights, OTHERS)
@@ -116,9 +107,7 @@ def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list
     return own, [abs(got[at - start] - scores[other[version]][at]) for version, at in spanned(sample)]
 
 
-async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(
-    stage: EpisodeStage, other_weights: Path
-) -> None:
+async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(stage, other_weights) -> None:
     stage_tools.is_to_hang.set()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_while_told"]))
     await until(lambda: len(stage_tools.began) >= EPISODES)
@@ -153,9 +142,7 @@ async def test_a_pause_in_mid_turn_changes_nothing(stage: EpisodeStage, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(
-    stage: EpisodeStage, mode: str, told: Told
-) -> None:
+async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(stage, mode, told) -> None:
     clock = asyncio.get_running_loop().time
     running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, episode_timeout_s=15.0))
     await stage.until_sampling(requests=EPISODES)

@@ -14,16 +14,7 @@ from episode_stage import (
     until_running,
     until_sampling,
 )
-from gateway_stage import (
-    LINGERING,
-    NAMES,
-    OwnWorker,
-    ends_of,
-    gateway_before,
-    post,
-    two_workers,
-    versions_of,
-)
+from gateway_stage import LINGERING, NAMES, OwnWorker, ends_of, gateway_before, post, two_workers, versions_of
 from worker_front import WorkerFront
 
 from strands_rollout import Sample
@@ -71,9 +62,7 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     )
 
 
-async def test_a_closed_connection_ends_the_request_at_its_worker(
-    router: str, sglang: str, shipped_tokenizer: Any, told: Any
-) -> None:
+async def test_a_closed_connection_ends_the_request_at_its_worker(router, sglang, shipped_tokenizer, told) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router) as gateway,

@@ -64,13 +64,8 @@ async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_t
         await finish(playing, told, "worker answers 500, breaker opens", router)
 
 
-async def test_workers_registered_in_time_save_what_was_asked_before(
-    router: str, sglang: str, shipped_tokenizer: Any, told: Any
-) -> None:
-    async with (
-        gateway_before(router=router) as gateway,
-        episodes_on(gateway.base_url, shipped_tokenizer) as stage,
-    ):
+async def test_workers_registered_in_time_save_what_was_asked_before(router, sglang, shipped_tokenizer, told) -> None:
+    async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
         await until(lambda: len(stage.recorder.episodes) == EPISODES)
         await gateway.add(sglang)
@@ -111,9 +106,7 @@ async def on_one(router: str, worker: str, tokenizer: Any) -> AsyncIterator[Epis
         yield stage
 
 
-async def test_a_request_of_wrong_types_is_refused_once_and_named(
-    router: str, sglang: str, shipped_tokenizer: Any
-) -> None:
+async def test_a_request_of_wrong_types_is_refused_once_and_named(router, sglang, shipped_tokenizer) -> None:
     async with on_one(router, sglang, shipped_tokenizer) as stage:
         sample = await stage.play_one({**SAMPLED, "temperature": "hot"})
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
@@ -122,9 +115,7 @@ async def test_a_request_of_wrong_types_is_refused_once_and_named(
     assert 'sampling_params.temperature: invalid type: string "hot"' in facts_of(sample)["error"]
 
 
-async def test_a_context_that_no_router_tells_is_learned_from_its_refusal(
-    router: str, sglang: str, shipped_tokenizer: Any
-) -> None:
+async def test_a_context_that_no_router_tells_is_learned_from_its_refusal(router, sglang, shipped_tokenizer) -> None:
     async with on_one(router, sglang, shipped_tokenizer) as stage:
         sample = await stage.play_one({**GREEDY, "max_new_tokens": 100_000})
     assert ends_of([sample]).exact == [sample]

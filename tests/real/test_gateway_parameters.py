@@ -8,15 +8,7 @@ from typing import Any
 import pytest
 from episode_stage import SAMPLED, episodes_on, facts_of, new_samples
 from fake_sglang import FakeSGLang, Reply
-from gateway_stage import (
-    NAMES,
-    OWN_VERSION,
-    SETTINGS,
-    OwnWorker,
-    ends_of,
-    gateway_before,
-    versions_of,
-)
+from gateway_stage import NAMES, OWN_VERSION, SETTINGS, ends_of, gateway_before, versions_of
 from harness import ANSWER, args_for, ids_of
 from worker_front import WorkerFront
 
@@ -82,9 +74,7 @@ async def test_slimes_sampling_parameters_reach_the_worker(router: str, sglang: 
     assert sorted(turns.values()) == [1] * EPISODES
 
 
-async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(
-    router: str, shipped_tokenizer: Any, told: Any
-) -> None:
+async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(router, shipped_tokenizer, told) -> None:
     sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, {**OF_SLIME, **OF_SGLANG})
     arrived = fake.requests[0].body["sampling_params"]
     assert sample.status is Sample.Status.COMPLETED
@@ -122,9 +112,7 @@ async def answered_by_a_stand_in(router: str, tokenizer: Any, params: Any, **arg
         return await stage.play_one(params), fake
 
 
-async def test_a_named_models_requests_go_to_its_own_router(
-    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any
-) -> None:
+async def test_a_named_models_requests_go_to_its_own_router(sglang, own_worker, shipped_tokenizer) -> None:
     async with (
         gateway_before(sglang) as judges,
         gateway_before(await own_worker.running(), router="sglang-router") as actors,

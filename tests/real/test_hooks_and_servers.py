@@ -18,15 +18,11 @@ SERVER = Path(__file__).with_name("code_server.py")
 
 
 class Cancelling(HookProvider):
-    """Has no call made."""
-
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeToolCallEvent, lambda event: setattr(event, "cancel_tool", "Not allowed."))
 
 
 class OtherCode(HookProvider):
-    """Has other code run."""
-
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(BeforeToolCallEvent, self._change)
 
@@ -35,8 +31,6 @@ class OtherCode(HookProvider):
 
 
 class OtherResult(HookProvider):
-    """Puts another result in its place."""
-
     def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
         registry.add_callback(AfterToolCallEvent, self._change)
 
@@ -45,7 +39,6 @@ class OtherResult(HookProvider):
 
 
 def result_of(stage: EpisodeStage, sample: Sample) -> str:
-    """What the policy read after its first turn."""
     first, second = stage.recorder.episodes[str(sample.session_id)][:2]
     return stage.decode(second.input_ids[len(first.input_ids) + len(first.output_ids or []) :])
 
@@ -53,9 +46,7 @@ def result_of(stage: EpisodeStage, sample: Sample) -> str:
 @pytest.mark.parametrize(
     ("hook", "told"), [(Cancelling, "Not allowed."), (OtherCode, "111105"), (OtherResult, "1000, at least")]
 )
-async def test_a_hook_cancels_and_rewrites_calls_and_results(
-    stage: EpisodeStage, hook: type[HookProvider], told: str
-) -> None:
+async def test_a_hook_cancels_and_rewrites_calls_and_results(stage, hook, told) -> None:
     sampled, _ = stage.recorder.episodes[str((await stage.play_one()).session_id)][:2]
     sample = await stage.play_one(hooks=[f"{__name__}.{hook.__name__}"])
     assert f"<tool_response>\n{told}\n</tool_response>" in result_of(stage, sample)

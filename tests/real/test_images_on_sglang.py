@@ -56,9 +56,7 @@ def processor() -> Any:
     return vision_processor("Qwen2_5_VLProcessor", vision_tokenizer())
 
 
-async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(
-    url: str, folder: Path, processor: Any, tmp_path: Path, told: Any
-) -> None:
+async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(url, folder, processor, tmp_path, told) -> None:
     # greedy: this model knows no better than to sample <|video_pad|> now and then, which SGLang refuses in a prompt
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)

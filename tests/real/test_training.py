@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,9 +13,7 @@ pytestmark = [pytest.mark.real, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
 
 
-async def test_two_steps_on_sglang_have_the_trainers_logprobs(
-    sglang: str, shipped_tokenizer: Any, told: Any, tmp_path: Path
-) -> None:
+async def test_two_steps_on_sglang_have_the_trainers_logprobs(sglang, shipped_tokenizer, told, tmp_path) -> None:
     pytest.importorskip("torch")
     from strands_rollout.train.trainer import WeightSync
 

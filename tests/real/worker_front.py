@@ -77,7 +77,6 @@ class WorkerFront:
             await self._session.close()
 
     async def open(self) -> None:
-        """Listen, on the same port as before."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._forward)
         # a timeout of 0 would be none

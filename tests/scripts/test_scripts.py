@@ -16,20 +16,16 @@ def checkout(tmp_path: Path) -> Checkout:
     return check_out(tmp_path / "a check out")
 
 
-def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_passes_arguments_on(
-    checkout: Checkout,
-) -> None:
+def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_passes_arguments_on(checkout) -> None:
     finished = checkout.run("demo.sh", "--samples", "8", "--help")
     assert finished.stdout == "strands-rollout demo --samples 8 --help\n"
     assert (checkout.root / ".venv-demo").is_dir()
     (install,) = checkout.installs  # without extras
     assert install.endswith(f"--editable {checkout.root}")
-    assert checkout.run("demo.sh").stderr == ""
-    assert len(checkout.installs) == 1
+    assert (checkout.run("demo.sh").stderr, len(checkout.installs)) == ("", 1)
     (checkout.root / "pyproject.toml").write_text("[project]\nname = 'changed'\n")
     checkout.run("demo.sh")
-    assert len(checkout.installs) == 2
-    assert len([line for line in checkout.log if "-m venv" in line]) == 1
+    assert (len(checkout.installs), len([line for line in checkout.log if "-m venv" in line])) == (2, 1)
 
 
 def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) -> None:
@@ -39,9 +35,7 @@ def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) 
 
 
 @pytest.mark.parametrize("second", ["no such folder", ".", ""])
-def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(
-    checkout: Checkout, tmp_path: Path, second: str
-) -> None:
+def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(checkout, tmp_path, second) -> None:
     rollout = tmp_path / "slime/slime/rollout/sglang_rollout.py"
     rollout.parent.mkdir(parents=True)
     rollout.touch()
@@ -61,9 +55,7 @@ def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_d
 
 
 @pytest.mark.parametrize("given", [{}, {"STRANDS_ROLLOUT_VENV": "/dev/null/venv"}], ids=["default", "named"])
-def test_an_environment_that_can_not_be_written_says_which_variable_puts_it_elsewhere(
-    checkout: Checkout, given: dict[str, str]
-) -> None:
+def test_an_environment_that_can_not_be_written_says_which_variable_puts_it_elsewhere(checkout, given) -> None:
     (checkout.root / ".venv-demo").write_text("in the way, which stops root too")
     finished = checkout.run("demo.sh", **given)
     assert finished.returncode == 1

@@ -31,8 +31,7 @@ async def test_a_row_sets_prompt_tools_and_limits_of_its_own_episode(shipped_tok
     assert played.sample.tokens[: played.prompt_length].count(end) == 2
     assert "count_stock" in prompt
     assert '"order"' not in prompt
-    assert played.facts["stop_reason"] == "max_tool_iterations"
-    assert played.sample.metadata["source"] == "mine"
+    assert (played.facts["stop_reason"], played.sample.metadata["source"]) == ("max_tool_iterations", "mine")
     other = await run(
         shipped_tokenizer, [ANSWER], settings=run_settings, sample=Sample(prompt="How many nuts?", metadata={})
     )
@@ -78,9 +77,7 @@ CALCULATE = "strands_rollout.examples.shop.calculate"
         ([], [COUNT, CALCULATE], None),
     ],
 )
-def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(
-    given: Any, tools: list[str], unknown: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(given, tools, unknown, caplog) -> None:
     row_settings._warn_of_missing.cache_clear()
     settings = RolloutSettings(tools=(COUNT, CALCULATE), row_tools=(ORDER,))
     for _ in range(2):

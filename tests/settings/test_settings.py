@@ -17,13 +17,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
-from strands_rollout.settings import (
-    RewardSettings,
-    RolloutSettings,
-    documented,
-    read_config_file,
-    settings_from_args,
-)
+from strands_rollout.settings import RewardSettings, RolloutSettings, documented, read_config_file, settings_from_args
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")
@@ -51,8 +45,7 @@ def parsed(given: Any) -> RolloutSettings:
     "args", [SimpleNamespace(), SimpleNamespace(strands_rollout=None), SimpleNamespace(strands_rollout={})]
 )
 def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
-    assert settings_from_args(args) == RolloutSettings()
-    assert settings_from_args(args).max_tool_iterations == 5
+    assert (settings_from_args(args), settings_from_args(args).max_tool_iterations) == (RolloutSettings(), 5)
     assert settings_from_args(args).tools == ("strands_rollout.tools.execute_python_code",)
     # beside slime's own keys in a file
     text = "lr: 3\nstrands_rollout: {max_tool_iterations: null, tools: [a.b], reward: {style: slime_strands_example}}\n"
@@ -78,8 +71,7 @@ def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) ->
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
 def test_a_shipped_configuration_has_one_key_and_reads_as_slime_reads_it(path: Path) -> None:
     args = as_slime_reads(path)
-    assert list(vars(args)) == ["strands_rollout"]
-    assert settings_from_args(args) == read_config_file(path)
+    assert (list(vars(args)), settings_from_args(args)) == (["strands_rollout"], read_config_file(path))
 
 
 def test_the_evaluations_sets_lie_where_data_dir_says(monkeypatch: pytest.MonkeyPatch) -> None:

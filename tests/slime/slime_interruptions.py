@@ -1,26 +1,27 @@
 """slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import recorded_tools
 from fake_sglang import FakeSGLang, Received, Reply
-from interruptible_policy import Disturb, InterruptiblePolicy, prompt_of
-from rollout_record import REWARD_KEY, untruths
+from fake_sglang_episodes import Episodes
+from interruptible_policy import Disturb, InterruptiblePolicy, TaskFacts, prompt_of
 from slime_run import CONTEXT_LENGTH, Rollouts, chat_row
 from slime_stage import arguments_for
-from stand_in_rollout import update_weights
 
 from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+REWARD_KEY = "score"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """What runs, each with its own record of what happened."""
-
     engine: FakeSGLang
     policy: InterruptiblePolicy
     rollouts: Rollouts
@@ -34,7 +35,16 @@ class Scene:
 
     async def update_weights(self, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
         """As slime does between two training steps, or during one."""
-        await update_weights(self.engine.worker_url, version, mode=mode, for_s=for_s)
+        async with aiohttp.ClientSession() as http:
+            for path, body in (
+                ("pause_generation", {"mode": mode}),
+                ("update_weights_from_tensor", {"weight_version": version}),
+                ("continue_generation", {}),
+            ):
+                if path == "continue_generation":
+                    await asyncio.sleep(for_s)
+                async with http.post(f"{self.engine.worker_url}/{path}", json=body) as answer:
+                    assert answer.status == 200
 
     def sampled_ids(self, sample: Any) -> list[int]:
         """The sample's tokens that it says the policy sampled."""
@@ -111,12 +121,53 @@ async def set_up_scene(
 
 
 def facts_of(sample: Any) -> dict[str, Any]:
-    """What the sample says of its episode."""
     facts: dict[str, Any] = sample.metadata["strands_rollout"]
     return facts
 
 
 def task_of(sample: Any) -> str:
-    """Name and number."""
     text = sample.prompt[0]["content"]
     return str(text[2:].partition("]]")[0])
+
+
+def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0) -> list[str]:
+    """What a trained sample says of its tokens, and the engine does not: ids, mask, logprobs, versions.
+
+    Args:
+        sample: Its session id is the key of its episode.
+        episodes: What the engine received and sampled.
+        task: Whose facts the logprobs follow.
+        masked_below: Tokens before this one were sampled by older weights and masked for that.
+    """
+    episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]
+    if sample.tokens != episode.sequence:
+        return [
+            f"sample {sample.index}: got {len(sample.tokens)} tokens; the engine saw {len(episode.sequence)} others"
+        ]
+    start = len(sample.tokens) - sample.response_length
+    if start != len(episode.first):
+        return [f"sample {sample.index}: its prompt has {start} tokens; the first request had {len(episode.first)}"]
+    mask = [int(v is not None and start + n >= masked_below) for n, v in enumerate(episode.versions[start:])]
+    law = TaskFacts(task)
+    logprobs = [law.logprob(n, str(episode.versions[n])) if m else 0.0 for n, m in enumerate(mask, start)]
+    trained = [value if m else 0.0 for value, m in zip(sample.rollout_log_probs, mask, strict=True)]
+    found = [
+        f"sample {sample.index}: {name} differs from position {_difference(got, expected)} of the response"
+        for name, got, expected in (("loss_mask", sample.loss_mask, mask), ("rollout_log_probs", trained, logprobs))
+        if got != expected
+    ]
+    versions: list[str | None] = [None] * len(sample.tokens)
+    for _turn, first, end, version in facts.get("spans", []):
+        versions[first:end] = [version] * (end - first)
+    if versions != episode.versions:
+        found.append(f"sample {sample.index}: spans differ from position {_difference(versions, episode.versions)}")
+    if facts.get("weight_versions") != [*dict.fromkeys(v for v in episode.versions if v is not None)]:
+        found.append(f"sample {sample.index}: weight_versions is {facts.get('weight_versions')}")
+    if episode.restarts:
+        found.append(f"sample {sample.index}: it began again {episode.restarts} times after tokens had been sampled")
+    return found
+
+
+def _difference(got: Sequence[Any], expected: Sequence[Any]) -> int:
+    pairs = zip(got, expected, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(got), len(expected)))

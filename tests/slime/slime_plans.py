@@ -17,8 +17,6 @@ _LONG = turn("thinking " * 2 * CONTEXT_LENGTH)
 
 @dataclass(frozen=True)
 class Plan:
-    """One kind of episode."""
-
     turns: list[Any]  # for `slime_policy.Policy`
     stop_reason: str = "completed"
     status: str = "completed"
@@ -27,7 +25,6 @@ class Plan:
     told: str = ""  # what the policy must have read in the course of it
 
     def prompt(self, name: str, number: int) -> str:
-        """The prompt that asks for this episode."""
         return prompt(name, number, self.filler)
 
 

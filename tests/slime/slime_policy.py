@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fake_sglang import Reply
-from rough_weather import turn
+from interruptible_policy import turn
 
 __all__ = ["ANSWER", "WRONG", "Asked", "Policy", "call", "first_attempt", "prompt", "turn"]
 
@@ -36,7 +36,6 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def prompt(task: str, number: int, filler: str = "") -> str:
-    """The prompt of a task."""
     return f"[[{task}/{number}]] What is 17 times 2? {filler}"
 
 

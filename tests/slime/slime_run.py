@@ -77,7 +77,6 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """A dataset file as slime reads it."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -121,7 +120,6 @@ class Rollouts:
 
     @property
     def samples(self) -> list[Any]:
-        """Samples of the last training rollout."""
         return [sample for group in self.groups for sample in group]
 
     async def train(self, rollout_id: int = 0) -> list[dict[str, Any]]:
@@ -144,7 +142,6 @@ class Rollouts:
         self.args.eval_datasets = build_eval_dataset_configs(self.args, list(data_sets), defaults)
 
     async def evaluate(self, rollout_id: int = 0) -> dict[str, dict[str, Any]]:
-        """One evaluation; rewards, truncation flags and samples by dataset."""
         kept: list[Any] = []
         rollout = self.manager.eval_generate_rollout
         self.manager.eval_generate_rollout = lambda *args, **more: kept.append(rollout(*args, **more)) or kept[-1]

@@ -1,6 +1,5 @@
 """slime's rollouts against a scripted engine behind a router."""
 
-from argparse import Namespace
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -50,9 +49,7 @@ async def set_up(
     return Stage(engine, policy, Rollouts(args), tokenizer)
 
 
-def arguments_for(
-    tokenizer: Any, folder: Path, rows: Sequence[Mapping[str, Any]], engine: FakeSGLang, given: Mapping[str, Any]
-) -> Namespace:
+def arguments_for(tokenizer, folder, rows, engine, given):
     """slime's arguments for a data set of these rows; by default a rollout takes each of them, twice."""
     given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **_replayable(given)}
     batch = given["rollout_batch_size"]

@@ -8,33 +8,20 @@ from strands import tool
 
 @tool
 def multiply(a: int, b: int) -> str:
-    """Multiply two integers.
-
-    Args:
-        a: The first.
-        b: The second.
-    """
+    """Multiply two integers."""
     return str(a * b)
 
 
 @tool
 async def wait(seconds: float) -> str:
-    """Wait.
-
-    Args:
-        seconds: How long.
-    """
+    """Wait."""
     await asyncio.sleep(seconds)
     return "waited"
 
 
 @tool
 def block(seconds: float) -> str:
-    """Wait, synchronously.
-
-    Args:
-        seconds: How long.
-    """
+    """Wait, synchronously."""
     time.sleep(seconds)
     return "waited"
 

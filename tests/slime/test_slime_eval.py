@@ -1,14 +1,12 @@
 """slime's own evaluation takes `strands_rollout.generate` and `reward_func`."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
-from slime_stage import Stage, Start
+from slime_stage import Start
 
 pytestmark = pytest.mark.slime
 
@@ -19,9 +17,7 @@ PLANS = {
 }
 
 
-async def staged(
-    start: Start, tmp_path: Path, tasks: Sequence[str], dataset: Mapping[str, Any] | None = None, **more: Any
-) -> Stage:
+async def staged(start, tmp_path, tasks, dataset=None, **more):
     rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
     stage = await start(PLANS, **more)
     stage.rollouts.evaluate_on({"name": "demo", "path": str(rows), "n_samples_per_eval_prompt": 4, **(dataset or {})})
@@ -31,8 +27,7 @@ async def staged(
 async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls", "errs", "rambles"])
     result = (await stage.rollouts.evaluate())["demo"]
-    assert result["rewards"] == [1.0] * 4 + [0.0] * 8
-    assert result["truncated"] == [False] * 8 + [True] * 4
+    assert (result["rewards"], result["truncated"]) == ([1.0] * 4 + [0.0] * 8, [False] * 8 + [True] * 4)
     assert (stage.rollouts.raised, stage.engine.violations) == ([], [])
     # slime gives evaluated samples no session; both turns of an episode have the same key
     assert {sample.session_id for sample in result["samples"]} == {None}

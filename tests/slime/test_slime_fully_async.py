@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import recorded_tools
-from interruptible_policy import paced
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import ANSWER, call, paced, turn
 from slime_interruptions import Begin, Scene, facts_of
 from slime_run import trained_tokens
 
@@ -57,8 +56,7 @@ async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, m
     scene = await started(begin, lambda _asked: paced(0.012), 24)
     samples, trained = await trained_through_updates(scene, mode, every_s=0.15, most=99)
     assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
-    assert scene.rollouts.returned_as("aborted") == []
+    assert (scene.problems(samples), scene.rollouts.returned_as("aborted")) == ([], [])
     assert all(scene.sampled_ids(sample) == scene.planned_ids(sample) for sample in samples)
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
     assert max(len(facts_of(sample)["weight_versions"]) for sample in samples) > 1
@@ -70,8 +68,7 @@ async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin) ->
     scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return"})
     samples, trained = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
     assert scene.rollouts.returned_as("aborted")
-    assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
+    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
     assert sum(facts_of(sample)["engine_aborts"] for sample in samples) == 0
     assert sum(facts_of(sample)["resumes"] for sample in samples) > 0
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)

@@ -65,9 +65,7 @@ def field_of_siblings() -> str:
 )
 @pytest.mark.parametrize("more", [{}, {"grpo_std_normalization": False}, {"rewards_normalization": False}])
 @pytest.mark.parametrize(("groups", "size"), [(6, 8), (4, 1)])
-def test_full_groups_of_plain_samples_get_slimes_own_rewards(
-    estimator: str, more: dict[str, Any], groups: int, size: int
-) -> None:
+def test_full_groups_of_plain_samples_get_slimes_own_rewards(estimator, more, groups, size) -> None:
     if estimator == "cispo" and "cispo" not in inspect.getsource(type(manager(None))._post_process_rewards):
         pytest.skip("this slime has no cispo")
     if size == 1:

@@ -74,8 +74,7 @@ def test_the_stand_in_appends_as_slimes_sample_does() -> None:
         for arguments in calls[:count]:
             ours.append_response_tokens(args, **arguments)
             theirs.append_response_tokens(args, **arguments)
-        assert ours.to_dict() == theirs.to_dict()
-        assert ours.effective_response_length == theirs.effective_response_length
+        assert (ours.to_dict(), ours.effective_response_length) == (theirs.to_dict(), theirs.effective_response_length)
 
 
 @pytest.mark.usefixtures("newest_sample")
@@ -86,8 +85,7 @@ def test_each_can_read_what_the_other_wrote() -> None:
     written.prefix_cache_info.cached_tokens = 7
     written.trace = {"events": []}
     read = sample_type.Sample.from_dict(written.to_dict())
-    assert read.to_dict() == written.to_dict()
-    assert Sample.from_dict(read.to_dict()) == written
+    assert (read.to_dict(), Sample.from_dict(read.to_dict())) == (written.to_dict(), written)
 
 
 def _shape(kind: type) -> list[tuple[str, Any]]:

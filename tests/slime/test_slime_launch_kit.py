@@ -60,9 +60,7 @@ def test_slime_reads_the_shipped_evaluation(monkeypatch: pytest.MonkeyPatch) -> 
 class Scheduler:
     """Megatron's OptimizerParamScheduler, as far as it refuses what it is given."""
 
-    def __init__(
-        self, optimizer: object, *, lr_warmup_steps: float, lr_decay_steps: int, wd_incr_steps: int, **_: object
-    ) -> None:
+    def __init__(self, optimizer, *, lr_warmup_steps: float, lr_decay_steps: int, wd_incr_steps: int, **_) -> None:
         assert lr_decay_steps > 0
         assert lr_warmup_steps < lr_decay_steps
         assert wd_incr_steps >= 0

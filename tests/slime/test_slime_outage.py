@@ -95,9 +95,7 @@ async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **mor
 @pytest.mark.parametrize(
     ("tasks", "accuracy"), [(["errs", "answers", "answers", "dies"], "0.66"), (["dies"] * 4, None)]
 )
-async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(
-    start: Start, caplog: pytest.LogCaptureFixture, tasks: list[str], accuracy: str | None, log_passrate: bool
-) -> None:
+async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(start, caplog, tasks, accuracy, log_passrate):
     caplog.set_level("INFO")
     plans = {"answers": [ANSWER], "errs": [WRONG], "dies": [Reply.status(503)]}
     stage = await evaluated(start, plans, tasks, log_passrate=log_passrate)
@@ -112,9 +110,7 @@ async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(
     ("reward_key", "eval_reward_key", "group_rm"),
     [(None, None, False), (None, "acc", True), ("score", None, True), ("score", "acc", False)],
 )
-async def test_slime_takes_the_reward_with_and_without_its_keys(
-    start: Start, caplog: pytest.LogCaptureFixture, reward_key: Any, eval_reward_key: Any, group_rm: bool
-) -> None:
+async def test_slime_takes_the_reward_with_and_without_its_keys(start, caplog, reward_key, eval_reward_key, group_rm):
     caplog.set_level("INFO")
     keys = {"reward_key": reward_key, "eval_reward_key": eval_reward_key}
     stage = await evaluated(start, {"answers": [ANSWER], "errs": [WRONG]}, ["answers", "errs"], **keys)

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import recorded_tools
 from fake_sglang import Reply
-from interruptible_policy import Asked, Change, hold_after
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import ANSWER, Asked, Change, call, hold_after, turn
 from slime_interruptions import Begin, Scene, facts_of
 from slime_run import load_dump, trained_tokens
 
@@ -73,8 +72,7 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
         [group] = scene.buffer
         assert [sample.status.value for sample in group] == ["aborted"] * 2
     samples, trained = await last_rollout(scene, 4)
-    assert scene.problems(samples) == []
-    assert load_dump(scene.rollouts, 4) == samples
+    assert (scene.problems(samples), load_dump(scene.rollouts, 4)) == ([], samples)
     for sample in samples:
         assert (sample.status.value, sample.reward["score"]) == ("completed", 1.0)
         assert scene.sampled_ids(sample) == scene.planned_ids(sample)
@@ -83,8 +81,7 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
         assert (facts["tool_iterations"], facts["tool_calls"]) == (2, 3)
         # the second rollout's abort came before a token; turn 1 was continued in the third
         assert facts["weight_versions"] == ["1", "2", "3", "4", "5"]
-        assert set(sample.weight_versions) == set(facts["weight_versions"])
-        assert sample.metadata["start_rollout_id"] == 0
+        assert (set(sample.weight_versions), sample.metadata["start_rollout_id"]) == (set(facts["weight_versions"]), 0)
         assert "resume" not in facts
     news = [end - start for _turn, start, end, version in facts_of(samples[0])["spans"] if version == "5"]
     all_planned = sum(len(scene.planned_ids(sample)) for sample in samples)
@@ -115,6 +112,5 @@ async def test_a_finished_sample_of_a_group_that_was_cut_is_left_alone(begin: Be
     before = copy.deepcopy({**vars(finished), "trace": None})
     samples, trained = await last_rollout(scene, 1)
     assert any(sample is finished for sample in samples)
-    assert {**vars(finished), "trace": None} == before
-    assert scene.problems(samples) == []
+    assert ({**vars(finished), "trace": None}, scene.problems(samples)) == (before, [])
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,9 +39,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared.jsonl"
 
 
-def test_an_agent_starts_with_what_slime_read_and_the_package_reads_the_same(
-    prepared: Path, shipped_tokenizer: Any
-) -> None:
+def test_an_agent_starts_with_what_slime_read_and_the_package_reads_the_same(prepared, shipped_tokenizer) -> None:
     from slime.utils.data import Dataset
 
     samples = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label").samples

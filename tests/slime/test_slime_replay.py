@@ -7,8 +7,19 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from interruptible_policy import LAYERS, TOP_K, Asked, Change, TaskFacts, abort_after, aborted_in_queue, hold_after
-from rough_weather import ANSWER, call, turn
+from interruptible_policy import (
+    ANSWER,
+    LAYERS,
+    TOP_K,
+    Asked,
+    Change,
+    TaskFacts,
+    abort_after,
+    aborted_in_queue,
+    call,
+    hold_after,
+    turn,
+)
 from slime_interruptions import Begin, Scene, facts_of, task_of
 from slime_run import trained_tokens
 
@@ -77,15 +88,12 @@ def all_rows(body: dict[str, Any]) -> object:
 @pytest.mark.parametrize(
     ("replayed", "forgets"), [(BOTH, lambda _body: None), (TOP_P, lambda _body: None), (ROUTING, all_rows)]
 )
-async def test_replay_data_is_stitched_over_turns_and_engine_aborts(
-    begin: Begin, replayed: dict[str, Any], forgets: Any
-) -> None:
+async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, replayed, forgets) -> None:
     aborts = {0: aborted_in_queue, 1: abort_after(3), 2: abort_after(2), 4: abort_after(1)}
     scene = await begin(PLANS, ["slow", "other"], lambda asked: aborts.get(asked.visit), forgets=forgets, **replayed)
     ranks = await scene.rollouts.train()
     samples = scene.rollouts.samples
-    assert {sample.status.value for sample in samples} == {"completed"}
-    assert scene.problems(samples) == []
+    assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])
     assert replay_problems(scene, samples) == []
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
 
@@ -118,8 +126,7 @@ async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(be
     scene.rollouts.args.over_sampling_batch_size = 1
     ranks = await scene.rollouts.train(1)
     samples = scene.rollouts.samples
-    assert scene.problems(samples) == []
-    assert replay_problems(scene, samples) == []
+    assert (scene.problems(samples), replay_problems(scene, samples)) == ([], [])
     assert {facts_of(sample)["resumes"] for sample in samples} == {1}
     assert [facts_of(sample)["weight_versions"] for sample in samples] == [["1", "2"]] * 2
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
@@ -143,9 +150,7 @@ LACKING = [
 
 
 @pytest.mark.parametrize(("replayed", "troubles", "status", "words"), LACKING)
-async def test_a_group_without_its_replay_data_fails_and_not_the_batch(
-    begin: Begin, replayed: dict[str, Any], troubles: dict[int, Reply | Change], status: str, words: str
-) -> None:
+async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, replayed, troubles, status, words):
     def disturb(asked: Asked) -> Reply | Change | None:
         return troubles.get(asked.turn) if asked.name == "other" else None
 
@@ -155,8 +160,7 @@ async def test_a_group_without_its_replay_data_fails_and_not_the_batch(
     assert [sample.status.value for sample in lacking] == [status] * 2
     assert all(words in (facts_of(sample)["error"] or "") for sample in lacking)
     assert [sample.status.value for sample in whole] == ["completed"] * 2
-    assert replay_problems(scene, whole) == []
-    assert scene.problems(scene.rollouts.samples) == []
+    assert (replay_problems(scene, whole), scene.problems(scene.rollouts.samples)) == ([], [])
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
 
 

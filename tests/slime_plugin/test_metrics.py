@@ -30,8 +30,6 @@ def nothing_reported_yet() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as wandb is given one."""
-
     columns: list[str]
     data: list[list[Any]]
 
@@ -62,7 +60,6 @@ def finished(status: str = "completed", **facts: Any) -> Sample:
 
 
 def numbers(samples: Any, wandb: Wandb, **args: Any) -> dict[str, float]:
-    """The training metrics of samples, without their common prefix."""
     assert log_rollout(3, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
     values = {name: value for name, value in wandb.calls[-1].items() if not isinstance(value, Table)}
     assert values.pop("rollout/step") == 3
@@ -95,9 +92,7 @@ VERSIONS = [["7"], ["7", "10", "9"], ["default", "7"], [None], [], None]
         ("weight_versions", VERSIONS, {"weight_version_spread/mean": 1.5, "weight_version_spread/max": 3.0}),
     ],
 )
-def test_facts_are_logged_as_distributions_and_totals(
-    fact: str, values: list[Any], expected: dict[str, float | None], wandb: Wandb
-) -> None:
+def test_facts_are_logged_as_distributions_and_totals(fact, values, expected, wandb) -> None:
     found = numbers([finished(**{fact: value}) for value in values], wandb)
     for name, value in expected.items():
         assert found.get(name) == (value if value is None else pytest.approx(value)), name
@@ -123,8 +118,7 @@ def test_how_episodes_ended_is_logged_as_shares(wandb: Wandb) -> None:
     ]
     samples[-1].remove_sample = samples[-2].remove_sample = True
     found = numbers(samples, wandb)
-    assert found["stop_reason/completed"] == 2 / 7
-    assert found["stop_reason/of_another_version"] == 1 / 7
+    assert (found["stop_reason/completed"], found["stop_reason/of_another_version"]) == (2 / 7, 1 / 7)
     assert found["stop_reason/sandbox_error"] == 0.0
     assert (found["truncation/turn_length"], found["truncation/max_tool_calls"]) == (1 / 3, 2 / 3)
     assert found["truncation/context_length"] == 0.0
@@ -183,9 +177,7 @@ async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own
     assert warning.startswith("context is not what the chat template renders sample_index=0 token=")
 
 
-async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
-    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(shipped_tokenizer, wandb, caplog, monkeypatch):
     sample = (await run(shipped_tokenizer, [ANSWER])).sample
     sample.metadata["strands_rollout"]["template_kwargs"] = {"chat_template": "{{ messages[-1].content }}"}
     for _ in range(2):
@@ -196,9 +188,7 @@ async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(
     assert warning.startswith("context is not compared with the chat template: ")
 
 
-async def test_the_metrics_of_a_real_episode_are_its_facts(
-    shipped_tokenizer: Any, wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_metrics_of_a_real_episode_are_its_facts(shipped_tokenizer, wandb, caplog) -> None:
     episode = await run(shipped_tokenizer, [call_text("print(17 * 2)"), ANSWER], settings={"executor": "subprocess"})
     found = numbers([episode.sample], wandb, hf_checkpoint=shipped_tokenizer.name_or_path)
     assert (found["turns/max"], found["tool_calls/max"], found["code/calls"]) == (2.0, 1.0, 1.0)
@@ -252,14 +242,7 @@ GONE = (0.0, "FAILED")
     ],
 )
 def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
-    caplog: pytest.LogCaptureFixture,
-    wandb: Wandb,
-    given: list[Any],
-    more: dict[str, Any],
-    kept: list[int] | None,
-    missing: float,
-    accuracy: float | None,
-    as_number: bool,
+    caplog, wandb, given, more, kept, missing, accuracy, as_number
 ) -> None:
     samples = [answered(*one, as_number=as_number) for one in given]
     rewards = [float(at) for at in range(len(samples))]
@@ -288,9 +271,7 @@ class Unreadable:
         raise RuntimeError(f"no {name}")
 
 
-def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(
-    wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_sample_that_cannot_be_read_is_left_out_and_reported_once(wandb, caplog) -> None:
     for _ in range(3):
         removed = finished(turns=4, stop_reason="completed")
         removed.remove_sample = True
@@ -325,9 +306,7 @@ def test_without_wandb_everything_else_works(monkeypatch: pytest.MonkeyPatch, ca
 
 
 @pytest.mark.parametrize("package", ["slime.observability", "slime.utils"])
-def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
-    package: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(package, monkeypatch, caplog) -> None:
     written: list[tuple[bool, dict[str, Any], str]] = []
 
     def log(args: Namespace, metrics: dict[str, Any], step_key: str) -> None:
@@ -343,14 +322,11 @@ def test_slimes_step_and_tensorboard_are_used_wherever_slime_has_them(
     log_rollout(3, Namespace(use_wandb=False, use_tensorboard=True), [finished(turns=2)], None, 1.0)
     [(use_wandb, values, step_key)] = written
     assert (use_wandb, step_key, values[step_key]) == (False, "rollout/step", 30)
-    assert values["rollout/agent/turns/mean"] == 2
-    assert warnings_of(caplog) == []
+    assert (values["rollout/agent/turns/mean"], warnings_of(caplog)) == (2, [])
 
 
 @pytest.mark.parametrize(("path", "warned"), [(None, 1), ("strands_rollout.normalize_rewards", 0)])
-def test_a_staleness_that_nothing_enforces_is_warned_of_once(
-    path: str | None, warned: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_staleness_that_nothing_enforces_is_warned_of_once(path, warned, caplog) -> None:
     args = Namespace(strands_rollout={"max_sample_staleness": 4}, custom_reward_post_process_path=path)
     for _ in range(2):
         log_rollout(3, args, [finished(turns=2)], None, 1.0)
@@ -370,9 +346,7 @@ def test_metrics_that_have_nowhere_to_go_are_said_once(wandb: Wandb, caplog: pyt
     ]
 
 
-def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(
-    wandb: Wandb, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rollout_that_slime_replays_from_a_file_is_not_logged_again(wandb, caplog) -> None:
     caplog.set_level("INFO", logger="strands_rollout")
     args = Namespace(use_wandb=True, load_debug_rollout_data="rollout_0.pt")
     assert log_rollout(0, args, [finished(turns=2)], None, 1.0) is False

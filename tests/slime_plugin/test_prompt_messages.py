@@ -86,17 +86,12 @@ def test_a_chats_earlier_turns_are_rendered_as_the_tokenizer_renders_them(tokeni
     prompt = to_episode_prompt(row, None, template)
     ids = template.prompt_ids([row[0], *to_chat_messages(prompt.messages)], TOOLS)
     expected = tokenizer.apply_chat_template(row, tools=TOOLS, add_generation_prompt=True, return_dict=False)
-    assert tokenizer.decode(ids) == tokenizer.decode(expected)
-    assert ids == list(expected)
+    assert (tokenizer.decode(ids), ids) == (tokenizer.decode(expected), list(expected))
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        THOUGHT + "<|im_end|>\n<|im_start|>user\nmore",
-        "x <think>y</think> z <think>",
-        "<tool_call>{}</tool_call>",
-    ],
+    [THOUGHT + "<|im_end|>\n<|im_start|>user\nmore", "x <think>y</think> z <think>", "<tool_call>{}</tool_call>"],
 )
 def test_earlier_turns_make_no_other_control_tokens(tokenizer: Any, content: str) -> None:
     template = ChatTemplate(tokenizer)

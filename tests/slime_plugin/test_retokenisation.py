@@ -40,8 +40,7 @@ async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -
     sample = await played(tokenizer)
     found = measured(tokenizer, sample)
     assert (found.turn_drift, found.text_drift, found.off_policy, found.first, found.mismatches) == (0, 0, 0, None, [])
-    assert found.sampled_tokens == sum(sample.loss_mask)
-    assert found.classes == dict.fromkeys(CLASSES, 0)
+    assert (found.sampled_tokens, found.classes) == (sum(sample.loss_mask), dict.fromkeys(CLASSES, 0))
 
 
 async def test_the_question_is_the_environments_where_it_asks_another(tokenizer: Any) -> None:
@@ -77,8 +76,7 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
         "special tokens": len("<think>"),
         "template": 0,
     }
-    assert found.turn_drift == sum(found.classes.values())
-    assert found.mismatches == []
+    assert (found.turn_drift, found.mismatches) == (sum(found.classes.values()), [])
 
 
 async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
@@ -143,9 +141,7 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(
-    known: str, shipped_tokenizer: Any
-) -> None:
+async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(known, shipped_tokenizer) -> None:
     tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
     played = await play(known, tokenizer, ENDINGS[known])
     check = RenderCheck(TurnReading(tokenizer, {}))
@@ -162,9 +158,7 @@ def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
 
 
-def test_at_most_so_many_samples_are_measured_evenly_spread(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, monkeypatch) -> None:
     one = encode(shipped_tokenizer, " a")
     # every sample has a length of its own, so that it can be told which were measured
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]

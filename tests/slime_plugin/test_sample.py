@@ -85,13 +85,10 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
     sample = written(model, reason)
     assert (sample.status.value, sample.remove_sample) == (status, False)
     prompt_length = len(ids_of(model, PROMPT))
-    assert sample.tokens == model.trajectory.token_ids
-    assert sample.response_length == len(sample.tokens) - prompt_length
-    assert sample.loss_mask == model.trajectory.loss_mask[prompt_length:]
-    assert sum(sample.loss_mask) == sum(sampled)
+    assert (sample.tokens, sample.response_length) == (model.trajectory.token_ids, len(sample.tokens) - prompt_length)
+    assert (sample.loss_mask, sum(sample.loss_mask)) == (model.trajectory.loss_mask[prompt_length:], sum(sampled))
     assert sample.rollout_log_probs == model.trajectory.logprobs[prompt_length:]
-    assert sample.response == CALLS + RESULT + ANSWER
-    assert violations(sample, model) == []
+    assert (sample.response, violations(sample, model)) == (CALLS + RESULT + ANSWER, [])
     assert sample.weight_versions == ["v1", "v2"]
     assert (sample.prefix_cache_info.cached_tokens, sample.prefix_cache_info.total_prompt_tokens) == (8, 20)
     assert sample.non_generation_time == 1.25
@@ -103,17 +100,13 @@ def test_what_the_policy_did_is_trained_token_for_token(model: SGLangModel, reas
 def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason: StopReason) -> None:
     turn(model, PROMPT, CALLS)
     sample = written(model, reason)
-    assert (sample.status.value, sample.remove_sample) == ("failed", True)
-    assert set(sample.loss_mask or []) == {0}
-    assert set(sample.rollout_log_probs or []) == {0.0}
-    assert violations(sample, model) == []
+    assert (sample.status.value, sample.remove_sample, set(sample.loss_mask or [])) == ("failed", True, {0})
+    assert (set(sample.rollout_log_probs or []), violations(sample, model)) == ({0.0}, [])
 
 
 @pytest.mark.parametrize("reason", StopReason)
 @pytest.mark.parametrize("may_abort", [False, True])
-def test_a_sample_without_one_sampled_token_is_valid_and_untrained(
-    model: SGLangModel, reason: StopReason, may_abort: bool
-) -> None:
+def test_a_sample_without_one_sampled_token_is_valid_and_untrained(model, reason, may_abort) -> None:
     model.conversation.last.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
@@ -140,8 +133,7 @@ def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(mo
     write_episode(ARGS, sample, model, ended(StopReason.ENGINE_ERROR, error), may_abort=False)
     assert sample.metadata["source_name"] == "dapo"
     facts = sample.metadata["strands_rollout"]
-    assert json.loads(json.dumps(facts)) == facts
-    assert facts["stop_reason"] == "engine_error"
+    assert (json.loads(json.dumps(facts)), facts["stop_reason"]) == (facts, "engine_error")
     assert facts["error"].startswith("EngineUnavailableError: gone ")
     assert len(facts["error"]) <= 2000
     assert (facts["tool_iterations"], facts["tool_calls"], facts["sampled_tokens"]) == (1, 2, sampled)
@@ -161,9 +153,7 @@ def test_a_reset_sample_is_as_new(model: SGLangModel, status: Sample.Status) -> 
 
 @pytest.mark.parametrize(("settings", "rounds"), [({"tools": []}, 1), ({"tools": ["no.such.tool"]}, 0)])
 @pytest.mark.parametrize("asked", [True, False])
-async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(
-    shipped_tokenizer: Any, settings: dict[str, Any], rounds: int, asked: bool
-) -> None:
+async def test_the_number_of_turns_is_where_slimes_log_multi_turn_reads_it(shipped_tokenizer, settings, rounds, asked):
     """Of every sample: slime takes all samples of a batch to have it if the first has."""
     sample = (await run(shipped_tokenizer, [ANSWER], settings=settings, args={"log_multi_turn": asked})).sample
     assert sample.metadata.get("round_number") == (rounds if asked else None)

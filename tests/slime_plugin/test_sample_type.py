@@ -27,8 +27,7 @@ def test_trainable_tokens_bring_their_logprobs_and_context_brings_none() -> None
     sample.append_response_tokens(tokens=[5], trainable=False)
     sample.append_response_tokens(tokens=[6], log_probs=[-3.0])
     assert (sample.tokens, sample.response_length) == ([1, 2, 3, 4, 5, 6], 4)
-    assert sample.loss_mask == [1, 1, 0, 1]
-    assert sample.rollout_log_probs == [-1.0, -2.0, 0.0, -3.0]
+    assert (sample.loss_mask, sample.rollout_log_probs) == ([1, 1, 0, 1], [-1.0, -2.0, 0.0, -3.0])
     assert (sample.effective_response_length, Sample(response_length=7).effective_response_length) == (3, 7)
     bare = Sample(tokens=[1, 2], response_length=1)  # tokens without mask and logprobs are trained
     with pytest.raises(ValueError, match="after 1 response tokens without rollout_log_probs"):
@@ -47,8 +46,7 @@ def test_the_engines_facts_are_counted_and_set_the_status(finish: str, status: s
     sample.append_response_tokens(tokens=[3], log_probs=[-1.0], meta_info=META, update_terminal_info=False)
     sample.append_response_tokens(tokens=[4], log_probs=[-1.0], meta_info={"prompt_tokens": 10})
     assert (sample.status.value, sample.response, sample.weight_versions) == (status, "more", ["v1"])
-    assert sample.prefix_cache_info.prefix_cache_hit_rate == 0.4
-    assert sample.spec_info == Sample.SpecInfo(4, 6, 2, 5)
+    assert (sample.prefix_cache_info.prefix_cache_hit_rate, sample.spec_info) == (0.4, Sample.SpecInfo(4, 6, 2, 5))
 
 
 def test_a_round_trip_through_a_dict_loses_nothing() -> None:
@@ -57,8 +55,7 @@ def test_a_round_trip_through_a_dict_loses_nothing() -> None:
     sample.reward = {"score": 1.0}
     sample.trace = {"events": []}  # type: ignore[attr-defined] # no field: slime adds it
     data = json.loads(json.dumps(sample.to_dict()))
-    assert Sample.from_dict(data) == sample
-    assert vars(Sample.from_dict(data))["trace"] == {"events": []}
+    assert (Sample.from_dict(data), vars(Sample.from_dict(data))["trace"]) == (sample, {"events": []})
     assert data["status"] == "completed"
     assert sample.get_reward_value(SimpleNamespace(reward_key="score")) == 1.0
     assert sample.get_reward_value(SimpleNamespace(reward_key=None)) == {"score": 1.0}
@@ -94,9 +91,7 @@ async def test_an_episode_fills_an_older_sample_like_a_new_one(new: tuple[str, .
 
 
 @pytest.mark.parametrize(("new", "lists"), [((), False), (("group_id",), True)], ids=["0.2.4", "0.3.0"])
-async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(
-    new: tuple[str, ...], lists: bool, shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_older_sample_fans_out_where_it_can_name_its_rollout(new, lists, shipped_tokenizer, caplog) -> None:
     sample = older_sample(*new, prompt="What is 17 * 2?", index=7)
     played = await run(shipped_tokenizer, [ANSWER], sample=sample, settings={"tools": [], "fan_out": True})
     assert isinstance(played.sample, list) is lists

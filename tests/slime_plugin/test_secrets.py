@@ -31,7 +31,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def leaky(tokenizer: Any, *, with_facts: bool = True) -> Sample:
-    """A sample whose tool showed the environment."""
     said = f"DATABASE_URL=postgres://me:{PASSWORD}@db/x {KEY} {OF_SERVER}"
     tokens = ids_of(tokenizer, f"What? {said} done")
     facts = {"error": f"ToolError: 401 for {KEY}", "final_text": said, "spans": [[0, 2, len(tokens), "1"]]}
@@ -98,9 +97,7 @@ def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
     assert not [secret for secret in (KEY, PASSWORD) if secret in shown]
 
 
-async def test_results_of_an_evaluation_hold_none(
-    shipped_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, monkeypatch) -> None:
     from strands_rollout.evaluation import evaluate as evaluate_module
 
     async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:

@@ -102,14 +102,10 @@ def test_without_slime_the_tokenizer_is_that_of_the_checkpoint_and_is_loaded_onc
 
 @pytest.mark.parametrize(
     "checkpoint",
-    [
-        *(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000),
-    ],
+    [*(5, None, "/no/such", "./no", "~/no", "a/b/c", "a b", "http://a/b", "\ud800", "x" * 100_000)],
     ids=lambda value: repr(value)[:20],
 )
-def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(
-    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(checkpoint, monkeypatch) -> None:
     import transformers
 
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda *_, **__: pytest.fail("it was asked"))
@@ -128,9 +124,7 @@ def test_what_is_no_checkpoint_is_refused_before_transformers_looks_for_it(
         ("nobody/no-model", {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE is set"),
     ],
 )
-def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(
-    name: str, variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name, variables, said, monkeypatch) -> None:
     import transformers
 
     asked: list[Any] = []
@@ -199,11 +193,7 @@ class StandInTrace(ModuleType):
 @pytest.mark.parametrize("error", [RuntimeError, SystemExit])
 @pytest.mark.parametrize("fault", ["import", "no trace_span", "call", "entry", "update", "attributes", "exit"])
 async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
-    fault: str,
-    error: type[BaseException],
-    shipped_tokenizer: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    fault, error, shipped_tokenizer, monkeypatch, caplog
 ) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
     monkeypatch.setattr(slime_seam, "_untraced", set())
@@ -220,9 +210,7 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
 
 
 @pytest.mark.parametrize("place", PLACES)
-async def test_requests_and_tool_calls_are_spans_wherever_slime_has_its_trace(
-    place: str, shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_and_tool_calls_are_spans_wherever_slime_has_its_trace(place, shipped_tokenizer, monkeypatch):
     trace = StandInTrace()
     for name in PLACES:
         monkeypatch.setitem(sys.modules, name, trace if name == place else None)

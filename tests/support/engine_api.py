@@ -31,15 +31,11 @@ _POLL_S = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One HTTP answer, read."""
-
     status: int
     body: Any
 
 
 class Api:
-    """Speaks to one engine."""
-
     def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
         self.base_url = base_url
         self._session = session
@@ -69,8 +65,7 @@ class Api:
     async def events(self, path: str, body: object) -> AsyncIterator[str]:
         """The data of each server-sent event."""
         async with self._session.post(self.base_url + path, json=body) as response:
-            assert response.status == 200
-            assert response.content_type == "text/event-stream"
+            assert (response.status, response.content_type) == (200, "text/event-stream")
             async for line in response.content:
                 if line.strip():
                     yield line.decode().removeprefix("data: ").strip()

@@ -85,8 +85,6 @@ def guesser(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run left behind."""
-
     code: int
     folder: Path
     fake: FakeSGLang

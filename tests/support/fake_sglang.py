@@ -47,7 +47,6 @@ class Received:
 
     @property
     def key(self) -> str | None:
-        """Its routing key."""
         return self.headers.get(ROUTING_HEADER)
 
 

@@ -10,21 +10,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Episode:
-    """One conversation.
+    """One conversation."""
 
-    Attributes:
-        first: The first request's ids.
-        last_input: The last request's.
-        sequence: The last answered request's ids and its output.
-        versions: For each id of the sequence the weights that sampled it; None where it was sent.
-        restarts: How often it began again although something had been sampled.
-    """
-
-    first: list[int]
-    last_input: list[int]
-    sequence: list[int]
+    first: list[int]  # the first request's ids
+    last_input: list[int]  # the last request's
+    sequence: list[int]  # the last answered request's ids and its output
+    # for each id of the sequence the weights that sampled it; None where it was sent
     versions: list[str | None] = field(default_factory=list)
-    restarts: int = 0
+    restarts: int = 0  # how often it began again although something had been sampled
 
     @property
     def sampled_length(self) -> int:

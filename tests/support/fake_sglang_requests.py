@@ -16,17 +16,11 @@ from fake_sglang_reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A generation as it came about.
+    """A generation as it came about."""
 
-    Attributes:
-        reply: With the tokens that were sampled.
-        versions: The weights that sampled each of them.
-        prefilled_by: The weights that read the prompt.
-    """
-
-    reply: Reply
-    versions: tuple[str, ...]
-    prefilled_by: str
+    reply: Reply  # with the tokens that were sampled
+    versions: tuple[str, ...]  # the weights that sampled each of them
+    prefilled_by: str  # the weights that read the prompt
 
 
 @dataclass(eq=False, slots=True)
@@ -37,8 +31,6 @@ class _Request:
 
 
 class Requests:
-    """All of them."""
-
     def __init__(self, weight_version: str) -> None:
         self.weight_version = weight_version
         self.is_paused = False
@@ -96,7 +88,6 @@ class Requests:
         self._tell()
 
     def resume(self) -> None:
-        """Go on."""
         self.is_paused = self._stands_still = False
         self._tell()
 

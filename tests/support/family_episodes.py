@@ -24,27 +24,17 @@ MARK = "an-earlier-turn-{}"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a family ends turns.
+    """How a family ends turns."""
 
-    Attributes:
-        answer: Token with which its template ends a turn without calls, before a user's.
-        calls: Token with which it ends a turn with calls.
-        sampled: What the policy samples at the end of an answer, where that is another.
-        ids: Of a turn's calls, as its results are shown under; None for those of this package.
-        is_parallel: Whether a turn may have several calls.
-        users: How many user turns an episode with tools may have.
-        arguments_as_text: Whether its template wants them so.
-        opens_reasoning: Whether its prompt does.
-    """
-
-    answer: str
-    calls: str
-    sampled: str | None = None
+    answer: str  # token with which its template ends a turn without calls, before a user's
+    calls: str  # token with which it ends a turn with calls
+    sampled: str | None = None  # what the policy samples at the end of an answer, where that is another
+    # of a turn's calls, as its results are shown under; None for those of this package
     ids: tuple[str, ...] | None = None
-    is_parallel: bool = True
-    users: int = 2
-    arguments_as_text: bool = False
-    opens_reasoning: bool = False
+    is_parallel: bool = True  # whether a turn may have several calls
+    users: int = 2  # how many user turns an episode with tools may have
+    arguments_as_text: bool = False  # whether its template wants them so
+    opens_reasoning: bool = False  # whether its prompt does
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -73,15 +63,10 @@ def add(a: int, b: int, note: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class PlayedEpisode:
-    """An episode as it was sent: prompt, turn, context, turn, ...
+    """An episode as it was sent: prompt, turn, context, turn, ..."""
 
-    Attributes:
-        contexts: The prompt, and what the policy read before each later turn.
-        expected: The same by the template; from the end of the turn before on.
-    """
-
-    contexts: list[list[int]]
-    expected: list[list[int]]
+    contexts: list[list[int]]  # the prompt, and what the policy read before each later turn
+    expected: list[list[int]]  # the same by the template; from the end of the turn before on
     turns: list[list[int]]
     model: SGLangModel
 

@@ -31,8 +31,6 @@ def args_for(base_url: str, tokenizer: Any, **more: Any) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class Run:
-    """What an episode left behind."""
-
     sample: Any
     fake: FakeSGLang
     replied: list[Reply]

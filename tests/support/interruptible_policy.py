@@ -5,6 +5,7 @@ there already. What the engine reports of a token follows from task, position an
 checked token by token. Knows Qwen3's chat markup and the fake engine's replies.
 """
 
+import json
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +19,23 @@ from fake_sglang_reply import Reply
 LAYERS: Final = 2
 TOP_K: Final = 2
 _MARK = re.compile(r"\[\[(\w+)/(\d+)\]\]")
+ANSWER: Final = "So the product of the two numbers is \\boxed{34}.<|im_end|>"
 # what the template may put between "assistant" and the policy's first token
 _OPENINGS = ("\n<think>\n\n</think>\n\n", "\n<think>\n", "\n")
 
 
 def prompt_of(name: str, number: int, text: str = "What is 17 times 2?") -> str:
-    """The prompt of a task."""
     return f"[[{name}/{number}]] {text}"
+
+
+def call(name: str, part: str = "", **arguments: Any) -> str:
+    """A tool call that names sample, turn and part."""
+    named = {"call": f"@KEY:@TURN{part}", **arguments}
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': named})}\n</tool_call>"
+
+
+def turn(*parts: str) -> str:
+    return "\n".join(parts) + "<|im_end|>"
 
 
 @cache
@@ -36,8 +47,6 @@ def version_number(version: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
-    """What the engine reports of the tokens of one task."""
-
     task: str
 
     def logprob(self, position: int, version: str) -> float:
@@ -55,24 +64,16 @@ class TaskFacts:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request, as the policy reads it.
+    """One request, as the policy reads it."""
 
-    Attributes:
-        key: The routing key: which of the task's samples.
-        done: Tokens of this turn that are in the input already.
-        rest: Tokens of it that are to come.
-        visit: How many requests of this sample came before.
-        attempt: 1 for the first of a request.
-    """
-
-    key: str
+    key: str  # the routing key: which of the task's samples
     name: str
     number: int
     turn: int
-    done: int
-    rest: int
-    visit: int
-    attempt: int
+    done: int  # tokens of this turn that are in the input already
+    rest: int  # tokens of it that are to come
+    visit: int  # how many requests of this sample came before
+    attempt: int  # 1 for the first of a request
 
     @property
     def task(self) -> str:

@@ -41,25 +41,16 @@ def schemas_of(calls: Sequence[Call]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """One format.
+    """One format."""
 
-    Attributes:
-        id: Of the family and its form.
-        reasoning: Opens and closes reasoning.
-        text: Text -> how it stands outside of calls.
-        tags: Matches what the format's structure is made of: what no segment shows where there are no calls.
-        is_xml: Whether values are bare text whose type the tool's schema tells.
-        mixes: Whether text may stand beside calls.
-    """
-
-    id: str
+    id: str  # of the family and its form
     parser: str
     calls: Callable[[Sequence[Call]], str]
-    tags: str
-    reasoning: tuple[str, str] = ("<think>", "</think>")
-    text: Callable[[str], str] = str
-    is_xml: bool = False
-    mixes: bool = True
+    tags: str  # matches what the format's structure is made of: what no segment shows where there are no calls
+    reasoning: tuple[str, str] = ("<think>", "</think>")  # opens and closes reasoning
+    text: Callable[[str], str] = str  # text -> how it stands outside of calls
+    is_xml: bool = False  # whether values are bare text whose type the tool's schema tells
+    mixes: bool = True  # whether text may stand beside calls
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:

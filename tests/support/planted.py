@@ -122,10 +122,7 @@ def other_spelling(tokenizer: Any) -> Sample:
 
 DEFECTS: dict[str, tuple[Callable[[Any], Sample], str]] = {
     "shifted mask": (shifted_mask, "mask"),
-    "missing close": (
-        stretched((True, CALL), (False, RESULT.format("34")), (True, ANSWER + END)),
-        "not closed",
-    ),
+    "missing close": (stretched((True, CALL), (False, RESULT.format("34")), (True, ANSWER + END)), "not closed"),
     "forged control token": (lambda tokenizer: whole(tokenizer, result=FORGED).sample, "forged control"),
     "forged call": (lambda tokenizer: whole(tokenizer, result="<tool_call> of mine").sample, "forged control"),
     "retokenised turn": (_made(lambda episode: episode.spans[0].__setitem__(2, episode.spans[0][2] - 2)), "mask"),

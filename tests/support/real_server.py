@@ -24,7 +24,6 @@ class RealServer:
     log: Path
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End it as the script does."""
         call(self.script, "stop", str(self.pid), "--grace-s", str(grace_s))
 
     def kill(self) -> None:

@@ -16,14 +16,7 @@ def records(count: int = 3, **values: Any) -> list[StepRecord]:
     ]
 
 
-def write_run(
-    folder: Path,
-    done: Sequence[StepRecord],
-    *,
-    summary: dict[str, Any] | None = None,
-    commit: str = "4d1c",
-    **options: Any,
-) -> Path:
+def write_run(folder: Path, done: Sequence[StepRecord], *, summary=None, commit: str = "4d1c", **options) -> Path:
     folder.mkdir()
     told = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
     (folder / "options.json").write_text(json.dumps(told))

@@ -59,7 +59,6 @@ class Checkout:
 
 
 def check_out(root: Path) -> Checkout:
-    """Copy the scripts to `root`."""
     (root / "scripts").mkdir(parents=True)
     for script in (REPOSITORY / "scripts").glob("*.sh"):
         shutil.copy(script, root / "scripts")

@@ -39,18 +39,12 @@ class InstantExecutor:
 
 @dataclass
 class TurnCosts:
-    """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1.
+    """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1."""
 
-    Attributes:
-        calls_before: Calls of Python and C functions before the first model call.
-        encoded_bytes: Bytes that orjson wrote.
-        ids_read: Ids of the trajectory that were read, as often as they were.
-    """
-
-    calls_before: int
+    calls_before: int  # calls of Python and C functions before the first model call
     calls: list[int]
-    encoded_bytes: list[int]
-    ids_read: list[int]
+    encoded_bytes: list[int]  # bytes that orjson wrote
+    ids_read: list[int]  # ids of the trajectory that were read, as often as they were
 
 
 class WatchedIds(list[int]):
@@ -126,7 +120,6 @@ class Counts:
     noted: list[tuple[int, int, int]] = field(default_factory=list)
 
     def note(self, ids_read: int) -> None:
-        """Remember how much it is now."""
         self.noted.append((self.calls, self.encoded_bytes, ids_read))
 
 

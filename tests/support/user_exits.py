@@ -70,8 +70,6 @@ async def unreadable_tool(number: int = 0) -> str:
 
 
 def _at(event: type[Any], listen: Any = _raise) -> type[hooks.HookProvider]:
-    """Hooks that exit at an event."""
-
     class Hook(hooks.HookProvider):
         def register_hooks(self, registry: hooks.HookRegistry, **kwargs: Any) -> None:
             registry.add_callback(event, listen)
@@ -93,8 +91,6 @@ class Manager(NullConversationManager):
 
 
 class Provider(ToolProvider):
-    """Exits where it is told to."""
-
     def __init__(self, where: str) -> None:
         self.where = where
 
@@ -145,8 +141,6 @@ def graph(model: SGLangModel, task: Task) -> Any:
 
 
 class Environment:
-    """Exits where the row's metadata says."""
-
     def __init__(self, task: Task) -> None:
         self.where = task.metadata.get("where")
         if self.where == "init":

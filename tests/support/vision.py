@@ -53,21 +53,18 @@ def vision_processor(family: str, tokenizer: Any) -> Any:
 
 
 def picture(width: int = 64, height: int = 56, *, seed: int = 0, mode: str = "RGB") -> Any:
-    """A PIL image of noise."""
     from PIL import Image
 
     return Image.frombytes(mode, (width, height), random.Random(seed).randbytes(width * height * len(mode)))
 
 
 def encoded(image: Any) -> bytes:
-    """The bytes of a PNG file of it."""
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def image_block(image: Any) -> dict[str, Any]:
-    """Strands' content block of it."""
     return {"image": {"format": "png", "source": {"bytes": encoded(image)}}}
 
 

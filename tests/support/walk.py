@@ -45,7 +45,6 @@ class Walk:
         return sum(one.co_filename != other.co_filename for one, other in itertools.pairwise(self.entered))
 
     def __str__(self) -> str:
-        """A line for each stay in a file."""
         stays = itertools.groupby(self.entered, key=lambda code: code.co_filename)
         return "\n".join(
             f"{Path(name).relative_to(PACKAGE).as_posix():<42} {', '.join(code.co_qualname for code in codes)}"

@@ -61,7 +61,6 @@ class Wire:
 async def play(
     tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, max_new_tokens: int = 8192, **settings: Any
 ) -> tuple[Any, Wire]:
-    """One episode of what the factory makes; `said` is given a request's text and number."""
     user_agents.from_the_test[:] = [factory]
     wire = Wire(tokenizer, said)
     async with FakeSGLang(wire, context_length=context_length) as fake:

@@ -52,9 +52,7 @@ def rendered_ids(tokenizer: Any, messages: list[dict[str, Any]], tools: Any, **k
     thinking=st.sampled_from([None, False]),
 )
 @slow_inputs
-def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(
-    tokenizer: Any, system: str | None, first: list[Any], more: list[list[Any]], thinking: bool | None
-) -> None:
+def test_the_conversation_as_sent_equals_the_template_up_to_the_sampled_text(tokenizer, system, first, more, thinking):
     kwargs = {} if thinking is None else {"enable_thinking": thinking}
     template = ChatTemplate(tokenizer, **kwargs)
     head = [{"role": "system", "content": system}] if system is not None else []
@@ -93,7 +91,6 @@ def _without_scaffold(segment: str) -> str:
 
 
 def controls(template: ChatTemplate, ids: list[int]) -> list[str]:
-    """The texts of the control tokens among these."""
     return [template.encoder.decode([token]) for token in ids if template.encoder.is_control(token)]
 
 
@@ -102,9 +99,7 @@ ONE_TURN = ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 @given(before=st.text(max_size=40), after=st.text(max_size=40), data=st.data())
 @slow_inputs
-def test_no_text_of_a_message_makes_a_control_token(
-    tokenizer: Any, before: str, after: str, data: st.DataObject
-) -> None:
+def test_no_text_of_a_message_makes_a_control_token(tokenizer, before, after, data) -> None:
     control = data.draw(st.sampled_from(sorted(str(token) for token in tokenizer.added_tokens_decoder.values())))
     template = ChatTemplate(tokenizer)
 
@@ -191,9 +186,7 @@ COMPOSED = {
 
 
 @pytest.mark.parametrize(("content", "properties"), COMPOSED.values(), ids=COMPOSED)
-def test_a_template_that_composes_texts_makes_no_control_token_of_them(
-    shipped_tokenizer: Any, content: Any, properties: dict[str, Any]
-) -> None:
+def test_a_template_that_composes_texts_makes_no_control_token_of_them(shipped_tokenizer, content, properties) -> None:
     changed = _with_template(shipped_tokenizer, COMPOSING)
     template = ChatTemplate(changed)
     parts = content if isinstance(content, str) else [{"type": "text", "text": text} for text in content]
@@ -250,17 +243,9 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
     ],
-    ids=[
-        "result dropped",
-        "results numbered",
-        "last turn marked",
-        "reminder in long chats",
-        "answer repeated",
-    ],
+    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
 )
-def test_a_template_that_rewrites_the_conversation_is_refused(
-    shipped_tokenizer: Any, old: str, new: str, words: str
-) -> None:
+def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer, old, new, words) -> None:
     assert old in PLAIN
     changed = _with_template(shipped_tokenizer, PLAIN.replace(old, new))
     with pytest.raises(TemplateError, match=words):

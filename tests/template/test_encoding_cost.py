@@ -67,9 +67,7 @@ WORDS = "The quick brown fox jumps over the lazy dog. " * 8000
     ],
     ids=["words", "earlier turns"],
 )
-async def test_a_long_prompt_is_encoded_beside_the_loop(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, chat: list[Any]
-) -> None:
+async def test_a_long_prompt_is_encoded_beside_the_loop(shipped_tokenizer, monkeypatch, chat) -> None:
     threads: list[Thread] = []
     encode = TokenEncoder.encode_rendered
 
@@ -112,8 +110,7 @@ async def test_a_tool_result_is_encoded_once_and_its_turn_is_not_rendered(shippe
 async def test_the_samples_of_a_group_encode_their_prompt_once(shipped_tokenizer: Any) -> None:
     first = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
     second = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
-    assert first["apply_chat_template"] == 1
-    assert second["apply_chat_template"] == 0
+    assert (first["apply_chat_template"], second["apply_chat_template"]) == (1, 0)
 
 
 ASKED = {"role": "assistant", "content": [{"toolUse": {"toolUseId": "call_1_0", "name": "run", "input": {"x": [1]}}}]}

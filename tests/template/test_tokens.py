@@ -30,13 +30,10 @@ def test_any_ids_decode_as_the_tokenizer_decodes_them(tokenizer: Any, data: st.D
 
 @given(content=st.binary(max_size=12) | st.text(max_size=6).map(str.encode), cut=st.integers(0, 12))
 @many
-def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(
-    tokenizer: Any, content: bytes, cut: int
-) -> None:
+def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(tokenizer, content, cut) -> None:
     decoder = ByteDecoder(tokenizer.backend_tokenizer)
     ids = [one_byte_tokens(tokenizer)[bytes([byte])] for byte in content]
-    assert decoder.decode(ids) == decoded(tokenizer, ids)
-    assert decoder.decode(ids[:cut]) == decoded(tokenizer, ids[:cut])
+    assert (decoder.decode(ids), decoder.decode(ids[:cut])) == (decoded(tokenizer, ids), decoded(tokenizer, ids[:cut]))
     assert decoder.decode(ids[cut:]) == decoded(tokenizer, ids[cut:])
 
 
@@ -44,8 +41,7 @@ def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
     backend = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "<0xE4>": 2, "<0xBE>": 3, "<0x8B>": 4}, []))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     decoder = ByteDecoder(backend)
-    assert decoder.decode([0, 1, 2, 3, 4]) == "a b例"
-    assert backend.decode([0, 1, 2, 3, 4]) == "a b例"
+    assert (decoder.decode([0, 1, 2, 3, 4]), backend.decode([0, 1, 2, 3, 4])) == ("a b例", "a b例")
 
 
 class WideEncoder:

@@ -58,10 +58,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
     "enum": (Colour.RED, "red"),
     "UUID": (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
     "path": (pathlib.PurePosixPath("/tmp/x"), "/tmp/x"),
-    "keys": (
-        {1: "a", (2, 3): "b", WHEN.date(): "c", None: 4},
-        {"1": "a", "[2, 3]": "b", "2024-05-17": "c", "null": 4},
-    ),
+    "keys": ({1: "a", (2, 3): "b", WHEN.date(): "c", None: 4}, {"1": "a", "[2, 3]": "b", "2024-05-17": "c", "null": 4}),
     "a large integer": (10**400, 10**400),
     "plain JSON": ({"a": [1, None, "é", 1.5, True]}, {"a": [1, None, "é", 1.5, True]}),
 }

@@ -122,9 +122,7 @@ LOOKING = {
 
 
 @pytest.mark.parametrize(("shown", "result", "name", "call"), LOOKING.values(), ids=LOOKING)
-def test_a_template_that_looks_at_a_result_is_rendered(
-    tokenizer: Any, shown: str, result: str, name: str, call: str
-) -> None:
+def test_a_template_that_looks_at_a_result_is_rendered(tokenizer, shown, result, name, call) -> None:
     template = ChatTemplate(
         with_template(tokenizer, PLAIN.replace("+ m.content +", f"~ ({shown} if m.role == 'tool' else m.content) ~"))
     )

@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.tool_parsers import (
-    ParseFailure,
-    Text,
-    ToolCall,
-    get_parser,
-    parser_names,
-    register_parser,
-)
+from strands_rollout.tool_parsers import ParseFailure, Text, ToolCall, get_parser, parser_names, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -46,8 +39,7 @@ def test_a_tag_inside_a_json_string_is_content(tag: str) -> None:
 def test_a_broken_block_ends_at_the_first_close_after_its_json_and_the_next_call_counts(broken: str) -> None:
     failure, call = calls(broken + CALL)
     assert isinstance(failure, ParseFailure)
-    assert failure.raw == broken
-    assert call == ToolCall("c0", "f", {"a": 1})
+    assert (failure.raw, call) == (broken, ToolCall("c0", "f", {"a": 1}))
 
 
 def test_an_unknown_parser_names_the_nearest_and_a_registered_one_is_found() -> None:

@@ -24,9 +24,7 @@ def rows() -> Iterator[tuple[str, str, Any, str]]:
 
 
 @pytest.mark.parametrize(("parser", "what", "outcome", "text"), list(rows()), ids=lambda value: str(value)[:40])
-def test_what_strands_sglang_publishes_is_read_as_the_table_says(
-    parser: str, what: str, outcome: list[Any], text: str
-) -> None:
+def test_what_strands_sglang_publishes_is_read_as_the_table_says(parser, what, outcome, text) -> None:
     parts = get_parser(parser).parse(text)
     assert [part.name if isinstance(part, ParseFailure) else [part.name, part.arguments] for part in parts] == outcome
 

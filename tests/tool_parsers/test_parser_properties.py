@@ -23,7 +23,6 @@ JSON = ['{"a": 1}', '{"a":', "{", "}", "[", "]", '"', "\\", ",", ":", "1e999", "
 
 
 def calls_for(known: Family) -> st.SearchStrategy[list[Call]]:
-    """Calls that the family can write: bare text holds no tags, and its keys are plain."""
     if not known.has_bare_values:
         arguments = st.dictionaries(STRINGS, VALUES, max_size=3)
     else:

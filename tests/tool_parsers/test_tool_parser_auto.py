@@ -60,17 +60,13 @@ def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, s
     ],
     ids=["no known format", "no calls"],
 )
-def test_a_template_without_a_known_format_is_an_error_that_names_the_choices(
-    shipped_tokenizer: Any, call: str, words: str
-) -> None:
+def test_a_template_without_a_known_format_is_an_error_that_names_the_choices(shipped_tokenizer, call, words) -> None:
     tokenizer = tokenizer_with(CHATML.replace("CALL", call), shipped_tokenizer)
     with pytest.raises(ConfigError, match=words):
         SGLangModel(tokenizer, "http://127.0.0.1:1", tool_parser="auto")
 
 
-def test_several_formats_that_fit_are_an_error_that_names_them(
-    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_formats_that_fit_are_an_error_that_names_them(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.tool_parsers._factories", {"hermes": HermesParser})
     register_parser("mine", HermesParser)
     with pytest.raises(ConfigError, match="fits hermes and mine; expected exactly one.*: hermes, mine"):

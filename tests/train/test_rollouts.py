@@ -17,13 +17,7 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.rollouts import (
-    AbortFlag,
-    PromptOrder,
-    RolloutCollector,
-    TrainingMethod,
-    check_gap,
-)
+from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector, TrainingMethod, check_gap
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 
@@ -88,10 +82,8 @@ async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_t
     (first, _), (second, _) = await collector.collect(), await collector.collect()
     assert positions(first) + positions(second) == [0, 1, 2, 3, 4, 5]
     for group in first:
-        assert len(group) == 2
-        assert len({str(sample.prompt) for sample in group}) == 1
-    assert sorted(player.seeds) == list(range(12))
-    assert len(set(player.seeds.values())) == 12
+        assert (len(group), len({str(sample.prompt) for sample in group})) == (2, 1)
+    assert (sorted(player.seeds), len(set(player.seeds.values()))) == (list(range(12)), 12)
     assert player.most_running <= 4
     assert collector.waiting == []
 
@@ -153,7 +145,6 @@ def tokenizer() -> Any:
 
 
 def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, tool: str = "", **values: Any) -> Sample:
-    """A prompt, words that were sampled each by itself, and between them a tool's answer."""
     prompt = tokenizer.encode("What is 2 and 2?")
     sampled = [tokenizer.encode(word) for word in words]
     tool_ids = tokenizer.encode(tool) if tool else []
@@ -191,8 +182,7 @@ def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
     (found,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], tokenizer).sequences[:1]
     assert (found.tokens, found.loss_mask, found.log_probs) == (one.tokens, one.loss_mask, one.rollout_log_probs)
-    assert found.denominator == sum(one.loss_mask or [])
-    assert set(found.trained_log_probs or []) == {-0.125}
+    assert (found.denominator, set(found.trained_log_probs or [])) == (sum(one.loss_mask or []), {-0.125})
 
 
 def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:

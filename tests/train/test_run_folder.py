@@ -51,8 +51,7 @@ def test_a_half_written_last_line_is_left_out_and_dropped_on_resume(path: Path, 
 def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
     write(path, 5, reward=1.0)
     with StepLog(path, first_step=2) as log:
-        assert [record["step"] for record in log.records] == [0, 1]
-        assert len(read_steps(path)) == 2
+        assert ([record["step"] for record in log.records], len(read_steps(path))) == ([0, 1], 2)
         log.append({"step": 2, "reward": 0.0})
     assert [record["reward"] for record in read_steps(path)] == [1.0, 1.0, 0.0]
     assert [file.name for file in path.parent.iterdir()] == ["steps.jsonl"]
@@ -66,11 +65,7 @@ def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "steps.jsonl:2 is no JSON"),
-        ('{"step": 3}', "steps.jsonl:2 is not the record of step 1"),
-    ],
+    ("line", "words"), [("{", "steps.jsonl:2 is no JSON"), ('{"step": 3}', "steps.jsonl:2 is not the record of step 1")]
 )
 def test_a_line_that_is_no_step_is_refused_by_its_number(path: Path, line: str, words: str) -> None:
     path.write_text(f"{json.dumps({'step': 0})}\n{line}\n")

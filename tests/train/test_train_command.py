@@ -33,7 +33,6 @@ def command(out: Path, *options: str, held_out: Path | None = None, experiment: 
 
 
 def train(out: Path, *options: str, code: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end, which must have this exit code."""
     words = command(out, *options, **more)
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
     assert done.returncode == code, done.stderr
@@ -41,7 +40,6 @@ def train(out: Path, *options: str, code: int = 0, **more: Any) -> subprocess.Co
 
 
 def killed(out: Path, *options: str, after: str, held_out: Path) -> None:
-    """Run the command until it prints a line that begins like this."""
     words = command(out, *options, held_out=held_out)
     with subprocess.Popen(
         words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
@@ -52,7 +50,6 @@ def killed(out: Path, *options: str, after: str, held_out: Path) -> None:
 
 
 def summary_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The last line on stdout."""
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

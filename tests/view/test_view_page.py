@@ -118,9 +118,7 @@ def test_the_script_makes_no_markup_of_text() -> None:
         assert not re.search(markup, asset.read_text(encoding="utf-8")), asset
 
 
-def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shipped_tokenizer, tmp_path) -> None:
     sample, out = whole(shipped_tokenizer).sample, tmp_path / "x.html"
     write_dump(tmp_path / "run.jsonl", [sample])
     folder = str(shipped_tokenizer.name_or_path)
@@ -145,8 +143,7 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
     write_lines(tmp_path / "results.jsonl", *lines)
     view = view_dump(tmp_path, None)
     assert [(row["group"], row["advantage"]) for row in view.rows] == [("x/0", None)] * 2 + [("x/1", None)] * 2
-    assert view.rows[0]["problems"] == ["violation"]
-    assert unpacked(view.details[0])["response"] == "34"
+    assert (view.rows[0]["problems"], unpacked(view.details[0])["response"]) == (["violation"], "34")
 
 
 def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
@@ -233,7 +230,6 @@ async def indexes(server: Served) -> list[int]:
 
 @pytest.fixture
 def line(tmp_path: Path, shipped_tokenizer: Any) -> bytes:
-    """A seventh sample's."""
     more = tmp_path / "more" / "more.jsonl"
     write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
     return more.read_bytes()
@@ -244,9 +240,7 @@ def append(dump: Path, more: bytes) -> None:
         file.write(more)
 
 
-async def test_a_live_page_sees_what_a_run_writes_line_by_line(
-    server: Served, dump: Path, line: bytes, shipped_tokenizer: Any
-) -> None:
+async def test_a_live_page_sees_what_a_run_writes_line_by_line(server, dump, line, shipped_tokenizer) -> None:
     assert await indexes(server) == list(range(6))
     tag = {"If-None-Match": str((await ask(server, server.root + "index.json"))[2])}
     assert (await ask(server, server.root + "index.json", **tag))[0] == 304
@@ -276,14 +270,12 @@ def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any
 def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
     monkeypatch.setattr(
-        "strands_rollout.view.page.show",
-        lambda record, *more: judged.append(record.where) or show(record, *more),
+        "strands_rollout.view.page.show", lambda record, *more: judged.append(record.where) or show(record, *more)
     )
     live = LiveDump(dump, None)
     live.refresh()
     append(dump, line)
-    assert len(live.refresh()[0].rows) == 7
-    assert judged == [f"{dump}:{number}" for number in range(1, 8)]
+    assert (len(live.refresh()[0].rows), judged) == (7, [f"{dump}:{number}" for number in range(1, 8)])
 
 
 async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,9 +291,7 @@ async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pyt
                 await asking
 
 
-def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(
-    shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(shipped_tokenizer, tmp_path) -> None:
     samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
@@ -335,9 +325,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("path", "headers", "status"), REQUESTS)
-async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(
-    server: Served, path: str, headers: dict[str, str], status: int
-) -> None:
+async def test_the_page_is_for_who_knows_its_url_on_this_machine_and_for_its_own_origin(server, path, headers, status):
     sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
     assert (await ask(server, path.replace("{root}", server.root), **sent))[0] == status
 

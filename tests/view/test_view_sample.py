@@ -6,17 +6,7 @@ import orjson
 import pytest
 from family_templates import TEMPLATES, tokenizer_with
 from parser_families import family
-from planted import (
-    ANSWER,
-    CALL,
-    DEFECTS,
-    END,
-    PROMPT,
-    RESULT,
-    Episode,
-    other_spelling,
-    whole,
-)
+from planted import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_spelling, whole
 
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import Sample

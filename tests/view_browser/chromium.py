@@ -16,13 +16,10 @@ import aiohttp
 
 
 def chromium() -> str | None:
-    """The program, where there is one."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Page:
-    """One tab."""
-
     def __init__(self, socket: Any) -> None:
         self._socket = socket
         self._number = 0

@@ -13,10 +13,7 @@ from planted import DEFECTS, whole
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.page import DumpView, LiveDump, live_server, view_dump, write_page
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(chromium() is None, reason="needs Chromium"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="needs Chromium")]
 EVIL = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202eevil"
 DESKTOP, PHONE = (1400, 900), (390, 844)
 
@@ -53,9 +50,7 @@ FIRST_DEFECT = 100 - len(DEFECTS) - 1
 
 
 @pytest.mark.parametrize(("number", "name"), list(enumerate(DEFECTS)))
-async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(
-    number: int, name: str, page: Page, written: str
-) -> None:
+async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(number, name, page, written) -> None:
     kind = DEFECTS[name][1]
     await page.go(f"{written}#sample={FIRST_DEFECT + number}&view=tokens&problems=1")
     shown = await page.until("document.querySelector('.found')?.textContent")
@@ -108,9 +103,7 @@ def f(x):  # twice
 NESTED = "{" * 5000 + "> " * 3000 + "\n" + "**_[" * 3000 + "$" + "\\frac{" * 3000
 
 
-async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(
-    page: Page, shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(page, shipped_tokenizer, tmp_path):
     samples = [whole(shipped_tokenizer).sample for _ in range(2)]
     for sample, text in zip(samples, (RICH, NESTED), strict=True):
         sample.prompt = [{"role": "user", "content": text}]
@@ -281,9 +274,7 @@ async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(p
     assert await page.run("document.querySelector('.made').textContent") == f"{call}, 0.20 s"
 
 
-async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_time(
-    page: Page, shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_time(page, shipped_tokenizer, tmp_path):
     episode = whole(shipped_tokenizer)
     call = dict(episode.facts["calls"][0])
     episode.facts["requests"] = [[0, 0.0, 0.2], [1, 0.6, 0.2]]
@@ -333,9 +324,7 @@ async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written:
     await page.until(list_alone)
 
 
-async def test_a_live_page_shows_new_samples_without_being_asked(
-    page: Page, shipped_tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_a_live_page_shows_new_samples_without_being_asked(page, shipped_tokenizer, tmp_path) -> None:
     dump, more = tmp_path / "run.jsonl", tmp_path / "more.jsonl"
     write_dump(dump, [whole(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
     write_dump(more, [whole(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))

@@ -5,6 +5,8 @@ the code tool's own, so that prompts are the same.
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from tempfile import gettempdir
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -87,6 +89,7 @@ _MORE_SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
     "ours-hook": {"hooks": [f"{__name__}.{Listener.__name__}"]},
     "ours-plugin": {"agent_factory": f"{__name__}.{build_with_plugin.__name__}"},
     "ours-factory": {"agent_factory": f"{__name__}.{build.__name__}"},
+    "ours-journal": {"journal_dir": str(Path(gettempdir()) / "strands-rollout-journal")},
 }
 
 
@@ -97,7 +100,7 @@ class Ours:
         tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
         tools |= _MORE_SETTINGS[job.step.variant]
         freezes = job.collector != "unfrozen"
-        self._params = sampling_params()
+        self._params, self._count = sampling_params(), 0
         self._args = SimpleNamespace(
             hf_checkpoint=job.tokenizer,
             sglang_router_ip="127.0.0.1",
@@ -106,7 +109,8 @@ class Ours:
         )
 
     async def play(self, script: Script) -> Played:
-        sample = Sample(prompt=[{"role": "user", "content": script.question}], label="144")
+        self._count += 1
+        sample = Sample(index=self._count, prompt=[{"role": "user", "content": script.question}], label="144")
         sample = await generate(self._args, sample, self._params)
         if sample.status is not Sample.Status.COMPLETED:
             raise WrongEpisodeError(f"the sample is {sample.status.name}: {sample.metadata}")

@@ -146,7 +146,7 @@ class Floor:
 
 
 VARIANTS: Final = (
-    *("ours", "ours-hook", "ours-plugin", "ours-factory", "one-model", "own-model"),
+    *("ours", "ours-hook", "ours-plugin", "ours-factory", "ours-journal", "one-model", "own-model"),
     *("floor", "strands-sglang", "openai"),
 )
 NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}

@@ -9,7 +9,7 @@ import typer
 
 from experiments.comparison import compare_runs, comparison_table, read_run
 from experiments.methods import Ablation, Experiment, RolloutKind
-from strands_rollout.cli.evaluate import train
+from strands_rollout.cli.commands import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -63,7 +63,7 @@ def compare(
 def _check_plot(plot: Path | None) -> None:
     if plot is None:
         return
-    from strands_rollout.train.reporting import NOT_DRAWN, can_draw
+    from strands_rollout.train.run_folder import NOT_DRAWN, can_draw
 
     if plot.suffix != ".png":
         raise ConfigError(f"got --plot {plot}; expected a file that ends in .png")

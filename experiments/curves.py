@@ -9,8 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from strands_rollout.train.reporting import PANELS, Panel, draw_page, values_of
-from strands_rollout.train.run_folder import StepRecord
+from strands_rollout.train.run_folder import PANELS, Panel, StepRecord, draw_page, values_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from strands_rollout.cli.evaluate import train
+from strands_rollout.cli.commands import train
 from strands_rollout.errors import ConfigError, RolloutError
 
 if __name__ == "__main__":

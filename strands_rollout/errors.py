@@ -163,6 +163,10 @@ class EnvironmentFaultError(RolloutError):
     """A resource or the environment of an episode failed, or a judge of it; never the fault of the policy."""
 
 
+class LostEpisodeError(RolloutError):
+    """The process that ran an episode died, and nothing can continue the episode."""
+
+
 class FailedGroupsError(RolloutError):
     """So many groups of training samples have failed in a row that the run is ended."""
 

@@ -1,12 +1,24 @@
-"""Files: untrusted paths, JSON that is written whole or not at all, locks, and bounds of size."""
+"""Files: untrusted paths, JSON that is written whole or not at all, locks, bounds of size, records that outlive us."""
+
+from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import functools
 import json
+import logging
+import mmap
 import os
+import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import struct
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
@@ -168,3 +180,274 @@ def expanded_size(root: Value, parts: Callable[[Value], tuple[int, Iterable[Valu
         return sizes[key]
 
     return size(root)
+
+
+logger = logging.getLogger(__name__)
+_FILE_BYTES: Final = 8 * 2**20
+_NUMBER: Final = struct.Struct("<Q")  # of the file's use, which its records have too: older ones follow them
+_HEAD: Final = struct.Struct("<QIHB")  # that number, bytes of key and record together, bytes of the key, kind
+_MOST_SPARE: Final = 8
+_FURTHER, _FIRST, _ENDED = 1, 2, 3
+_SUFFIX: Final = ".records"
+
+
+class RecordLog:
+    """Records of one process in one folder, by episode, and those that dead processes left there.
+
+    They are in memory-mapped files, so that to keep one is to copy it: a killed process leaves them to the next one,
+    and only a machine that goes down may lose what the kernel had not yet written. A file is removed, or used again,
+    when all episodes that have records in it are over. Threads of several rollouts may use it.
+
+    Raises:
+        OSError: The folder can't be made.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._file: _File | None = None
+        self._spare: list[_File] = []  # to write to a page that is there already costs less than a tenth
+        self._files: defaultdict[bytes, list[_File]] = defaultdict(list)  # of this process, by the episodes in them
+        self._left: dict[bytes, list[bytes]] = {}
+        self._held: set[bytes] = set()
+        found = _read(folder, self._left)
+        for file in found:
+            file.keys &= self._left.keys()
+            for key in file.keys:
+                self._files[key].append(file)
+            self._dispose(file)
+
+    def open(self, name: str) -> EpisodeRecords:
+        """The records of an episode.
+
+        Raises:
+            OSError: Another one has this name and is not over.
+        """
+        key = name.encode()
+        with self._lock:
+            if key in self._held:
+                raise OSError(f"two episodes at once are {name!r}")
+            self._held.add(key)
+            return EpisodeRecords(self, key, self._left.pop(key, ()))
+
+    def append(self, key: bytes, record: bytes, *, is_first: bool = False) -> None:
+        """Keep a record; the first of an attempt takes the place of all earlier ones.
+
+        Raises:
+            OSError: There is no room.
+        """
+        with self._lock:
+            earlier = self._files.pop(key, []) if is_first else []
+            self._write(key, record, _FIRST if is_first else _FURTHER)
+            self._let_go(key, earlier)
+
+    def release(self, key: bytes, *, keep: bool) -> None:
+        """An episode is over, or will be continued later."""
+        with self._lock:
+            self._held.discard(key)
+            files = self._files.pop(key, [])
+            if keep:
+                self._files[key] = files
+            elif files:
+                with suppress(OSError):
+                    self._write(key, b"", _ENDED)
+                self._let_go(key, [*files, *self._files.pop(key, [])])
+
+    def _write(self, key: bytes, record: bytes, kind: int) -> None:
+        if self._file is None or not self._file.fits(len(key) + len(record)):
+            full, self._file = self._file, self._next_file(len(key) + len(record))
+            if full is not None:
+                full.is_full = True
+                self._dispose(full)
+        self._file.write(key, record, kind)
+        if self._file not in self._files[key]:
+            self._file.keys.add(key)
+            self._files[key].append(self._file)
+
+    def _let_go(self, key: bytes, files: Sequence[_File]) -> None:
+        for file in files:
+            if file not in self._files.get(key, ()):
+                file.keys.discard(key)
+                self._dispose(file)
+
+    def _dispose(self, file: _File) -> None:
+        """Use a file again, or remove it, that is full and all of whose episodes are over."""
+        if file.is_over and file not in self._spare:
+            if len(self._spare) < _MOST_SPARE and file.size == _FILE_BYTES:
+                self._spare.append(file)
+            else:
+                file.remove()
+
+    def _next_file(self, length: int) -> _File:
+        if self._spare and length + _NUMBER.size + _HEAD.size <= _FILE_BYTES:
+            file = self._spare.pop()
+            file.begin()
+            return file
+        return _File.made(self._folder, length)
+
+
+class EpisodeRecords:
+    """The records of one episode; see `journal.Kept`.
+
+    Attributes:
+        records: What a process left that died while it played the episode.
+    """
+
+    is_certain = False
+    may_have_acted = True
+
+    def __init__(self, log: RecordLog, key: bytes, records: Sequence[bytes]) -> None:
+        self._log = log
+        self._key = key
+        self.records = records
+        self._is_first = True
+        self._is_lost = False
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self._is_first = True
+
+    def write(self, record: bytes) -> None:
+        """Keep a record; one that has no room is reported, and the episode has no more of them."""
+        if self._is_lost:
+            return
+        try:
+            self._log.append(self._key, record, is_first=self._is_first)
+            self._is_first = False
+        except OSError as e:
+            self._is_lost = True
+            _warn_of_room(str(e))
+
+    async def write_before_tools(self, record: bytes) -> None:
+        """Keep a record; there is nothing to wait for."""
+        self.write(record)
+
+    def close(self, *, keep: bool) -> None:
+        """The episode is over; `keep` says whether it will be continued later."""
+        self._log.release(self._key, keep=keep)
+
+
+@functools.cache
+def _warn_of_room(error: str) -> None:
+    logger.warning("episodes have no further records, and can't be continued after their process dies: %s", error)
+
+
+class _File:
+    """One file, which a lock keeps to this process.
+
+    Attributes:
+        keys: Episodes with records in it that are not over.
+        is_full: Whether no further record goes there.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        size = os.fstat(descriptor).st_size
+        self._map: Any = mmap.mmap(descriptor, size) if size else bytearray(_NUMBER.size)
+        self.number: int = _NUMBER.unpack_from(self._map)[0]
+        self._end = 0
+        self.size = size
+        self.keys: set[bytes] = set()
+        self.is_full = True
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing in it counts any more, and nothing will follow."""
+        return self.is_full and not self.keys
+
+    def begin(self) -> None:
+        """Forget what is in the file."""
+        self.number, self._end, self.is_full = time.time_ns(), _NUMBER.size, False
+        self._map[: _NUMBER.size] = _NUMBER.pack(self.number)
+
+    @classmethod
+    def made(cls, folder: Path, length: int) -> _File:
+        """A new file, with room for a record of this length at least."""
+        path = folder / f"{os.getpid()}-{uuid.uuid4().hex}{_SUFFIX}"
+        try:
+            descriptor = open_alone(path)
+        except ConfigError as e:
+            raise OSError(str(e)) from e
+        size = max(_FILE_BYTES, length + _NUMBER.size + _HEAD.size)
+        try:
+            if hasattr(os, "posix_fallocate"):  # a disk that is full would else end the process when it writes
+                os.posix_fallocate(descriptor, 0, size)
+            else:
+                os.ftruncate(descriptor, size)
+        except OSError:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        made = cls(path, descriptor)
+        made.begin()
+        return made
+
+    def fits(self, length: int) -> bool:
+        """Whether a record of this length has room."""
+        return self._end + _HEAD.size + length <= self.size
+
+    def write(self, key: bytes, record: bytes, kind: int) -> None:
+        """Append a record; its head last, which makes it count."""
+        start = self._end + _HEAD.size
+        middle = start + len(key)
+        end = middle + len(record)
+        self._map[start:middle] = key
+        self._map[middle:end] = record
+        self._map[self._end : start] = _HEAD.pack(self.number, end - start, len(key), kind)
+        self._end = end
+
+    def read_into(self, found: dict[bytes, list[bytes]]) -> None:
+        """Add the records of episodes that are not over."""
+        for key, record, kind in self._frames():
+            if kind == _ENDED:
+                found.pop(key, None)
+                continue
+            if kind == _FIRST:
+                found[key] = []
+            self.keys.add(key)
+            found.setdefault(key, []).append(record)
+
+    def _frames(self) -> Iterator[tuple[bytes, bytes, int]]:
+        at = _NUMBER.size
+        while at + _HEAD.size <= self.size:
+            number, length, key_length, kind = _HEAD.unpack_from(self._map, at)
+            start = at + _HEAD.size
+            at = start + length
+            if not kind or number != self.number or at > self.size or key_length > length:
+                return
+            yield self._map[start : start + key_length], self._map[start + key_length : at], kind
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+        self.close()
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        if self._descriptor >= 0:
+            self._map.close()
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _read(folder: Path, records: dict[bytes, list[bytes]]) -> list[_File]:
+    """Read the files that dead processes have left, in their order."""
+    files = []
+    for path in folder.glob(f"*{_SUFFIX}"):
+        with suppress(ConfigError):  # of a process that lives
+            files.append(_File(path, open_alone(path)))
+    files.sort(key=lambda file: file.number)
+    for file in files:
+        file.read_into(records)
+    return files
+
+
+def left_in(folder: Path) -> dict[str, list[bytes]]:
+    """The records of unfinished episodes that a dead process left in a folder, which is removed."""
+    found: dict[bytes, list[bytes]] = {}
+    for file in _read(folder, found):
+        file.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    return {key.decode(): records for key, records in found.items()}

@@ -242,6 +242,8 @@ QUESTION_KEY: Final = "question"  # what the environment asked in place of the r
 EVALUATED_KEY: Final = "evaluated"  # what evaluators read of an episode
 REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
+REWARD_AHEAD_KEY: Final = "reward_ahead"
+"""Of the facts: what `reward_func` will find out, where an episode worker has asked it before."""
 PART_PREFIX: Final = "parts/"
 """Before the names of a reward's further numbers, in its dict."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
@@ -428,11 +430,12 @@ class FinishedSample:
     @property
     @_readable
     def score_s(self) -> float | None:
-        """Seconds in the reward function by slime's trace; None where nothing was traced."""
+        """Seconds in the reward function, by slime's trace and in an episode worker; None where nobody says."""
         trace = getattr(self.sample, "trace", None)
         events = trace.get("events") if isinstance(trace, Mapping) else None
         starts: dict[object, float] = {}
-        seconds: list[float] = []
+        ahead_s = self.number("score_s")
+        seconds = [] if ahead_s is None else [ahead_s]
         for event in (event for event in events or [] if event.get("name") in _SCORE_SPANS):
             span_id = event.get("span_id")
             if event.get("type") == "span_start":

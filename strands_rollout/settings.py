@@ -239,6 +239,39 @@ class RewardSettings(_Settings):
         return self
 
 
+class EpisodeWorkers(_Settings):
+    """Processes on Ray that play episodes."""
+
+    count: int | None = Field(default=0, ge=0)
+    """How many; null for `per_node` on each node."""
+    per_node: int | None = Field(default=None, ge=1)
+    """The most on one node; default: as Ray spreads them."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that one takes from what engines and trainer leave of Ray's."""
+    max_episodes: int | None = Field(default=None, ge=1)
+    """Episodes that one plays at once; further ones wait for a place."""
+    resources: dict[str, float] = Field(default_factory=dict)
+    """Custom resources of Ray that one takes, by name."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the workers."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_count(cls, given: object) -> Json:
+        return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether there are to be any."""
+        return self.count != 0
+
+    @model_validator(mode="after")
+    def _has_a_number(self) -> Self:
+        if self.count is None and self.per_node is None:
+            raise ValueError("episode_workers without a count needs per_node")
+        return self
+
+
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
 
 NamedTool = Annotated[
@@ -296,6 +329,15 @@ class RolloutSettings(_Settings):
     """Model of slime's `--sglang-config` that is the policy; default: the first one."""
     resume_aborted: bool = True
     """Whether an aborted sample is resumed from its own tokens; false starts it from scratch."""
+    journal_dir: str | None = None
+    """Folder in which unfinished episodes are kept, turn by turn, so that a run that was killed continues them when it
+    is restarted and slime asks for the same samples again. One folder for one run."""
+    repeat_interrupted_tools: bool = False
+    """Whether a tool that was running when its process died is called again; otherwise the episode fails and is not
+    trained, since the tool may have acted. The code tool is called again in any case, but in a session."""
+    episode_workers: EpisodeWorkers = Field(default_factory=EpisodeWorkers)
+    """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. 0 plays them in the process
+    that calls `generate`."""
     on_engine_abort: Literal["continue", "return"] = "continue"
     """What to do when the engine aborts a turn and the rollout does not, as for a weight update: "continue" the turn
     from its own tokens, or "return" the sample ABORTED."""
@@ -363,6 +405,7 @@ _NESTED: Final[Mapping[str, type[BaseModel]]] = {
     "reward": RewardSettings,
     "parts": RewardPart,
     "judge": Judge,
+    "episode_workers": EpisodeWorkers,
     "tools": McpServer,
     "row_tools": McpServer,
 }

@@ -9,11 +9,11 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
-from strands.hooks import HookProvider
+from strands.hooks import BeforeToolsEvent, HookProvider, HookRegistry
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
 from strands_rollout import errors
@@ -73,6 +73,39 @@ class Episode:
         return self.progress.messages
 
 
+SEVERAL_SEGMENTS: Final = "it has several segments"
+SEVERAL_AGENTS: Final = "it is a swarm's or graph's"
+
+
+class Step(NamedTuple):
+    """Where an episode stands when a turn has ended, or a call of it; the fields are as those of `EpisodeProgress`."""
+
+    messages: Sequence[Mapping[str, Any]]
+    finished: Mapping[str, Any]
+    calls: Sequence[Mapping[str, Any]]
+    counts: tuple[float, ...]
+    """Those that `STEP_COUNTS` names."""
+
+
+STEP_COUNTS: Final = (
+    *("covered", "tool_iterations", "tool_calls", "tool_errors", "tool_timeouts"),
+    *("tool_s", "duration_s"),
+)
+
+
+class Journal(Protocol):
+    """Keeps what another process needs to continue an episode."""
+
+    async def turn_ended(self, step: Step) -> None:
+        """A turn has ended, and its tools run as soon as this returns."""
+
+    def call_ended(self, step: Step) -> None:
+        """A tool call has ended."""
+
+    def close(self, reason: str) -> None:
+        """The episode can't be continued from its further steps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeSetting:
     """What an episode runs under.
@@ -92,6 +125,7 @@ class EpisodeSetting:
         team: Runs in place of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
+        journal: Told of each step after which an agent elsewhere could continue the episode.
     """
 
     limits: EpisodeLimits
@@ -104,6 +138,7 @@ class EpisodeSetting:
     progress: EpisodeProgress | None = None
     team: AbstractAsyncContextManager[Team] | None = None
     next_message: Callable[[str], Awaitable[str | None]] | None = None
+    journal: Journal | None = None
 
 
 async def run_episode(
@@ -159,18 +194,21 @@ class _Run:
         self.limiter = limiter_of(setting.limits, begun)
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
         self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
-        watch = EpisodeWatch(self.stats, setting.should_abort)
-        self.cycles = FlatCycles(None if self.is_watched else [watch, self.limiter])
+        own: list[HookProvider] = [EpisodeWatch(self.stats, setting.should_abort), self.limiter]
+        if setting.journal is not None:
+            own.append(_JournalHook(self, setting.journal))
+        self.cycles = FlatCycles(None if self.is_watched else own)
         # Strands checks limits and hooks in the order of their registration
-        self.every_hook = [*setting.hooks, watch, self.limiter, self.cycles]
+        self.every_hook = [*setting.hooks, *own, self.cycles]
         limit_s = setting.limits.episode_timeout_s
         left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
         self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
         self.team: Team | None = None
         self.user_turns = 0
+        self.started = 0.0
 
     async def play(self) -> Episode:
-        started = time.monotonic()
+        self.started = started = time.monotonic()
         log_failures_once()
         error: Exception | None = None
         try:
@@ -301,6 +339,37 @@ class _Run:
         if fault is not None:  # what an outage has cut is no answer of the policy's
             return StopReason.ENGINE_ERROR, EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
         return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+
+
+class _JournalHook(HookProvider):
+    """Tells a journal of the main agent's turns, before their tools run, and of each call's end."""
+
+    def __init__(self, run: _Run, journal: Journal) -> None:
+        self._run = run
+        self._journal = journal
+        run.stats.on_end = self._call_ended
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
+        """Called by Strands."""
+        registry.add_callback(BeforeToolsEvent, self._before_tools)
+
+    async def _before_tools(self, event: BeforeToolsEvent) -> None:
+        if not event.cancel and (step := self._step()) is not None:
+            await self._journal.turn_ended(step)
+
+    def _call_ended(self) -> None:
+        if (step := self._step()) is not None:
+            self._journal.call_ended(step)
+
+    def _step(self) -> Step | None:
+        run, team = self._run, cast("Team", self._run.team)
+        conversation, stats = run.model.conversation, run.stats
+        if not team.is_alone or conversation.segments:
+            self._journal.close(SEVERAL_SEGMENTS if team.is_alone else SEVERAL_AGENTS)
+            return None
+        duration_s = run.begun.duration_s + time.monotonic() - run.started
+        used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
+        return Step(team.main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

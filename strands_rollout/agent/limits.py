@@ -69,6 +69,8 @@ class StopReason(StrEnum):
     """The code executor itself, or an MCP server, failed."""
     ENVIRONMENT_ERROR = "environment_error"
     """A resource or the environment failed."""
+    WORKER_ERROR = "worker_error"
+    """The process that ran the episode died, and the episode can't be continued."""
     SETUP_ERROR = "setup_error"
     """The prompt, the template or a setting can't be used."""
     INTERNAL_ERROR = "internal_error"

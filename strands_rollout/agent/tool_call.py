@@ -54,6 +54,7 @@ class ToolStats:
     succeeded: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
     calls: list[dict[str, Any]] = field(default_factory=list)
+    on_end: Callable[[], object] | None = None  # called when a call has ended
     waited_s: float = 0.0
     _running: int = 0
     _since: float = 0.0
@@ -202,6 +203,8 @@ class BoundedTool(WrappedTool):
                 self._stats.succeeded.add(call.id)
             if fault is None:  # a call that the sandbox failed has not ended, and the policy must not read of it
                 self._stats.finished[call.id] = result
+                if self._stats.on_end is not None:
+                    self._stats.on_end()
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:

@@ -32,7 +32,7 @@ from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample, finite
 from strands_rollout.secret_mask import masked_text, secret_values, without_values
-from strands_rollout.slime_plugin.transcripts import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
+from strands_rollout.slime_plugin.metrics import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
 Attribute = str | bool | int | float | list[str]
 

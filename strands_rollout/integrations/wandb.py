@@ -15,7 +15,7 @@ from strands_rollout.dump import read_dump
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.samples import FinishedSample
 from strands_rollout.secret_mask import secret_values
-from strands_rollout.slime_plugin.transcripts import SAMPLE_COLUMNS, TEXT_COLUMNS, Table, sample_row
+from strands_rollout.slime_plugin.metrics import SAMPLE_COLUMNS, TEXT_COLUMNS, Table, sample_row
 
 if TYPE_CHECKING:
     import wandb

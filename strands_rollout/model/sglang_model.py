@@ -212,12 +212,12 @@ class Conversations:
         self._new_sampler = new_sampler
         self._numbers = itertools.count(1)
         self.main = Conversation(*self._shared, new_sampler())
-        self._others: list[Conversation] = []
+        self.others: list[Conversation] = []
         self._known: dict[int, Conversation] = {}  # by the ids of agents and signals, which may have died
         self._is_closed = False
 
     def __iter__(self) -> Iterator[Conversation]:
-        return iter((self.main, *self._others))
+        return iter((self.main, *self.others))
 
     def close(self) -> None:
         """Let no request follow."""
@@ -247,8 +247,8 @@ class Conversations:
         if self._is_closed:
             raise EngineAbortedError("the episode has ended before an agent's first request")
         shown_ids = {use_id: shown for one in self for use_id, shown in one.last.shown_ids.items()}
-        self._others.append(Conversation(*self._shared, self._new_sampler(), kind, next(self._numbers), shown_ids))
-        return self._others[-1]
+        self.others.append(Conversation(*self._shared, self._new_sampler(), kind, next(self._numbers), shown_ids))
+        return self.others[-1]
 
 
 class SGLangModel(Model):

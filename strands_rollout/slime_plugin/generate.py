@@ -26,6 +26,7 @@ from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuse
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
@@ -69,17 +70,23 @@ async def generate(
             "strands_rollout.Sample where slime is absent"
         )
     if evaluation:
-        return await _sampled(args, sample, sampling_params, evaluation=True)
+        return await play_sample(args, sample, sampling_params, evaluation=True)
     with failed_groups_of(args).episode() as number:
-        given = await _sampled(args, sample, sampling_params, evaluation=False)
+        given = await play_sample(args, sample, sampling_params, evaluation=False)
     if not slime_adapter.is_aborting(args, sample):
         count_episode(args, number, sample)
     return given
 
 
-async def _sampled(
-    args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], *, evaluation: bool
+async def play_sample(
+    args: SlimeArgs,
+    sample: SampleLike,
+    sampling_params: Mapping[str, Any],
+    *,
+    evaluation: bool,
+    kept: Kept | None = None,
 ) -> SampleLike | list[SampleLike]:
+    """As `generate`; `kept` keeps the episode's steps, and has those of an attempt whose process died."""
     fans_out = False
     others: list[tuple[str, SampleLike]] = []
     await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
@@ -89,23 +96,43 @@ async def _sampled(
             _search_beside(getattr(args, "custom_config_path", None))  # before a row's tools are looked for
             # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
             fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
+            if settings.episode_workers.are_wanted:
+                from strands_rollout.slime_plugin.workers import play_elsewhere
+
+                return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
+            if kept is None and settings.resume_aborted and settings.journal_dir is not None:
+                kept = open_journal(args, sample, sampling_params, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
             beginning = begin_sample(sample, may_resume=settings.resume_aborted)
+            if kept is not None:
+                beginning = continued(beginning, kept, settings)
             routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-            job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key)
-            finished = await _run(job)
-            log_episode(sample, finished.episode)
-            others = _write(job, finished)
-            for one in [sample, *(other for _, other in others)]:
-                sample_writer.fill_batch_fields(args, one, sampling_params)
+            others = await _filled(
+                RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key, kept)
+            )
+    except errors.FailedGroupsError:
+        raise
     except Exception as e:  # a training run must survive every failure of one sample
         others = []
         _fail(args, sample, sampling_params, e)
+    finally:
+        if kept is not None:
+            kept.close(keep=sample_writer.is_unfinished(sample))
     if evaluation:
         sample.metadata[METADATA_KEY]["evaluation"] = True  # for the reward function, which slime doesn't tell
     # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
     is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
     return sample_writer.as_fan_out(sample, others) if is_list else sample
+
+
+async def _filled(job: RolloutJob) -> list[tuple[str, SampleLike]]:
+    """Play a job and fill its sample; return its siblings with their kinds, where there are any."""
+    finished = await _run(job)
+    log_episode(job.sample, finished.episode)
+    others = _write(job, finished)
+    for one in [job.sample, *(other for _, other in others)]:
+        sample_writer.fill_batch_fields(job.args, one, job.sampling_params)
+    return others
 
 
 def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], error: Exception) -> None:
@@ -181,6 +208,7 @@ def reason_of_failure(error: Exception) -> StopReason:
         errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
         errors.SandboxError: StopReason.SANDBOX_ERROR,
         errors.EngineError: StopReason.ENGINE_ERROR,
+        errors.LostEpisodeError: StopReason.WORKER_ERROR,
         errors.RolloutError: StopReason.SETUP_ERROR,
     }
     return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
@@ -212,6 +240,7 @@ async def _run(job: RolloutJob) -> _Finished:
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
+    journal = _journal(job, model, sub_agents, code_calls)
     with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
         async with episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
@@ -220,15 +249,39 @@ async def _run(job: RolloutJob) -> _Finished:
                 async with open_context(settings, task, job.should_abort) as opened:
                     question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
-                    episode = await _play(job, model, opened.task, self_timed, answer)
+                    episode = await _play(job, model, opened.task, self_timed, answer, journal)
                     if episode.stop_reason in sample_writer.TRAINED_REASONS:
                         score = await opened.score()
                         state = await opened.state() if settings.reward.has_evaluator else None
             else:
                 with running(task):
-                    episode = await _play(job, model, task, self_timed)
+                    episode = await _play(job, model, task, self_timed, None, journal)
     await asyncio.gather(*(one.finish(job.engine_grace_s) for one in (model, *sub_agents.made)))
     return _Finished(model, episode, code_calls, sub_agents, score, question, state)
+
+
+def _journal(
+    job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
+) -> EpisodeJournal | None:
+    if job.kept is None or not job.settings.resume_aborted:
+        return None
+
+    made, beginning = sub_agents.made, job.beginning
+    journal = EpisodeJournal(job.kept, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
+    if obstacle := _obstacle_of_setting(job):
+        journal.close(obstacle)
+    return journal
+
+
+def _obstacle_of_setting(job: RolloutJob) -> str:
+    """Why no episode of this job can be continued elsewhere; "" if some can."""
+    if job.settings.resources or job.settings.environment:
+        return "its environment and resources are closed"
+    custom = job.sampling_params.get("custom_params")
+    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
+    if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
+        return "its replay data is lost"
+    return ""
 
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
@@ -254,7 +307,8 @@ async def _play(
     model: SGLangModel,
     task: Task,
     self_timed_tools: Sequence[str],
-    next_message: Callable[[str], Awaitable[str | None]] | None = None,
+    next_message: Callable[[str], Awaitable[str | None]] | None,
+    journal: EpisodeJournal | None,
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
     manager = settings.conversation_manager
@@ -275,6 +329,7 @@ async def _play(
         progress=resume.progress if resume else None,
         team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
         next_message=next_message,
+        journal=journal,
     )
     with episode_clock(resume.progress.duration_s if resume else 0.0):
         return await play()
@@ -316,6 +371,7 @@ class RolloutJob:
     evaluation: bool
     fans_out: bool  # whether a list of samples can be returned
     routing_key: str  # keeps its requests on one engine behind a router
+    kept: Kept | None = None  # keeps the episode's steps
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling_params, Mapping) or not all(

@@ -53,6 +53,7 @@ class _SavedPart(_Strict):
     cached_tokens: int | None
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
+    meta_info: dict[str, Any] = {}  # in a journal; else the sample has what slime counts of it
 
 
 class _SavedTurn(_Strict):
@@ -93,11 +94,11 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
     turns = state.trajectory.turns
     values = {
         "version": RESUME_VERSION,
-        "tokens_crc32": _crc32(state.trajectory.token_ids),
+        "tokens_crc32": tokens_crc32(state.trajectory.token_ids),
         "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
         **asdict(state.progress),
         "messages": [saved_message(message) for message in state.progress.messages],
-        "finished": {call_id: _saved_result(result) for call_id, result in state.progress.finished.items()},
+        "finished": {call_id: saved_result(result) for call_id, result in state.progress.finished.items()},
         "engine_aborts": state.engine_aborts,
         "code": dict(state.code),
     }
@@ -139,7 +140,7 @@ def load_resume_state(
 def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
     content = [
-        {**block, "toolResult": _saved_result(block["toolResult"])} if "toolResult" in block else block
+        {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]
     ]
     saved = {"role": message["role"], "content": content}
@@ -148,15 +149,18 @@ def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**saved, "metadata": {"usage": usage}} if usage else saved
 
 
-def _saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
+def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
     """A tool's result with its JSON values as the text that the policy reads, since not every value can be kept."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
 
+_PART_FACTS: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "meta_info"}
+
+
 def _saved_part(part: Part) -> dict[str, Any]:
     versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
-    facts = {name: getattr(part, name) for name in _SavedPart.model_fields if name not in ("length", "weight_versions")}
+    facts = {name: getattr(part, name) for name in _PART_FACTS}
     return {"length": part.end - part.start, **facts, "weight_versions": versions}
 
 
@@ -164,7 +168,7 @@ def _trajectory(
     saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> Trajectory:
     """Built turn by turn as it was the first time, with the same checks; then with the sample's mask."""
-    if saved.tokens_crc32 != _crc32(tokens):
+    if saved.tokens_crc32 != tokens_crc32(tokens):
         raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
     turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
     if len(logprobs) != len(loss_mask):
@@ -208,7 +212,8 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
         )
 
 
-def _crc32(tokens: Sequence[int]) -> int:
+def tokens_crc32(tokens: Sequence[int]) -> int:
+    """A checksum of token ids."""
     return zlib.crc32(orjson.dumps(list(tokens)))
 
 

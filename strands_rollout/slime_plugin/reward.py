@@ -7,9 +7,10 @@ import functools
 import logging
 import os
 import reprlib
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, RolloutError, foreign_code
@@ -17,12 +18,14 @@ from strands_rollout.grading import Grade, grade, last_assistant_text, slime_exa
 from strands_rollout.samples import (
     METADATA_KEY,
     PART_PREFIX,
+    REWARD_AHEAD_KEY,
     REWARD_DETAILS_KEY,
     SCORE_KEY,
     SampleLike,
     episode_facts,
     fan_out_part,
     rollout_id_of,
+    statuses_of,
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
@@ -35,6 +38,7 @@ _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for l
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
+_OWN_PATHS: Final = ("strands_rollout.reward_func", f"{__name__}.reward_func")
 _reported: set[str] = set()
 
 REWARD_FAILED: Final = "error"
@@ -143,10 +147,24 @@ def _fan_out(sample: object) -> tuple[Hashable, int | None]:
     return None, None
 
 
+async def grade_ahead(args: object, sample: SampleLike) -> None:
+    """Grade a sample in an episode worker, if slime asks this reward function for it next, which then finds it."""
+    path = getattr(sample, "custom_rm_path", None) or getattr(args, "custom_rm_path", None)
+    is_asked = path in _OWN_PATHS and not getattr(args, "group_rm", False) and sample.reward is None
+    if is_asked and sample.status is not statuses_of(sample).ABORTED:
+        began = time.monotonic()
+        details = await _reward(args, sample)
+        ahead = {REWARD_AHEAD_KEY: details, "score_s": time.monotonic() - began}
+        sample.metadata[METADATA_KEY] = {**episode_facts(sample), **ahead}
+
+
 async def _reward(args: object, sample: object) -> RewardDict:
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
+            facts = episode_facts(sample)
+            if REWARD_AHEAD_KEY in facts and isinstance(facts, dict):
+                return cast("RewardDict", facts.pop(REWARD_AHEAD_KEY))
             ours = getattr(args, "strands_rollout", None)
             options = ours.get("reward") if isinstance(ours, Mapping) else None
             settings = reward_settings(options)

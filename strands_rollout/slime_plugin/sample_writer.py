@@ -175,6 +175,11 @@ def _lacks(sample: SampleLike, name: str) -> bool:
     return hasattr(sample, name) and getattr(sample, name) is None
 
 
+def is_unfinished(sample: SampleLike) -> bool:
+    """Whether its episode will go on later, or was left in the middle."""
+    return sample.status in (statuses_of(sample).ABORTED, statuses_of(sample).PENDING)
+
+
 def exclude_from_training(sample: SampleLike) -> None:
     """Keep the tokens, train none: slime trains FAILED samples like completed ones unless told not to."""
     sample.loss_mask = [0] * sample.response_length

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 # the first is the newest slime's, the second that of releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
+DRIVERS_STATE: Final = "strands_rollout_drivers_state"
+"""Of the args in an episode worker: slime's state in the driver, as far as it was told."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 _untraced: set[tuple[str, type[Exception]]] = set()
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
@@ -234,6 +236,24 @@ def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - 
         record.update(_slimes_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
 
 
+def open_spans(sample: object) -> object:
+    """The open spans of slime's trace where this is called, for `within_spans` in another process."""
+    found: object = None
+    if is_slime_sample(sample):
+        with _tracing("read the open spans"):
+            found = _slimes_trace()._TRACE_STACK.get()
+    return found
+
+
+@contextmanager
+def within_spans(spans: object) -> Iterator[None]:
+    """Let spans of the block be children of those that were open elsewhere."""
+    if spans is not None:
+        with _tracing("take over open spans"):
+            _slimes_trace()._TRACE_STACK.set(spans)
+    yield
+
+
 @contextmanager
 def _tracing(step: str) -> Iterator[None]:
     """Keeps a trace from failing an episode; each kind of error is logged once per process."""
@@ -266,8 +286,11 @@ def _slimes_trace() -> ModuleType:
 def slimes_state(args: SlimeArgs, sample: object = None) -> object:
     """Slime's process-wide state where its rollout has made it; None elsewhere, and for a sample that is not slime's.
 
-    It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack.
+    It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack. In an
+    episode worker it is what the driver has told of it.
     """
+    if (told := getattr(args, DRIVERS_STATE, None)) is not None:
+        return told
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
     if state_class is None or (sample is not None and not is_slime_sample(sample)):
         return None

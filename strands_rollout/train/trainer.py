@@ -34,19 +34,23 @@ from strands_rollout.integrations.wandb import check_wandb
 from strands_rollout.samples import Sample, episode_facts, kept, reward_details
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config
+from strands_rollout.slime_plugin.metrics import write_step_dump
 from strands_rollout.slime_plugin.reward import NO_JUDGE
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-from strands_rollout.slime_plugin.transcripts import write_step_dump
 from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
-from strands_rollout.train.reporting import NOT_DRAWN, TrainingProgress, WandbLog, can_draw, draw_run
 from strands_rollout.train.rollouts import AbortFlag, LogprobGap, RolloutCollector, StepBatch, TrainingMethod, check_gap
 from strands_rollout.train.run_folder import (
+    NOT_DRAWN,
     POLICY_FILE,
     RunState,
     StepLog,
     StepRecord,
     TrainFolder,
+    TrainingProgress,
+    WandbLog,
+    can_draw,
+    draw_run,
     read_steps,
     with_end,
 )

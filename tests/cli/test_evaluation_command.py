@@ -113,7 +113,7 @@ async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer:
 def test_defaults_are_those_of_the_engine(base_url, expected, monkeypatch) -> None:
     from typer import Exit
 
-    from strands_rollout.cli.evaluate import evaluate
+    from strands_rollout.cli.commands import evaluate
 
     seen: list[Any] = []
     monkeypatch.setattr("strands_rollout.evaluation.run.run_evaluation", lambda options: seen.append(options) or 0)

@@ -8,7 +8,7 @@ from harness import ANSWER, args_for, run
 
 from strands_rollout import Sample, log_eval, log_rollout
 from strands_rollout.dump import read_dump
-from strands_rollout.slime_plugin.transcripts import write_step_dump
+from strands_rollout.slime_plugin.metrics import write_step_dump
 
 
 def args(tokenizer: Any, **settings: Any) -> Any:

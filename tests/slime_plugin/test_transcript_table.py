@@ -4,7 +4,7 @@ from typing import Any
 
 from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
-from strands_rollout.slime_plugin.transcripts import (
+from strands_rollout.slime_plugin.metrics import (
     COLUMNS,
     MAX_LABEL_CHARS,
     MAX_PROMPT_CHARS,

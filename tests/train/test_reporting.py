@@ -16,8 +16,7 @@ from rich.console import Console
 
 from experiments.curves import curve_of
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.reporting import TrainingProgress, check_wandb, draw_run
-from strands_rollout.train.run_folder import StepRecord
+from strands_rollout.train.run_folder import StepRecord, TrainingProgress, check_wandb, draw_run
 
 
 def test_without_a_terminal_each_step_is_a_line() -> None:
@@ -48,7 +47,7 @@ KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 STEPS = """
 from pathlib import Path
 
-from strands_rollout.train.reporting import WandbLog
+from strands_rollout.train.run_folder import WandbLog
 
 with WandbLog(Path("run"), {"seed": 3, "rollout": "tito"}) as log:
     for step in range(3):

@@ -1,0 +1,138 @@
+"""The benchmark of episode workers: what an episode costs its driver, how much more workers play, how late its loop is.
+
+A scripted engine in a process of its own answers at once, and the tool knows the results, so that workers are all the
+work there is. Every token of every episode is checked.
+"""
+
+import asyncio
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any, Final
+
+from strands import tool
+
+from benchmarks.client import REPOSITORY, scripted_engine
+from benchmarks.measuring import LoopLag, percentile, usable_cores
+from benchmarks.script import Script, load_scripts, save_scripts, write_scripts
+from benchmarks.variants import Played, WrongEpisodeError, check_played, sampling_params
+from strands_rollout import Sample, generate
+from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from strands_rollout.settings import SYSTEM_PROMPT
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.slime_plugin.workers import workers_here
+
+_SCRIPTS: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # names the file of scripts in the workers' environment too
+OnStep = Callable[[str, int, int], None]
+
+
+@functools.cache
+def _results() -> dict[str, str]:
+    scripts = load_scripts(Path(os.environ[_SCRIPTS]))
+    return {turn.code: turn.result for script in scripts for turn in script.turns if turn.code}
+
+
+@tool(name=CODE_TOOL_NAME, description=CODE_TOOL_DESCRIPTION, inputSchema={"json": CODE_TOOL_SCHEMA})
+async def known_result(code: str) -> str:
+    """The result that the script has for this code."""
+    return _results()[code]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """One measurement; 0 workers is the process that calls `generate`.
+
+    Attributes:
+        driver_cpu_ms: Of the driver's process, all threads, per episode.
+        episodes_per_s: By the wall clock.
+        driver_lag_p99_ms: How late timers of the driver's loop were.
+    """
+
+    workers: int
+    episodes: int
+    concurrency: int
+    tool_turns: int
+    driver_cpu_ms: float
+    episodes_per_s: float
+    driver_lag_p50_ms: float
+    driver_lag_p99_ms: float
+
+
+def measure(
+    counts: Sequence[int], sizes: Sequence[int], *, turns: int, rounds: int, tokenizer_dir: Path, on_step: OnStep
+) -> dict[str, Any]:
+    """Figures for each number of workers and of episodes at once, round by round.
+
+    Raises:
+        WrongEpisodeError: An episode is not what its script says.
+    """
+    steps = [(count, size) for _ in range(rounds) for size in sizes for count in counts]
+    found = []
+    with TemporaryDirectory(prefix="strands-rollout-bench-") as folder:
+        path = Path(folder, "scripts.json")
+        save_scripts(write_scripts(load_tokenizer(str(tokenizer_dir)), turns), path)
+        os.environ[_SCRIPTS] = str(path)
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        scripts = load_scripts(path)
+        with scripted_engine([path], core=None) as port:
+            for number, (count, size) in enumerate(steps):
+                on_step(f"{count} workers, {size} episodes at once", number, len(steps))
+                ray: AbstractContextManager[None] = workers_here(count) if count else nullcontext()
+                with ray:
+                    found.append(asyncio.run(_measured(count, size, port, tokenizer_dir, scripts)))
+    return {"cores": len(usable_cores()), "measurements": [asdict(one) for one in found]}
+
+
+async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: Sequence[Script]) -> WorkerFigures:
+    args = SimpleNamespace(
+        hf_checkpoint=str(tokenizer),
+        sglang_router_ip="127.0.0.1",
+        sglang_router_port=port,
+        strands_rollout={
+            "max_tool_iterations": None,
+            "tools": [f"{__name__}.known_result"],
+            "system_prompt": SYSTEM_PROMPT,
+            "episode_workers": count,
+            **json.loads(os.environ.get("MORE", "{}")),
+        },
+    )
+    params = sampling_params()
+
+    done: list[tuple[Script, Sample]] = []
+
+    async def play(script: Script) -> None:
+        sample = Sample(prompt=[{"role": "user", "content": script.question}], label="144")
+        sample = await generate(args, sample, params)
+        if sample.status is not Sample.Status.COMPLETED:
+            raise WrongEpisodeError(f"the sample is {sample.status.name}: {sample.metadata}")
+        done.append((script, sample))
+
+    async def play_all(episodes: int) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(episodes):
+                group.create_task(play(scripts[number % len(scripts)]))
+
+    await play_all(max(8, 4 * count))  # starts workers, and all that they load
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    with LoopLag() as lag:
+        await play_all(size)
+    cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    for script, sample in done:
+        check_played(Played(sample.tokens, sample.loss_mask or [], sample.rollout_log_probs, sample), script)
+    return WorkerFigures(
+        workers=count,
+        episodes=size,
+        concurrency=size,
+        tool_turns=scripts[0].tool_turns,
+        driver_cpu_ms=cpu_s / size * 1e3,
+        episodes_per_s=size / wall_s,
+        driver_lag_p50_ms=percentile(lag.lags_ms, 0.5) or 0.0,
+        driver_lag_p99_ms=percentile(lag.lags_ms, 0.99) or 0.0,
+    )

@@ -1,0 +1,492 @@
+"""One episode worker: a Ray actor that plays episodes with `generate`'s own code; where it is, what crosses its border.
+
+Samples travel pickled, their large arrays beside them, so that Ray shares those without a copy. The lists of a filled
+sample travel as arrays. Records of an episode's steps go to the driver in batches; a turn's tools run when the driver
+has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import pickle
+import platform
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from strands_rollout import __version__
+from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.files import EpisodeRecords, RecordLog, left_in
+from strands_rollout.samples import SampleLike, SlimeArgs
+from strands_rollout.settings import EpisodeWorkers, settings_from_args
+from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.inputs import named_faults
+from strands_rollout.slime_plugin.reward import grade_ahead
+from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE, within_spans
+from strands_rollout.user_code import search_beside
+
+Ray: TypeAlias = Any
+"""The module, or a handle of an actor: Ray's own types are of little use."""
+Packed = tuple[bytes, list[Any]]
+"""A pickled value, and the buffers of its large arrays."""
+Left = tuple[Sequence[bytes], bool]
+"""Records of an attempt whose worker died, and whether calls may have begun; see `journal.Kept`."""
+Aborted = tuple[Sequence[int], tuple[bool, bool]]
+"""Keys of episodes, and whether slime is aborting and whether the setting's `should_abort` says so."""
+_DRIVERS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are the driver's
+_LOG_LINES: Final = 20
+_IN_BAND_BYTES: Final = 64_000
+_LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are many
+_WAIT_FOR_EACH_S: Final = 0.002
+_BATCH_BYTES: Final = 1_000_000
+_HEARTBEAT_S: Final = 1.0
+_MOST_ARGS: Final = 8
+_ARRAYS: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
+_INPUTS: Final = ("prompt", "multimodal_inputs")  # large, and not sent back as they came
+
+
+def packed(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
+    """A value as it crosses the border."""
+    buffers: list[Any] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        with buffer.raw() as raw:
+            if raw.nbytes < _IN_BAND_BYTES:
+                return True
+        buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
+        return False
+
+    return dumps(value, protocol=5, buffer_callback=keep), buffers
+
+
+def unpacked(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever was packed
+    """The value; its large arrays are read-only, since Ray shares their memory."""
+    return pickle.loads(data, buffers=buffers)  # noqa: S301 - the job's own
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An episode to play.
+
+    Attributes:
+        key: Of the episode, in one driver.
+        args: Number of slime's args, which were sent before.
+        spans: slime's open spans in the driver.
+    """
+
+    key: int
+    args: int
+    sample: SampleLike
+    sampling_params: Mapping[str, Any]
+    evaluation: bool
+    spans: object
+
+
+class Handed(NamedTuple):
+    """A call, packed, on its way to a worker.
+
+    Attributes:
+        left: What an attempt has left whose worker died.
+        told: Whether slime is aborting, and whether the setting's `should_abort` says so; None without one.
+    """
+
+    key: int
+    data: bytes
+    buffers: Sequence[Any]
+    left: Left
+    told: tuple[bool, bool | None]
+
+
+class Result(NamedTuple):
+    """What became of a call: the filled samples' fields, packed, or why there are none."""
+
+    key: int
+    error: str | None
+    data: bytes
+    buffers: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a worker that has started says of itself; `faults` are the settings' names that can't be used there."""
+
+    pid: int
+    host: str
+    node: str
+    log: str
+    folder: str
+    versions: Mapping[str, str]
+    faults: Sequence[str] = ()
+
+
+@dataclass(slots=True)
+class _Running:
+    """An episode on its way, and slime's state in the driver as far as it is known here."""
+
+    task: asyncio.Task[None]
+    state: SimpleNamespace
+
+
+class _Outbox:
+    """Records and results on their way to the driver, in batches: a message costs the same for one as for many."""
+
+    def __init__(self) -> None:
+        self._records: list[tuple[int, bytes]] = []
+        self._results: deque[Result] = deque()
+        self._filled = asyncio.Event()
+        self._uncommitted: list[asyncio.Future[None]] = []
+        self._sent: list[asyncio.Future[None]] = []
+        self._wait_s = 0.0
+
+    def add(self, key: int, record: bytes) -> None:
+        """Have a record sent."""
+        self._records.append((key, record))
+        self._filled.set()
+
+    def add_result(self, result: Result) -> None:
+        """Have a result sent."""
+        self._results.append(result)
+        self._filled.set()
+
+    async def commit(self) -> None:
+        """Return when the driver has all records so far."""
+        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._uncommitted.append(kept)
+        await kept
+
+    async def batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
+        """What is next, nothing after a while; when it is asked for again, the driver has the last batch."""
+        for kept in self._sent:
+            if not kept.done():
+                kept.set_result(None)
+        self._sent = []
+        try:
+            async with asyncio.timeout(_HEARTBEAT_S):
+                await self._filled.wait()
+        except TimeoutError:
+            return [], []
+        await asyncio.sleep(self._wait_s)
+        self._wait_s = min(_LONGEST_WAIT_S, (len(self._records) + len(self._results)) * _WAIT_FOR_EACH_S)
+        records, self._records, self._sent, self._uncommitted = self._records, [], self._uncommitted, []
+        results, size = [], 0
+        while self._results and size < _BATCH_BYTES:  # one with large arrays goes alone, so that its memory is its own
+            results.append(self._results.popleft())
+            size += sum(len(buffer) for buffer in results[-1].buffers)
+        if not self._results:
+            self._filled.clear()
+        return records, results
+
+
+@dataclass(slots=True)
+class _Relay:
+    """Keeps an episode's records in a file, for when this process dies, and in the driver, for when the node is lost.
+
+    See `journal.Kept`. Until an attempt has a record, which is whole, the driver keeps those of the last one.
+    """
+
+    outbox: _Outbox
+    key: int
+    records: Sequence[bytes]
+    may_have_acted: bool
+    file: EpisodeRecords
+    is_certain: bool = field(default=True, init=False)
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self.file.begin()
+
+    def write(self, record: bytes) -> None:
+        """Write a record, and send it."""
+        self.file.write(record)
+        self.outbox.add(self.key, record)
+
+    async def write_before_tools(self, record: bytes) -> None:
+        """Send a record; write it when the driver has it, so that the file tells whether the tools may have begun."""
+        self.outbox.add(self.key, record)
+        await self.outbox.commit()
+        self.file.write(record)
+
+    def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver has the sample next
+        """Remove the file."""
+        self.file.close(keep=False)
+
+
+class EpisodeWorker:
+    """All methods run on one event loop, any number of them at a time."""
+
+    def __init__(self, number: int, pool: str, log_level: int) -> None:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it speaks of torch
+        self._number = number
+        self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
+        self._log = RecordLog(self._folder)
+        self._log_level = log_level
+        self._args: dict[int, Any] = {}
+        self._has_args = asyncio.Condition()
+        self._running: dict[int, _Running] = {}
+        self._outbox = _Outbox()
+        self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
+
+    async def hello(self, number: int, args: bytes) -> Greeting:
+        """Get ready for these args; not in the constructor, whose errors Ray buries."""
+        logging.basicConfig(
+            level=self._log_level, format=f"[episode worker {self._number}] %(levelname)s %(name)s: %(message)s"
+        )
+        await self.set_args(number, args)
+        given = self._args[number]
+        search_beside(getattr(given, "custom_config_path", None))
+        ray = importlib.import_module("ray")
+        versions = {"python": platform.python_version(), "ray": ray.__version__, "strands-rollout": __version__}
+        faults = [f"{name}: {error}" for name, error in await named_faults(settings_from_args(given))]
+        node = ray.get_runtime_context().get_node_id()
+        host = ray.util.get_node_ip_address()
+        return Greeting(os.getpid(), host, node, _log_path(), str(self._folder), versions, faults)
+
+    async def set_args(self, number: int, args: bytes) -> None:
+        """Take slime's args; those of the episodes that follow."""
+        async with self._has_args:
+            self._args[number] = pickle.loads(args)  # noqa: S301 - the job's own
+            for old in sorted(self._args)[:-_MOST_ARGS]:
+                del self._args[old]
+            self._has_args.notify_all()
+
+    async def hand(
+        self,
+        handed: Sequence[Handed],
+        aborted: Sequence[tuple[Sequence[int], tuple[bool, bool]]],
+        cancelled: Sequence[int],
+    ) -> None:
+        """Begin episodes; let others know that the rollout is being aborted; end those whose callers were cancelled.
+
+        Args:
+            handed: Episodes.
+            aborted: Those that are being aborted.
+            cancelled: Keys of episodes.
+        """
+        for one in handed:
+            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1])
+            task = asyncio.create_task(self._run(one, state))
+            self._running[one.key] = _Running(task, state)
+            task.add_done_callback(functools.partial(self._forget, one.key))
+        for keys, (own, asked) in aborted:
+            for state in (self._running[key].state for key in keys if key in self._running):
+                state.aborted, state.asked = state.aborted or own, None if state.asked is None else asked
+        for key in cancelled:
+            if key in self._running:
+                self._running[key].task.cancel()
+
+    async def _run(self, handed: Handed, state: SimpleNamespace) -> None:
+        """Play an episode, and have its result sent; none of one that was cancelled."""
+        with foreign_code("what can't be unpickled, or pickled again, may raise anything") as outcome:
+            call: Call = unpacked(handed.data, handed.buffers)
+            self._outbox.add_result(Result(handed.key, None, *await self._play(call, state, handed.left)))
+        if outcome.error is not None:
+            error = f"{type(outcome.error).__name__}: {outcome.error}"
+            self._outbox.add_result(Result(handed.key, error, b"", []))
+
+    def _forget(self, key: int, _task: asyncio.Task[None]) -> None:
+        self._running.pop(key, None)
+
+    async def _play(self, call: Call, state: SimpleNamespace, left: Left) -> Packed:
+        async with self._has_args:
+            await self._has_args.wait_for(lambda: call.args in self._args)
+        args = copy.copy(self._args[call.args])
+        setattr(args, DRIVERS_STATE, state)
+        if state.asked is not None:
+            args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.asked}
+        sample, relay = call.sample, _Relay(self._outbox, call.key, *left, self._log.open(str(call.key)))
+        inputs = {name: getattr(sample, name, None) for name in _INPUTS}
+        with within_spans(call.spans):
+            given = await play_sample(args, sample, call.sampling_params, evaluation=call.evaluation, kept=relay)
+            samples = given if isinstance(given, list) else [given]
+            await grade_ahead(args, samples[0])
+        return packed((isinstance(given, list), [_fields(one, inputs) for one in samples]))
+
+    async def collect(self) -> tuple[list[tuple[int, bytes]], list[Result], float]:
+        """The next records and results, and the share of a CPU that this process has used since the last ones."""
+        records, results = await self._outbox.batch()
+        cpu_s, now = time.process_time(), time.monotonic()
+        busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)
+        self._cpu_s, self._measured_at = cpu_s, now
+        return records, results, busy
+
+    async def left(self, folder: str) -> dict[int, Sequence[bytes]]:
+        """What episodes of a process that died on this node have left in its folder, which is removed."""
+        return {int(key): records for key, records in left_in(Path(folder)).items()}
+
+
+def _log_path() -> str:
+    try:
+        return os.readlink("/proc/self/fd/2")  # noqa: PTH115 - it may be no file
+    except OSError:
+        return ""
+
+
+def _session_folder() -> Path:
+    """Ray's folder of this session, in which its logs are too."""
+    logs = Path(_log_path()).parent
+    return logs.parent if logs.name == "logs" else Path(tempfile.gettempdir())
+
+
+def _fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of a filled sample, its lists as arrays."""
+    values = {name: value for name, value in vars(sample).items() if name not in inputs or value is not inputs[name]}
+    for name, kind in _ARRAYS.items():
+        if isinstance(values.get(name), list):
+            values[name] = np.array(values[name], dtype=kind)
+    return values
+
+
+def fill(sample: SampleLike, values: dict[str, Any]) -> None:
+    """Set a sample's fields to what `_fields` gave."""
+    for name in _ARRAYS:
+        if isinstance(values.get(name), np.ndarray):
+            values[name] = values[name].tolist()
+    vars(sample).update(values)
+
+
+class SentArgs:
+    """slime's args as they were sent to workers."""
+
+    def __init__(self, args: SlimeArgs, number: int) -> None:
+        dumps = importlib.import_module("ray").cloudpickle.dumps
+        self.number = number
+        self._args = args  # held so that no others get their id
+        self._values = dict(vars(args))
+        self._settings = copy.deepcopy(
+            {name: value for name, value in self._values["strands_rollout"].items() if name not in _DRIVERS}
+        )
+        with foreign_code("whatever a user's values raise when they are pickled") as outcome:
+            sent = copy.copy(args)
+            sent.strands_rollout = self._settings  # type: ignore[attr-defined]
+            self.data: bytes = dumps(sent)
+        if outcome.error is not None:
+            values = {**self._values, "strands_rollout": None}
+            values |= {f"strands_rollout.{name}": value for name, value in self._settings.items()}
+            raise ConfigError(
+                f"slime's args can't be sent to episode workers: {what_is_unpicklable(values, dumps)}; expected values "
+                "that pickle takes, such as a dotted path in place of an object, or episode_workers: 0"
+            ) from outcome.error
+
+    def is_of(self, args: SlimeArgs) -> bool:
+        """Whether args are these, unchanged."""
+        with foreign_code("arrays among the values can't be compared"):
+            values = vars(args)
+            settings = {name: value for name, value in values["strands_rollout"].items() if name not in _DRIVERS}
+            return args is self._args and values == self._values and settings == self._settings
+        return False
+
+
+def what_is_unpicklable(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
+    """Which of these values can't be pickled, and why."""
+    for name, value in values.items():
+        with foreign_code("whatever a value raises when it is pickled") as outcome:
+            dumps(value)
+        if outcome.error is not None:
+            return f"got {name} of type {type(value).__name__} ({outcome.error})"
+    return "got what can't be pickled"
+
+
+def connected_ray() -> Ray:
+    """Ray, to whose cluster this process is connected.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError(
+            "episode_workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'; or set "
+            "episode_workers: 0"
+        )
+    import ray
+
+    if not ray.is_initialized():
+        raise ConfigError(
+            "episode_workers needs a Ray cluster, and this process is connected to none: slime's jobs are; elsewhere "
+            "call ray.init() first, or give `strands-rollout eval` and `train` the option --workers; or set "
+            "episode_workers: 0"
+        )
+    return ray
+
+
+def places_for(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
+    """For each worker the node that it must be on, or None where Ray may choose.
+
+    Raises:
+        ConfigError: There are fewer places than workers.
+    """
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    count = setting.count if setting.count is not None else len(nodes) * (setting.per_node or 1)
+    free = ray.available_resources()
+    wanted = {"CPU": setting.cpus, **setting.resources}
+    fit = [int(free.get(name, 0.0) / each + 1e-6) for name, each in wanted.items() if each > 0]
+    room = min(fit, default=count)
+    if setting.per_node is not None:
+        room = min(room, setting.per_node * len(nodes))
+    if room < count:
+        total = ray.cluster_resources().get("CPU", 0.0)
+        raise ConfigError(
+            f"got episode_workers for {count} workers of {wanted}, at most {setting.per_node or 'any number'} on a "
+            f"node; the Ray cluster has {len(nodes)} nodes with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are "
+            f"free (engines, trainer and others hold the rest), which is room for {room}. Set a count of {room} or "
+            "less, less cpus for each, or give Ray more CPUs (ray start --num-cpus)"
+        )
+    if setting.per_node is None:
+        return [None] * count
+    ids = [node["NodeID"] for _ in range(setting.per_node) for node in nodes]
+    return list(ids[:count])
+
+
+def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
+    """Ray's options for a worker's actor."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    # where a node is lost, its workers may start on another
+    placing = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+    return {
+        "num_cpus": setting.cpus,
+        "resources": setting.resources or None,
+        "max_restarts": 0,
+        "max_task_retries": 0,
+        "max_concurrency": 100_000,
+        "scheduling_strategy": placing,
+        **({"runtime_env": {"env_vars": dict(setting.env)}} if setting.env else {}),
+    }
+
+
+def check_greeting(greeting: Greeting, ray: Ray) -> None:
+    """Raise ConfigError where a worker's node has other versions, or lacks what the settings name."""
+    here = {"ray": ray.__version__, "strands-rollout": __version__}
+    other = [f"{name} {greeting.versions[name]}" for name, own in here.items() if greeting.versions[name] != own]
+    if other:
+        wanted = ", ".join(f"{name} {version}" for name, version in here.items())
+        raise ConfigError(f"the node {greeting.host} has {' and '.join(other)}; expected {wanted}, as here")
+    if greeting.faults:
+        names = "\n  ".join(greeting.faults)
+        raise ConfigError(
+            f"the settings name what can't be used on the node {greeting.host}; install it there, or have Ray bring it "
+            f"(runtime_env: py_modules, or env_vars with PYTHONPATH):\n  {names}"
+        )
+
+
+def log_tail(greeting: Greeting | None) -> str:
+    """The end of a worker's log, or where it is."""
+    if greeting is None:
+        return "it has said nothing yet"
+    try:
+        lines = Path(greeting.log).read_text(errors="replace").splitlines()
+    except OSError:
+        return f"it is on the node {greeting.host}, in {greeting.log or 'Ray session logs'}"
+    return "\n".join(lines[-_LOG_LINES:]) or "it is empty"

@@ -1,0 +1,605 @@
+"""Episode workers in the driver, which is the process that calls `generate`: it hands episodes to actors on Ray.
+
+Each episode goes to the worker that has least to do. The driver keeps the records of its steps, so that another worker
+continues it where one dies. All that Ray is asked happens in one thread with an event loop of its own; callers wait in
+theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import importlib
+import importlib.util
+import itertools
+import json
+import logging
+import os
+import pickle
+import threading
+import time
+import uuid
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Coroutine, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from strands_rollout.code_tool.ray import describe
+from strands_rollout.errors import (
+    ConfigError,
+    EngineAbortedError,
+    FailedGroupsError,
+    LostEpisodeError,
+    RolloutError,
+    foreign_code,
+)
+from strands_rollout.files import EpisodeRecords
+from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
+from strands_rollout.settings import EpisodeWorkers, RolloutSettings
+from strands_rollout.slime_plugin import slime_adapter
+from strands_rollout.slime_plugin.journal import open_journal
+from strands_rollout.slime_plugin.reward_groups import failed_groups_of
+from strands_rollout.slime_plugin.sample_writer import is_unfinished
+from strands_rollout.slime_plugin.worker import (
+    Call,
+    EpisodeWorker,
+    Greeting,
+    Handed,
+    Ray,
+    Result,
+    SentArgs,
+    actor_options,
+    check_greeting,
+    connected_ray,
+    fill,
+    log_tail,
+    packed,
+    places_for,
+    unpacked,
+    what_is_unpicklable,
+)
+
+logger = logging.getLogger(__name__)
+_START_LIMIT_S: Final = 120.0
+_RETRY_START_S: Final = 30.0  # after which a start that failed is tried again
+_ABORT_POLL_S: Final = 0.05
+_MOST_DEATHS: Final = 5
+_DEATHS_WITHIN_S: Final = 60.0
+_MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
+_LEFT_LIMIT_S: Final = 10.0
+_TELL_AFTER_S: Final = 0.005
+_MOST_GROUPS: Final = 4096
+_MOST_ARGS: Final = 8
+_GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
+_SMOOTHING: Final = 0.1
+
+
+class WorkersLostError(FailedGroupsError):
+    """An episode worker dies again and again."""
+
+
+async def play_elsewhere(
+    args: SlimeArgs,
+    sample: SampleLike,
+    sampling_params: Mapping[str, Any],
+    settings: RolloutSettings,
+    *,
+    evaluation: bool,
+) -> SampleLike | list[SampleLike]:
+    """As `generate`, in an episode worker.
+
+    Raises:
+        RolloutError: No worker can play it.
+        WorkersLostError: A worker dies again and again, which is to end the run.
+    """
+    pool = _pool_of(settings.episode_workers)
+    job = _Job(args, sample, settings.should_abort)
+    kept = settings.resume_aborted and settings.journal_dir is not None
+    job.file = open_journal(args, sample, sampling_params, evaluation=evaluation) if kept else None
+    try:
+        job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
+        filled = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
+    except WorkersLostError as e:
+        failed_groups_of(args).error = e  # for slime's fully-async rollout, which loses what is raised here
+        raise
+    finally:
+        if job.file is not None:
+            job.file.close(keep=is_unfinished(sample))
+    return _filled(job, filled)
+
+
+def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
+    """The caller's sample with what the worker gave, and its siblings; aborted where no worker had begun."""
+    sample = job.sample
+    if result is None:
+        if not slime_adapter.may_return_aborted(job.args, sample):
+            raise EngineAbortedError("the rollout was aborted before an episode worker had a place")
+        sample.status = statuses_of(sample).ABORTED
+        return sample
+    is_list, (own, *others) = unpacked(result.data, result.buffers)
+    fill(sample, own)
+    facts = episode_facts(sample)
+    if isinstance(facts, dict):
+        facts["queue_s"] = job.queue_s
+    siblings = []
+    for values in others:
+        siblings.append(copy.copy(sample))
+        vars(siblings[-1]).pop("trace", None)
+        fill(siblings[-1], values)
+    return [sample, *siblings] if is_list else sample
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """An episode that is handed to workers.
+
+    Attributes:
+        done: Becomes what it came to; None where it was aborted before it had begun.
+        worker: Where it is played; None while it waits.
+        since: When it began to wait, or to be played.
+        records: Of its last attempt that has any.
+        fresh: Of this attempt, from its beginning, as far as they have come.
+        may_have_acted: Whether calls of their last turn may have begun; see `journal.Kept`.
+        told: What its worker knows of an abort: slime's, and the setting's.
+    """
+
+    args: SlimeArgs
+    sample: SampleLike
+    should_abort: str | Callable[[], bool] | None
+    key: int = 0
+    args_number: int = 0
+    call: tuple[bytes, list[Any]] = (b"", [])
+    file: EpisodeRecords | None = None
+    done: asyncio.Future[Result | None] | None = None
+    worker: _Worker | None = None
+    since: float = 0.0
+    records: list[bytes] = field(default_factory=list)
+    fresh: list[bytes] = field(default_factory=list)
+    may_have_acted: bool = True
+    told: tuple[bool, bool] = (False, False)
+    attempts: int = 0
+    queue_s: float = 0.0
+
+    @property
+    def group(self) -> Hashable:
+        """What its siblings share that begin with the same prompt."""
+        return getattr(self.sample, "group_index", None)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.done is None or self.done.done()
+
+    def aborts(self) -> tuple[bool, bool]:
+        """Whether slime is aborting, and whether the setting's `should_abort` says so."""
+        own = slime_adapter.is_aborting(self.args, self.sample)
+        return own, self.should_abort is not None and (
+            own or slime_adapter.is_aborting(self.args, self.sample, self.should_abort)
+        )
+
+    def end(self, outcome: Result | RolloutError | None) -> None:
+        """Let its caller have what it came to."""
+        if self.done is None or self.done.done():
+            return
+        if isinstance(outcome, RolloutError):
+            self.done.set_exception(copy.copy(outcome))  # each raise adds to a traceback
+        else:
+            self.done.set_result(outcome)
+
+    def begin_attempt(self, worker: _Worker) -> Handed:
+        """Give it to a worker; what that is handed."""
+        now = time.monotonic()
+        self.queue_s += now - self.since
+        self.since, self.worker, worker.jobs[self.key] = now, worker, self
+        if self.file is not None:
+            self.file.begin()
+        told = self.told[0], None if self.should_abort is None else self.told[1]
+        return Handed(self.key, *self.call, (self.records, self.may_have_acted), told)
+
+    def has_died(self, left: Sequence[bytes] | None) -> None:
+        """Count an attempt whose worker died, and has left these records in its file; it waits for another one then."""
+        # a turn is sent before its tools run, and written after that; a call's result the other way round
+        is_ahead = left is not None and len(self.fresh) > len(left)
+        fresh = self.fresh if left is None or is_ahead else [*left]
+        self.attempts = 0 if fresh else self.attempts + 1
+        if fresh:
+            self.records, self.may_have_acted = fresh, not is_ahead
+        self.fresh, self.since, self.worker = [], time.monotonic(), None
+        if self.attempts >= _MOST_ATTEMPTS:
+            self.end(LostEpisodeError(f"{self.attempts} episode workers died one after the other as they played it"))
+
+    def record(self, record: bytes) -> None:
+        """Keep a record of its steps."""
+        self.fresh.append(record)
+        if self.file is not None:
+            self.file.write(record)
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """A place of the pool, and the actor that has it now.
+
+    Attributes:
+        handed, aborted, cancelled: What the actor is told next; see `EpisodeWorker.hand`.
+    """
+
+    number: int
+    node: str | None  # that it must be on
+    actor: Ray = None
+    greeting: Greeting | None = None
+    is_ready: bool = False
+    jobs: dict[int, _Job] = field(default_factory=dict)
+    handed: list[Handed] = field(default_factory=list)
+    aborted: list[tuple[list[int], tuple[bool, bool]]] = field(default_factory=list)
+    cancelled: list[int] = field(default_factory=list)
+    has_args: set[int] = field(default_factory=set)
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_DEATHS))
+    restarts: int = 0
+    episodes: int = 0
+    busy: float = 0.0
+    episode_s: float = 0.0  # that one takes, smoothed
+
+    def __str__(self) -> str:
+        where = f" (process {self.greeting.pid} on {self.greeting.host})" if self.greeting else ""
+        return f"episode worker {self.number}{where}"
+
+    def count_episode(self, seconds: float) -> None:
+        """Count an episode that it has played."""
+        self.episodes += 1
+        self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
+
+    def rank(self) -> float:
+        """The lowest gets the next episode: a slow node's is ranked as if it had more of them."""
+        return (len(self.jobs) + 1) * (self.episode_s or 1.0)
+
+
+class WorkerPool:
+    """The workers of one setting. Coroutines run in the pool's own thread."""
+
+    def __init__(self, setting: EpisodeWorkers) -> None:
+        self._setting = setting
+        self._ray = connected_ray()
+        self._name = uuid.uuid4().hex  # tells its episodes from those of other pools
+        self._workers: list[_Worker] = []
+        self._queue: deque[_Job] = deque()
+        self._jobs: defaultdict[Hashable, dict[int, _Job]] = defaultdict(dict)  # by what decides on their abort
+        self._groups: OrderedDict[Hashable, _Worker] = OrderedDict()
+        self._numbers = itertools.count(1)
+        self._args: OrderedDict[int, SentArgs] = OrderedDict()
+        self._args_lock = threading.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._starting: asyncio.Task[None] | None = None
+        self.failed_at: float | None = None  # when no worker could be started
+        self._fault: RolloutError | None = None
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="episode-workers", daemon=True)
+        self._thread.start()
+
+    def packed_call(
+        self, job: _Job, sampling_params: Mapping[str, Any], *, evaluation: bool
+    ) -> tuple[bytes, list[Any]]:
+        """The job's `worker.Call`, packed.
+
+        Raises:
+            ConfigError: Something of it can't be pickled.
+        """
+        job.key, job.args_number, job.told = next(self._numbers), self._number_of(job.args), job.aborts()
+        spans = slime_adapter.open_spans(job.sample)
+        call = Call(job.key, job.args_number, job.sample, dict(sampling_params), evaluation, spans)
+        with foreign_code("whatever a sample's values raise when they are pickled") as outcome:
+            return packed(call)
+        raise ConfigError(
+            f"the sample can't be sent to an episode worker: {what_is_unpicklable(vars(job.sample), pickle.dumps)}; "
+            "expected values that pickle takes, or episode_workers: 0"
+        ) from outcome.error
+
+    async def play(self, job: _Job) -> Result | None:
+        """What a worker fills the job's sample with; None where it was aborted before a worker had begun."""
+        if self._fault is not None:
+            raise copy.copy(self._fault)
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+        job.done, job.since = self.loop.create_future(), time.monotonic()
+        asked = id(job.args), slime_adapter.is_slime_sample(job.sample), id(job.should_abort)
+        self._jobs[asked][job.key] = job
+        self._queue.append(job)
+        self._assign()
+        try:
+            return await job.done
+        finally:
+            del self._jobs[asked][job.key]
+            if not self._jobs[asked]:
+                del self._jobs[asked]
+            if job.worker is not None and job.key in job.worker.jobs:  # its caller was cancelled
+                del job.worker.jobs[job.key]
+                job.worker.cancelled.append(job.key)
+                self._tell_soon(job.worker)
+                self._assign()
+
+    async def close(self) -> None:
+        """End all workers; what they play is lost."""
+        for task in self._tasks:
+            task.cancel()
+        for worker in self._workers:
+            self._kill(worker)
+
+    def metrics(self) -> dict[str, float]:
+        """Of each worker: episodes and restarts so far, and the share of a CPU that it used lately."""
+        found: dict[str, float] = {}
+        for one in self._workers:
+            values = {"episodes": one.episodes, "restarts": one.restarts, "busy": one.busy}
+            found |= {f"workers/{one.number}/{name}": float(value) for name, value in values.items()}
+        return found
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+        self.loop.close()
+
+    def stop(self) -> None:
+        """End all workers and the pool's thread."""
+        with suppress(Exception):
+            asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+
+    def _number_of(self, args: SlimeArgs) -> int:
+        """The number under which workers know these args, as they are now."""
+        with self._args_lock:
+            held = self._args.get(id(args))
+            if held is None or not held.is_of(args):
+                number = next(self._numbers)
+                held = self._args[id(args)] = SentArgs(args, number)
+                while len(self._args) > _MOST_ARGS:
+                    self._args.popitem(last=False)
+            self._args.move_to_end(id(args))
+            return held.number
+
+    def _sent_args(self, number: int | None = None) -> SentArgs:
+        """The args of a number; the last without one."""
+        with self._args_lock:
+            return next(one for one in reversed(self._args.values()) if number in (None, one.number))
+
+    async def _start(self) -> None:
+        """Start all workers.
+
+        Raises:
+            ConfigError: There are fewer places than workers, or the settings name what is not there.
+            RolloutError: A worker does not start.
+        """
+        try:
+            places = await asyncio.to_thread(places_for, self._ray, self._setting)
+            self._workers = [_Worker(number, node) for number, node in enumerate(places)]
+            await asyncio.gather(*(self._greet(worker) for worker in self._workers))
+        except RolloutError as e:
+            self._fault, self.failed_at = e, time.monotonic()
+            logger.error("event=episode_workers_not_started error=%s", e)  # noqa: TRY400 - it speaks for itself
+            await self.close()
+            raise
+        for worker in self._workers:
+            self._spawn(self._keep(worker))
+        self._spawn(self._poll_aborts())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _greet(self, worker: _Worker) -> None:
+        """Make the worker's actor, and have it get ready."""
+        sent = self._sent_args()
+        level = logging.getLogger().getEffectiveLevel()
+        worker.has_args, worker.greeting = {sent.number}, None
+        with foreign_code("Ray may raise anything while it starts an actor") as outcome:
+            options = actor_options(self._setting, worker.node)
+            worker.actor = self._ray.remote(EpisodeWorker).options(**options).remote(worker.number, self._name, level)
+            async with asyncio.timeout(_START_LIMIT_S):
+                greeting: Greeting = await worker.actor.hello.remote(sent.number, sent.data)
+        if isinstance(outcome.error, TimeoutError):
+            raise RolloutError(
+                f"episode worker {worker.number} did not start within {_START_LIMIT_S:.0f} s; `ray list actors` says "
+                "whether it waits for resources or for its runtime environment, and Ray's logs why"
+            )
+        if outcome.error is not None:
+            raise RolloutError(f"episode worker {worker.number} can't start: {describe(outcome.error)}")
+        check_greeting(greeting, self._ray)
+        worker.greeting, worker.is_ready = greeting, True
+        self._assign()
+
+    async def _keep(self, worker: _Worker) -> None:
+        """Take what a worker sends while it lives, and start it again when it died."""
+        fault: object = None
+        while self._fault is None:
+            with foreign_code("whatever Ray raises here, the actor can't be reached any more") as outcome:
+                while worker.is_ready:
+                    records, results, worker.busy = await worker.actor.collect.remote()
+                    self._take(worker, records, results)
+            fault = outcome.error or fault
+            with foreign_code("a worker that can't be started again has died once more") as outcome:
+                await self._restart(worker, describe(fault))
+            fault = outcome.error
+
+    def _take(self, worker: _Worker, records: Sequence[tuple[int, bytes]], results: Sequence[Result]) -> None:
+        for key, record in records:
+            if key in worker.jobs:
+                worker.jobs[key].record(record)
+        for result in results:
+            job = worker.jobs.pop(result.key, None)
+            if job is None:
+                continue
+            worker.count_episode(time.monotonic() - job.since)
+            job.end(
+                result if result.error is None else RolloutError(f"{worker} could not play the episode: {result.error}")
+            )
+        if results:
+            self._assign()
+
+    async def _restart(self, worker: _Worker, cause: str) -> None:
+        worker.is_ready = False
+        self._kill(worker)  # an actor that Ray can't reach may still run
+        now, died, lost = time.monotonic(), worker.greeting, worker.jobs
+        worker.jobs, worker.handed, worker.aborted, worker.cancelled = {}, [], [], []
+        worker.deaths.append(now)
+        worker.restarts += 1
+        logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(lost), cause)
+        if len(worker.deaths) == _MOST_DEATHS and now - worker.deaths[0] < _DEATHS_WITHIN_S:
+            words = f"{worker} died {_MOST_DEATHS} times within {_DEATHS_WITHIN_S:.0f} s, the last time by: {cause}."
+            self._fail(WorkersLostError(f"{words} The end of its log:\n{log_tail(died)}"))
+            return
+        left: dict[int, Sequence[bytes]] = {}
+        try:
+            if self._near(died) is None:
+                await self._greet(worker)
+            if died is not None and (near := self._near(died)) is not None:
+                left = await self._left(near, died)
+        finally:
+            for key, job in lost.items():
+                job.has_died(left.get(key))
+            self._queue.extendleft(reversed(lost.values()))
+            self._assign()
+        if not worker.is_ready:
+            await self._greet(worker)
+
+    def _near(self, died: Greeting | None) -> _Worker | None:
+        """A worker on the node of one that died."""
+        ready = [(one, one.greeting) for one in self._workers if one.is_ready and one.greeting is not None]
+        return next((one for one, greeting in ready if died is not None and greeting.node == died.node), None)
+
+    async def _left(self, worker: _Worker, died: Greeting) -> dict[int, Sequence[bytes]]:
+        """What a dead process on the worker's node has left in its files; the driver lacks the end of it."""
+        with foreign_code("Ray may raise anything; the driver has most of it itself"):
+            async with asyncio.timeout(_LEFT_LIMIT_S):
+                found: dict[int, Sequence[bytes]] = await worker.actor.left.remote(died.folder)
+                return found
+        return {}
+
+    def _fail(self, error: RolloutError) -> None:
+        self._fault = error
+        logger.error("event=episode_workers_lost error=%s", error)
+        for jobs in self._jobs.values():
+            for job in jobs.values():
+                job.end(error)
+        self._queue.clear()
+        for worker in self._workers:
+            worker.is_ready = False
+            self._kill(worker)
+
+    def _kill(self, worker: _Worker) -> None:
+        with suppress(Exception):  # it is gone already where Ray can't find it
+            self._ray.kill(worker.actor, no_restart=True)
+
+    def _assign(self) -> None:
+        """Give waiting jobs the free places, in their order."""
+        while self._queue:
+            job = self._queue[0]
+            worker = None if job.is_over else self._choose(job)
+            if worker is None and not job.is_over:
+                return
+            self._queue.popleft()
+            if worker is not None:
+                self._send_args(worker, job.args_number)
+                worker.handed.append(job.begin_attempt(worker))
+                self._tell_soon(worker)
+
+    def _choose(self, job: _Job) -> _Worker | None:
+        most = self._setting.max_episodes
+        free = [one for one in self._workers if one.is_ready and (most is None or len(one.jobs) < most)]
+        if not free:
+            return None
+        chosen = min(free, key=_Worker.rank)
+        if job.group is not None:
+            siblings = self._groups.get(job.group)
+            if siblings in free and siblings.rank() <= _GROUP_SLACK * chosen.rank():
+                chosen = siblings
+            self._groups[job.group] = chosen
+            if len(self._groups) > _MOST_GROUPS:
+                self._groups.popitem(last=False)
+        return chosen
+
+    def _tell_soon(self, worker: _Worker) -> None:
+        """Tell the actor, together with what comes in the next moment."""
+        if len(worker.handed) + len(worker.aborted) + len(worker.cancelled) == 1:
+            self.loop.call_later(_TELL_AFTER_S, self._tell, worker, worker.actor)
+
+    def _tell(self, worker: _Worker, actor: Ray) -> None:
+        if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
+            return
+        handed, aborted, cancelled = worker.handed, worker.aborted, worker.cancelled
+        worker.handed, worker.aborted, worker.cancelled = [], [], []
+        with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+            actor.hand.remote(handed, aborted, cancelled)
+
+    def _send_args(self, worker: _Worker, number: int) -> None:
+        if number not in worker.has_args:
+            worker.has_args.add(number)
+            with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+                worker.actor.set_args.remote(number, self._sent_args(number).data)
+
+    async def _poll_aborts(self) -> None:
+        """Tell workers of aborts; what waits and has not begun ends at once."""
+        while True:
+            await asyncio.sleep(_ABORT_POLL_S)
+            for jobs in [*self._jobs.values()]:
+                now = (False, False)
+                with foreign_code("a user's should_abort may raise anything"):
+                    now = next(iter(jobs.values())).aborts()
+                if any(now):
+                    self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+
+    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> None:
+        by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
+        for job in jobs:
+            job.told = told
+            if job.worker is not None:
+                by_worker[job.worker].append(job.key)
+            elif not job.records:
+                job.end(None)
+        for worker, keys in by_worker.items():
+            worker.aborted.append((keys, told))
+            self._tell_soon(worker)
+
+
+_POOLS: Final[dict[tuple[int, str], WorkerPool]] = {}
+_POOLS_LOCK: Final = threading.Lock()
+
+
+def _pool_of(setting: EpisodeWorkers) -> WorkerPool:
+    key = os.getpid(), json.dumps(setting.model_dump(mode="json"), sort_keys=True)
+    with _POOLS_LOCK:
+        pool = _POOLS.get(key)
+        if pool is not None and pool.failed_at is not None and time.monotonic() - pool.failed_at > _RETRY_START_S:
+            pool.stop()
+            pool = None
+        if pool is None:
+            pool = _POOLS[key] = WorkerPool(setting)
+        return pool
+
+
+def pool_metrics() -> dict[str, float]:
+    """Of all workers of this process's pools; see `WorkerPool.metrics`."""
+    return {name: value for pool in list(_POOLS.values()) for name, value in pool.metrics().items()}
+
+
+def close_pools() -> None:
+    """End all workers of this process."""
+    with _POOLS_LOCK:
+        for pool in _POOLS.values():
+            pool.stop()
+        _POOLS.clear()
+
+
+@contextmanager
+def workers_here(count: int) -> Iterator[None]:
+    """Have a Ray of this machine alone, with room for so many workers, while the block lasts."""
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
+    import ray
+
+    ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
+    try:
+        yield
+    finally:
+        close_pools()
+        ray.shutdown()

@@ -1,0 +1,294 @@
+"""What is left of an episode whose process died, after any of its steps, and what another process makes of it."""
+
+import asyncio
+import copy
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import ANSWER, args_for, call_text, ids_of
+from strands import tool
+
+from strands_rollout import Sample, files, generate
+from strands_rollout.files import RecordLog
+from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+TWO = call_text("a", "work").replace("<|im_end|>", "\n") + call_text("b", "work")
+FAULTY = "<tool_call>\n{not json}\n</tool_call>\n" + call_text("fails", "work")
+TURNS = (TWO, FAULTY, call_text("c", "work"), ANSWER)
+TIMES = ("_s", "requests")
+SETTINGS = {"tools": [f"{__name__}.work"], "system_prompt": None}
+ran: list[str] = []
+
+
+@tool
+async def work(code: str) -> str:
+    """Do a job."""
+    await asyncio.sleep(0.001 * (code == "b"))
+    ran.append(code)
+    if code == "fails":
+        raise RuntimeError("not today")
+    if code == "dies" and os.environ.get("MAY_DIE"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"{code} is done"
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_run() -> None:
+    ran.clear()
+
+
+class Kept:
+    """Keeps records in a list."""
+
+    is_certain = True
+
+    def __init__(self, records=(), *, may_have_acted=True) -> None:
+        self.records = list(records)
+        self.may_have_acted = may_have_acted
+        self.written: list[bytes] = []
+        self.ran_by_then: list[list[str]] = []
+
+    def begin(self) -> None:
+        self.written.clear()
+
+    def write(self, record: bytes) -> None:
+        self.written.append(record)
+        self.ran_by_then.append([*ran])
+
+    async def write_before_tools(self, record: bytes) -> None:
+        self.write(record)
+
+    def close(self, *, keep: bool) -> None:
+        pass
+
+
+def new_sample(**fields: Any) -> Sample:
+    return Sample(prompt="What is 17 * 2?", label="34", index=3, session_id="one-episode", **fields)
+
+
+def script_for(tokenizer: Any, turns=TURNS):
+    """Answers with the turn whose number the request has tool results or prompts for."""
+    ids = [ids_of(tokenizer, text) for text in turns]
+
+    def reply(body: dict[str, Any], _number: int) -> Reply:
+        text = tokenizer.decode(body["input_ids"])
+        return Reply.tokens(ids[text.count("<|im_start|>assistant") - 1])
+
+    return reply
+
+
+async def play(tokenizer, sample=None, kept=None, settings=None, turns=TURNS, **args: Any) -> Sample:
+    sample = sample or new_sample()
+    async with FakeSGLang(script_for(tokenizer, turns), context_length=8192, weight_version="7") as fake:
+        given = args_for(fake.base_url, tokenizer, strands_rollout=SETTINGS | (settings or {}), **args)
+        params = {"temperature": 1.0, "max_new_tokens": 4096}
+        await play_sample(given, sample, params, evaluation=False, kept=kept)
+    assert fake.violations == []
+    return sample
+
+
+def without_times(sample: Sample) -> dict[str, Any]:
+    values = copy.deepcopy(sample.to_dict())
+    values.pop("non_generation_time")
+    facts = values["metadata"]["strands_rollout"]
+    calls = [{name: call[name] for name in ("id", "tool", "status")} for call in facts.pop("calls")]
+    kept = {name: value for name, value in facts.items() if not name.endswith(TIMES) and name != "resumes"}
+    values["metadata"]["strands_rollout"] = {**kept, "calls": calls}
+    return values
+
+
+async def test_after_each_step_another_process_gives_the_same_sample_and_runs_no_tool_twice(shipped_tokenizer) -> None:
+    kept = Kept()
+    whole = await play(shipped_tokenizer, kept=kept)
+    assert (whole.status, ran) == (Sample.Status.COMPLETED, ["a", "b", "fails", "c"])
+    assert len(kept.written) == 3 + 4  # turns with tools, and calls that ended
+    for count in range(1, len(kept.written) + 1):
+        ran[:] = kept.ran_by_then[count - 1]
+        again = await play(shipped_tokenizer, kept=Kept(kept.written[:count], may_have_acted=False))
+        assert ran == ["a", "b", "fails", "c"], count
+        assert without_times(again) == without_times(whole), count
+        assert again.metadata["strands_rollout"]["resumes"] == 1
+
+
+async def test_an_episode_is_continued_again_and_again_and_counts_it(shipped_tokenizer) -> None:
+    whole, kept = await play(shipped_tokenizer, kept=Kept()), Kept()
+    await play(shipped_tokenizer, kept=kept)
+    for attempt in range(1, 4):
+        kept = Kept(kept.written[: 1 + attempt], may_have_acted=False)
+        ran.clear()
+        again = await play(shipped_tokenizer, kept=kept)
+        assert again.metadata["strands_rollout"]["resumes"] == attempt
+        assert without_times(again) == without_times(whole)
+
+
+async def test_a_tool_that_may_have_acted_is_not_called_again_unless_the_settings_say_so(shipped_tokenizer) -> None:
+    kept = Kept()
+    await play(shipped_tokenizer, kept=kept)
+    for settings, status, calls in (({}, "failed", []), ({"repeat_interrupted_tools": True}, "completed", ["b"])):
+        ran.clear()
+        again = await play(shipped_tokenizer, kept=Kept(kept.written[:2]), settings=settings)
+        assert (again.status.value, ran[:1]) == (status, calls)
+        if not calls:
+            facts = again.metadata["strands_rollout"]
+            assert facts["stop_reason"] == "worker_error"
+            assert "died while tools ran (work)" in facts["error"]
+            assert "repeat_interrupted_tools" in facts["error"]
+            assert (again.remove_sample, sum(again.loss_mask or [])) == (True, 0)
+            again.reward = -1.0
+            assert contract_violations(again, decode=shipped_tokenizer.decode) == []
+
+
+async def test_code_without_a_session_is_run_again(shipped_tokenizer) -> None:
+    turns, kept = (call_text("print(34)"), ANSWER), Kept()
+    settings = {"tools": ["strands_rollout.tools.execute_python_code"], "executor": "subprocess"}
+    await play(shipped_tokenizer, kept=kept, settings=settings, turns=turns)
+    again = await play(shipped_tokenizer, kept=Kept(kept.written[:1]), settings=settings, turns=turns)
+    assert (again.status.value, again.metadata["strands_rollout"]["code"]["calls"]) == ("completed", 1)
+    in_session = settings | {"code_session": True, "executor": {"name": "local", "isolation": "rlimits"}}
+    lost = await play(shipped_tokenizer, kept=Kept(kept.written[:1]), settings=in_session, turns=turns)
+    assert lost.metadata["strands_rollout"]["stop_reason"] == "worker_error"
+
+
+class Nothing:
+    """An environment that does nothing."""
+
+
+@pytest.mark.parametrize(
+    ("settings", "args", "reason"),
+    [
+        ({"environment": f"{__name__}.Nothing"}, {}, "environment and resources are closed"),
+        ({}, {"use_rollout_routing_replay": True}, "replay data is lost"),
+    ],
+    ids=["environment", "replay"],
+)
+async def test_what_cant_be_continued_is_said_at_once_and_fails_with_the_reason(
+    shipped_tokenizer, settings, args, reason
+) -> None:
+    kept = Kept()
+    await play(shipped_tokenizer, kept=kept, settings=settings, **args)
+    assert [json.loads(record) for record in kept.written[1:]] == []
+    again = await play(shipped_tokenizer, kept=Kept(kept.written), settings=settings, **args)
+    facts = again.metadata["strands_rollout"]
+    assert (again.status.value, facts["stop_reason"]) == ("failed", "worker_error")
+    assert reason in facts["error"]
+
+
+async def test_damaged_records_fail_the_episode_they_are_known_to_be_of(shipped_tokenizer) -> None:
+    kept = Kept()
+    await play(shipped_tokenizer, kept=kept)
+    head, _, tail = kept.written[0].partition(b"\n")
+    for damaged in (b"{", head, head + b"\n" + tail[:-8], head.replace(b"stop", b"stoq") + b"\n" + tail):
+        again = await play(shipped_tokenizer, kept=Kept([damaged]))
+        assert "it can't be continued" in again.metadata["strands_rollout"]["error"], damaged[:80]
+
+
+CHILD = """
+import asyncio, json, sys
+from types import SimpleNamespace
+from strands_rollout import Sample, generate
+args, prompt = json.loads(sys.argv[1])
+sample = Sample(prompt=prompt, label="34", index=3, session_id="one-episode")
+asyncio.run(generate(SimpleNamespace(**args), sample, {"temperature": 1.0, "max_new_tokens": 4096}))
+"""
+
+
+@pytest.mark.parametrize("repeats", [True, False], ids=["repeated", "not repeated"])
+async def test_a_killed_run_continues_its_episodes_from_journal_dir(shipped_tokenizer, tmp_path, repeats) -> None:
+    turns = (TWO, call_text("dies", "work"), call_text("c", "work"), ANSWER)
+    settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": repeats}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    async with FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="7") as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        command = [sys.executable, "-c", CHILD, json.dumps([vars(args), new_sample().prompt])]
+        environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
+        child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
+        assert (child.returncode, len(fake.requests)) == (-signal.SIGKILL, 2)
+        sample = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
+        if repeats:
+            assert (ran, len(fake.requests)) == (["dies", "c"], 4)
+            whole = await play(shipped_tokenizer, turns=turns, settings={"repeat_interrupted_tools": True})
+            assert without_times(sample) == without_times(whole)
+        else:
+            assert (sample.metadata["strands_rollout"]["stop_reason"], len(fake.requests)) == ("worker_error", 2)
+        again = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
+        assert again.metadata["strands_rollout"]["resumes"] == 0  # an episode that is over is not continued
+
+
+def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:
+    log = RecordLog(tmp_path)
+    first, second = log.open("1"), log.open("2")
+    with pytest.raises(OSError, match="two episodes at once"):
+        log.open("1")
+    for number in range(3):
+        first.write(b"a%d" % number)
+        second.write(b"b%d" % number)
+    second.begin()  # a new attempt, whose first record stands for all before
+    second.write(b"c")
+    log.open("3").write(b"x")
+    first.close(keep=False)
+    second.close(keep=True)
+    assert _left(tmp_path) == {"2": [b"c"], "3": [b"x"]}
+
+
+def _left(folder: Path) -> dict[str, list[bytes]]:
+    """What another process would find."""
+    code = (
+        "import sys; from pathlib import Path; from strands_rollout.files import left_in;"
+        "print(left_in(Path(sys.argv[1])))"
+    )
+    copied = Path(tempfile.mkdtemp(), "copy")  # without its writer's lock
+    shutil.copytree(folder, copied)
+    done = subprocess.run([sys.executable, "-c", code, copied], check=True, capture_output=True, text=True)
+    return eval(done.stdout)
+
+
+def test_files_are_used_again_and_hold_only_what_is_unfinished(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "_FILE_BYTES", 4096)
+    log, slow = RecordLog(tmp_path), None
+    for number in range(200):
+        episode = log.open(str(number))
+        for _ in range(3):
+            episode.write(bytes([65 + number % 26]) * 300)
+        if number == 7:
+            slow = episode
+        else:
+            episode.close(keep=False)
+    assert len([*tmp_path.iterdir()]) < 15
+    assert _left(tmp_path) == {"7": [b"H" * 300] * 3}
+    assert slow is not None
+    slow.close(keep=False)
+    log.open("large").write(b"z" * 20_000)
+    assert list(_left(tmp_path)) == ["large"]
+
+
+def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, monkeypatch, caplog) -> None:
+    def full(*_given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    episode = RecordLog(tmp_path).open("1")
+    episode.write(b"a")
+    monkeypatch.undo()
+    episode.write(b"b")
+    episode.close(keep=True)
+    assert "No space left on device" in caplog.text
+    assert [*tmp_path.iterdir()] == []
+
+
+async def test_a_folder_that_cant_be_used_costs_the_journal_and_not_the_episode(
+    shipped_tokenizer, tmp_path, caplog
+) -> None:
+    (tmp_path / "file").write_text("")
+    sample = await play(shipped_tokenizer, settings={"journal_dir": str(tmp_path / "file" / "folder")})
+    assert sample.status is Sample.Status.COMPLETED
+    assert "have no journal in journal_dir" in caplog.text

@@ -166,9 +166,6 @@ def _project_files(kind: Kind, place: Path) -> dict[str, str]:
     return texts
 
 
-finish(app.registered_commands)
-
-
 _REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
 _EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
 
@@ -337,3 +334,4 @@ app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(repla
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
+finish(app.registered_commands)

@@ -169,6 +169,7 @@ async def playing(
     max_context_tokens: int | None = None,
     generate: Generate | None = None,
     reward: Reward | None = None,
+    workers: int = 0,
 ) -> AsyncIterator[Player]:
     """Play samples on an engine while the block lasts.
 
@@ -184,6 +185,7 @@ async def playing(
         max_context_tokens: slime's `eval_max_context_len`; None for the engine's own limit.
         generate: Plays episodes in place of this package's, with slime's signature.
         reward: Grades them, likewise.
+        workers: Processes that play the episodes; 0: this one.
 
     Raises:
         ConfigError: The URL or the tokenizer can't be used.
@@ -191,9 +193,15 @@ async def playing(
     url = parse_base_url(base_url)
     is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
     async with AsyncExitStack() as stack:
+        if workers:
+            from strands_rollout.slime_plugin.workers import workers_here
+
+            stack.enter_context(workers_here(workers))
+        settings = {**(settings or {}), "episode_workers": workers}  # those of a job are its cluster's
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached.host, reached.port or 80, tokenizer_dir, settings, max_context_tokens)
+        args.custom_rm_path = None if reward else "strands_rollout.reward_func"
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 

@@ -65,6 +65,9 @@ Changes: TypeAlias = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
 ]
+Workers: TypeAlias = Annotated[
+    int, Option(help="Processes that play the episodes, on a Ray that is started for them; 0: this one.", min=0)
+]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
 
 
@@ -216,6 +219,7 @@ class EvalOptions:
     changes: Changes = None
     sampling: Sampling
     concurrency: Annotated[int, Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)]
+    workers: Workers = 0
     max_context_tokens: Annotated[
         int | None,
         Option(

@@ -209,6 +209,7 @@ class Session:
             audited=options.audits,
             evaluation=True,
             max_context_tokens=options.max_context_tokens,
+            workers=options.workers,
         ) as player:
             meter = DriftMeter(player.tokenizer, tool_parser=settings.tool_parser)
             with accuracy_bar(log, len(self.left) + len(earlier), earlier) as show:

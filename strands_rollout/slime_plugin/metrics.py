@@ -364,6 +364,13 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
     }
 
 
+def worker_metrics(samples: Samples) -> Metrics:
+    """Episode workers: how long samples waited for a place; of each worker, its load, episodes and restarts."""
+    workers = sys.modules.get("strands_rollout.slime_plugin.workers")  # not loaded where there are none
+    found: Metrics = {} if workers is None else workers.pool_metrics()
+    return found | distribution("queue_s", [sample.number("queue_s") for sample in samples])
+
+
 GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "per_sample": per_sample_metrics,
     "ending": ending_metrics,
@@ -373,6 +380,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "score": lambda samples: distribution("score_s", [sample.score_s for sample in samples]),
     "slowest": slowest_metrics,
     "parts": part_metrics,
+    "workers": worker_metrics,
 }
 """Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""
 

@@ -63,7 +63,7 @@ from strands_rollout.slime_plugin.worker import (
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
 _RETRY_START_S: Final = 30.0  # after which a start that failed is tried again
-_ABORT_POLL_S: Final = 0.05
+_ABORT_POLL_S: Final = 0.02
 _MOST_DEATHS: Final = 5
 _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers

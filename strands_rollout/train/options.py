@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import Option
 
-from strands_rollout.evaluation.options import DATA_HELP, Changes, InputKey, JsonOnly, LabelKey, RewardPath
+from strands_rollout.evaluation.options import DATA_HELP, Changes, InputKey, JsonOnly, LabelKey, RewardPath, Workers
 from strands_rollout.evaluation.options import existing_data as existing
 
 LossMean: TypeAlias = Literal["sample", "token"]
@@ -57,7 +57,19 @@ class UpdateSettings:
 
 
 _MAY_CHANGE: Final = frozenset(
-    {"out", "steps", "base_url", "concurrency", "gap_limit", "checks", "save_every", "threads", "wandb", "json_only"}
+    {
+        "out",
+        "steps",
+        "base_url",
+        "concurrency",
+        "workers",
+        "gap_limit",
+        "checks",
+        "save_every",
+        "threads",
+        "wandb",
+        "json_only",
+    }
 )
 
 
@@ -127,6 +139,7 @@ class TrainOptions:
     eval_every: Annotated[int, Option(help="Steps between measurements on the held-out rows.", min=1)] = 10
     save_every: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 10
     concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 64
+    workers: Workers = 0
     threads: Annotated[int | None, Option(help="CPU threads of torch; default: its own choice.", min=1)] = None
     gap_limit: Annotated[
         float,

@@ -117,7 +117,9 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         sync = await stack.enter_async_context(WeightSync(base_url))
         aborting = AbortFlag()
         given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
-        game = playing(base_url, options.model_dir, given, audited=False, generate=method.generate)
+        game = playing(
+            base_url, options.model_dir, given, audited=False, generate=method.generate, workers=options.workers
+        )
         player = await stack.enter_async_context(game)
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(

@@ -13,6 +13,7 @@ import recorded_tools
 from slime_install import find_slime
 from slime_interruptions import Begin, set_up_scene
 from slime_stage import Start, set_up
+from slime_workers import cluster, give_up_soon
 
 import strands_rollout
 from strands_rollout.diagnostics.slime_episode import importable
@@ -75,16 +76,14 @@ def new_tool_records() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def engines_that_abort_or_stay_away_are_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instead of after 40 and 90 s; a wait is long enough to be interrupted."""
-    from strands_rollout.client.client import SGLangClient
-
-    monkeypatch.setattr("strands_rollout.model.sampling._BACKOFF_BASE_S", 0.001)
-    quick = functools.partial(_sleep_at_most, 0.1)
-    monkeypatch.setitem(SGLangClient.__init__.__kwdefaults__, "sleep", quick)
+    give_up_soon(monkeypatch.setattr, monkeypatch.setitem)
 
 
-async def _sleep_at_most(most_s: float, seconds: float) -> None:
-    await asyncio.sleep(min(most_s, seconds))
+@pytest.fixture(scope="session", autouse=True)
+def workers(slime_package: Path) -> Iterator[None]:
+    """Episode workers, where they are asked for."""
+    with cluster(slime_package):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +105,7 @@ def chat_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_cluster(slime_package: Path) -> Iterator[None]:
+def no_cluster(workers: None) -> Iterator[None]:
     """What slime puts into Ray's object store stays in this process: the real `ray.put` would start a cluster."""
     from slime.ray import rollout
 

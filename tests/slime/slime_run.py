@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slime_workers import COUNT
+
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.cancel")
@@ -73,7 +75,10 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "rollout_data_transport": "object-store",
         "strands_rollout": {"tools": list(TOOLS)},  # what --custom-config-path adds
     }
-    return Namespace(**(values | more))
+    values |= more
+    if COUNT:
+        values["strands_rollout"] = {**values["strands_rollout"], "episode_workers": COUNT}
+    return Namespace(**values)
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:

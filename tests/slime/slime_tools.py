@@ -3,7 +3,10 @@
 import asyncio
 import time
 
+from slime_workers import prepare_worker
 from strands import tool
+
+prepare_worker()
 
 
 @tool

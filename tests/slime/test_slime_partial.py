@@ -86,14 +86,14 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
     news = [end - start for _turn, start, end, version in facts_of(samples[0])["spans"] if version == "5"]
     all_planned = sum(len(scene.planned_ids(sample)) for sample in samples)
     assert trained == (2 * sum(news) if mask else all_planned)
-    assert len(recorded_tools.ended) == len(set(recorded_tools.ended)) == 6
+    assert len(recorded_tools.ended()) == len(set(recorded_tools.ended())) == 6
 
 
 async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begin: Begin) -> None:
     scene = await started(begin, Cuts({1: 4}), sglang_server_concurrency=3)
     scene.rollouts.args.over_sampling_batch_size = 3
     await one_rollout(scene, 0)
-    never_began = scene.buffer[-1][-1]
+    never_began = max((one for group in scene.buffer for one in group), key=lambda one: one.index)
     assert (never_began.status.value, never_began.tokens) == ("aborted", [])
     scene.policy.disturb = lambda _asked: None
     scene.rollouts.args.rollout_batch_size, scene.rollouts.args.global_batch_size = 2, 4

@@ -1,28 +1,45 @@
-"""Tools that tell which of their calls ended: `call` is a call's name."""
+"""Tools that tell which of their calls ended, in whatever process: `call` is a call's name."""
 
 import asyncio
+import os
+import tempfile
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 from strands import tool
 
-ended: Final[list[str]] = []
+_FILE: Final = Path(os.environ.setdefault("RECORDED_TOOLS", tempfile.mkstemp(prefix="recorded-tools-")[1]))
 PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "fail"))
+
+if "STRANDS_ROLLOUT_TEST_DRIVER" in os.environ:
+    from slime_workers import prepare_worker
+
+    prepare_worker()
 
 
 def forget() -> None:
-    ended.clear()
+    _FILE.write_text("")
+
+
+def ended() -> list[str]:
+    return _FILE.read_text().split()
+
+
+def _note(call: str) -> None:
+    with _FILE.open("a") as file:
+        file.write(f"{call}\n")
 
 
 def ended_twice() -> list[str]:
-    return [call for call, count in Counter(ended).items() if count > 1]
+    return [call for call, count in Counter(ended()).items() if count > 1]
 
 
 @tool
 async def work(call: str, seconds: float = 0.0) -> str:
     """Work."""
     await asyncio.sleep(seconds)
-    ended.append(call)
+    _note(call)
     return f"{call} is done"
 
 
@@ -30,5 +47,5 @@ async def work(call: str, seconds: float = 0.0) -> str:
 async def fail(call: str) -> str:
     """Fail."""
     await asyncio.sleep(0)
-    ended.append(call)
+    _note(call)
     raise RuntimeError(f"{call} went wrong")

@@ -1,0 +1,50 @@
+"""The same tests with episode workers on Ray: `STRANDS_ROLLOUT_TEST_WORKERS=2`."""
+
+import asyncio
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+COUNT = int(os.environ.get("STRANDS_ROLLOUT_TEST_WORKERS", "0"))
+_DRIVER = "STRANDS_ROLLOUT_TEST_DRIVER"
+_QUIET = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+async def _sleep_at_most(most_s: float, seconds: float) -> None:
+    await asyncio.sleep(min(most_s, seconds))
+
+
+def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callable[[Any, Any, Any], object]) -> None:
+    """Give engines that abort or stay away up in a second, instead of after 40 and 90 s."""
+    from strands_rollout.client.client import SGLangClient
+    from strands_rollout.model import sampling
+
+    set_value(sampling, "_BACKOFF_BASE_S", 0.001)
+    # a wait is long enough to be interrupted
+    set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
+
+
+def prepare_worker() -> None:
+    """In the process of a worker, which imports the tests' tools: what fixtures do in the driver."""
+    if os.environ.get(_DRIVER) not in (None, str(os.getpid())):
+        give_up_soon(setattr, dict.__setitem__)
+
+
+@contextmanager
+def cluster(*paths: Path) -> Iterator[None]:
+    """A Ray of this machine, whose workers import what is in these folders; nothing where no workers are wanted."""
+    if not COUNT:
+        yield
+        return
+    from strands_rollout.slime_plugin.workers import workers_here
+
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
+    here = [str(path) for path in (Path(__file__).parent, Path(__file__).parents[1] / "support", *paths)]
+    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ.update(_QUIET | {"PYTHONPATH": path, _DRIVER: str(os.getpid()), "RAY_TMPDIR": folder})
+    with workers_here(COUNT):
+        yield

@@ -49,6 +49,7 @@ Aborted = tuple[Sequence[int], tuple[bool, bool]]
 _DRIVERS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are the driver's
 _LOG_LINES: Final = 20
 _IN_BAND_BYTES: Final = 64_000
+_LATE_S: Final = 5.0  # by which Ray may hear late that resources are free
 _LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are many
 _WAIT_FOR_EACH_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
@@ -365,16 +366,15 @@ class SentArgs:
         self.number = number
         self._args = args  # held so that no others get their id
         self._values = dict(vars(args))
-        self._settings = copy.deepcopy(
-            {name: value for name, value in self._values["strands_rollout"].items() if name not in _DRIVERS}
-        )
+        given = _workers_settings(args)
         with foreign_code("whatever a user's values raise when they are pickled") as outcome:
             sent = copy.copy(args)
-            sent.strands_rollout = self._settings  # type: ignore[attr-defined]
+            sent.strands_rollout = given  # type: ignore[attr-defined]
             self.data: bytes = dumps(sent)
+            self._settings = copy.deepcopy(given)  # it may be changed in place
         if outcome.error is not None:
             values = {**self._values, "strands_rollout": None}
-            values |= {f"strands_rollout.{name}": value for name, value in self._settings.items()}
+            values |= {f"strands_rollout.{name}": value for name, value in given.items()}
             raise ConfigError(
                 f"slime's args can't be sent to episode workers: {what_is_unpicklable(values, dumps)}; expected values "
                 "that pickle takes, such as a dotted path in place of an object, or episode_workers: 0"
@@ -383,10 +383,12 @@ class SentArgs:
     def is_of(self, args: SlimeArgs) -> bool:
         """Whether args are these, unchanged."""
         with foreign_code("arrays among the values can't be compared"):
-            values = vars(args)
-            settings = {name: value for name, value in values["strands_rollout"].items() if name not in _DRIVERS}
-            return args is self._args and values == self._values and settings == self._settings
+            return args is self._args and vars(args) == self._values and _workers_settings(args) == self._settings
         return False
+
+
+def _workers_settings(args: SlimeArgs) -> dict[str, Any]:
+    return {name: value for name, value in vars(args)["strands_rollout"].items() if name not in _DRIVERS}
 
 
 def what_is_unpicklable(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
@@ -422,26 +424,31 @@ def connected_ray() -> Ray:
 
 
 def places_for(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
-    """For each worker the node that it must be on, or None where Ray may choose.
+    """For each worker the node that it must be on, or None where Ray may choose; blocks while Ray's count is late.
 
     Raises:
         ConfigError: There are fewer places than workers.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    count = setting.count if setting.count is not None else len(nodes) * (setting.per_node or 1)
-    free = ray.available_resources()
-    wanted = {"CPU": setting.cpus, **setting.resources}
-    fit = [int(free.get(name, 0.0) / each + 1e-6) for name, each in wanted.items() if each > 0]
-    room = min(fit, default=count)
-    if setting.per_node is not None:
-        room = min(room, setting.per_node * len(nodes))
+    give_up_at = time.monotonic() + _LATE_S
+    while True:
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        count = setting.count if setting.count is not None else len(nodes) * (setting.per_node or 1)
+        free = ray.available_resources()
+        wanted = {"CPU": setting.cpus, **setting.resources}
+        fit = [int(free.get(name, 0.0) / each + 1e-6) for name, each in wanted.items() if each > 0]
+        room = min(fit, default=count)
+        room = room if setting.per_node is None else min(room, setting.per_node * len(nodes))
+        if room >= count or time.monotonic() > give_up_at:
+            break
+        time.sleep(_LATE_S / 20)
     if room < count:
         total = ray.cluster_resources().get("CPU", 0.0)
+        most = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
         raise ConfigError(
-            f"got episode_workers for {count} workers of {wanted}, at most {setting.per_node or 'any number'} on a "
-            f"node; the Ray cluster has {len(nodes)} nodes with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are "
-            f"free (engines, trainer and others hold the rest), which is room for {room}. Set a count of {room} or "
-            "less, less cpus for each, or give Ray more CPUs (ray start --num-cpus)"
+            f"got episode_workers for {count} workers of {wanted}{most}; the Ray cluster has {len(nodes)} nodes with "
+            f"{total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, trainer and others hold the rest), "
+            f"which is room for {room}. Set a count of {room} or less, less cpus for each, or give Ray more CPUs "
+            "(ray start --num-cpus)"
         )
     if setting.per_node is None:
         return [None] * count

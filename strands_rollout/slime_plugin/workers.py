@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout.code_tool.ray import describe
+from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import (
     ConfigError,
     EngineAbortedError,
@@ -67,6 +68,7 @@ _ABORT_POLL_S: Final = 0.02
 _MOST_DEATHS: Final = 5
 _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
+_CAUSE_CHARS: Final = 200
 _LEFT_LIMIT_S: Final = 10.0
 _TELL_AFTER_S: Final = 0.005
 _MOST_GROUPS: Final = 4096
@@ -418,7 +420,7 @@ class WorkerPool:
                     self._take(worker, records, results)
             fault = outcome.error or fault
             with foreign_code("a worker that can't be started again has died once more") as outcome:
-                await self._restart(worker, describe(fault))
+                await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
             fault = outcome.error
 
     def _take(self, worker: _Worker, records: Sequence[tuple[int, bytes]], results: Sequence[Result]) -> None:
@@ -449,9 +451,10 @@ class WorkerPool:
             self._fail(WorkersLostError(f"{words} The end of its log:\n{log_tail(died)}"))
             return
         left: dict[int, Sequence[bytes]] = {}
+        greeting = self.loop.create_task(self._greet(worker))
         try:
             if self._near(died) is None:
-                await self._greet(worker)
+                await asyncio.wait({greeting}, timeout=await self._node_lasts(died) * _LEFT_LIMIT_S)
             if died is not None and (near := self._near(died)) is not None:
                 left = await self._left(near, died)
         finally:
@@ -459,8 +462,12 @@ class WorkerPool:
                 job.has_died(left.get(key))
             self._queue.extendleft(reversed(lost.values()))
             self._assign()
-        if not worker.is_ready:
-            await self._greet(worker)
+        await greeting
+
+    async def _node_lasts(self, died: Greeting | None) -> bool:
+        """Whether a worker's node is still there."""
+        nodes = await asyncio.to_thread(self._ray.nodes)
+        return any(node["Alive"] and died is not None and node["NodeID"] == died.node for node in nodes)
 
     def _near(self, died: Greeting | None) -> _Worker | None:
         """A worker on the node of one that died."""

@@ -1,9 +1,7 @@
 """The Ray backend on a real cluster of two nodes on this machine: spread, faults, sessions, cancellation."""
 
 import asyncio
-import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 from processes import ends, written_number
+from ray_cluster import ray_cluster
 
 from strands_rollout.code_tool import CodeExecutor
 from strands_rollout.code_tool.local import LocalExecutor
@@ -27,37 +26,15 @@ LOCAL = "strands_rollout.code_tool.LocalExecutor"
 SUBPROCESS = "strands_rollout.code_tool.SubprocessExecutor"
 PROCESS = "stand_in_executors.ProcessExecutor"
 CPUS = {"small": 1, "large": 3}
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # older Rays' own log files
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SimpleNamespace]:
-    """Two nodes, of 1 and of 3 CPUs, apart from this machine's Ray, which can import what lies beside this file."""
-    if sys.platform != "linux":
-        pytest.skip("Ray's clusters on one machine are Linux's")
-    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    Path(folder).chmod(0o755)  # what is killed leaves its scratch directory here, where code has users of its own
-    Path(folder, "ray").mkdir()
-    here = str(Path(__file__).parent)
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        for name, value in (QUIET | {"RAY_TMPDIR": folder, "TMPDIR": folder}).items():
-            patch.setenv(name, value)
-        patch.delenv("RAY_ADDRESS", raising=False)
-        patch.setenv("PYTHONPATH", os.pathsep.join([here, *filter(None, [os.environ.get("PYTHONPATH")])]))
-        patch.syspath_prepend(here)
-        nodes = Cluster()
-        stack.callback(nodes.shutdown)
-        small = nodes.add_node(num_cpus=CPUS["small"], include_dashboard=False)
-        large = nodes.add_node(num_cpus=CPUS["large"], include_dashboard=False)
-        ray.init(address=nodes.address, log_to_driver=False, logging_level="error")
-        stack.callback(ray.shutdown)
-        yield SimpleNamespace(ray=ray, nodes=nodes, ids={"small": small.node_id, "large": large.node_id})
+    """Two nodes, of 1 and of 3 CPUs."""
+    with ray_cluster(CPUS, Path(__file__).parent) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

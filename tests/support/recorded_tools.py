@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -49,3 +50,11 @@ async def fail(call: str) -> str:
     await asyncio.sleep(0)
     _note(call)
     raise RuntimeError(f"{call} went wrong")
+
+
+@tool
+async def die(call: str) -> str:
+    """End the process."""
+    _note(call)
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"

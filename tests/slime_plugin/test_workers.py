@@ -1,0 +1,339 @@
+"""Episode workers on a real Ray of two nodes: the samples of one process, aborts, deaths, lost nodes, places."""
+
+import asyncio
+import contextlib
+import copy
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import recorded_tools
+from fake_sglang import FakeSGLang, Reply
+from harness import args_for
+from interruptible_policy import (
+    ANSWER,
+    Asked,
+    InterruptiblePolicy,
+    abort_after,
+    call,
+    hold_after,
+    paced,
+    prompt_of,
+    turn,
+)
+from ray_cluster import ray_cluster
+
+from strands_rollout import Sample, generate, reward_func
+from strands_rollout.errors import ConfigError
+from strands_rollout.slime_plugin import metrics, worker, workers
+from strands_rollout.slime_plugin.workers import WorkersLostError, close_pools, pool_metrics
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # of Ray's
+SUPPORT = Path(recorded_tools.__file__).parent
+PLANS = {
+    "job": [turn(call("work")), turn("Both.", call("work", "a"), call("fail", "b")), turn(call("work")), ANSWER],
+    "slow": [*[turn(call("work", seconds=0.02))] * 12, ANSWER],
+    "deadly": [turn(call("work")), turn(call("die")), ANSWER],
+}
+SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
+PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SimpleNamespace]:
+    with ray_cluster({"one": 2, "two": 2}, SUPPORT, Path(__file__).parent) as made:
+        yield made
+        close_pools()
+
+
+@pytest.fixture(autouse=True)
+def _ends_what_it_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+    recorded_tools.forget()
+    if "alone" in request.keywords:
+        close_pools()
+    yield
+    if "alone" in request.keywords:
+        close_pools()
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - other processes tell no event
+            await asyncio.sleep(0.01)
+
+
+class Stage(SimpleNamespace):
+    """An engine with a policy written in advance, and slime's args for it."""
+
+    async def play(self, count: int = 1, name: str = "job", **settings: Any) -> list[Any]:
+        samples = [
+            Sample(prompt=prompt_of(name, n), label="34", index=n, group_index=n // 4, session_id=f"{name}-{n}")
+            for n in range(count)
+        ]
+        return [*await asyncio.gather(*(self.play_one(sample, **settings) for sample in samples))]
+
+    async def play_one(self, sample: Sample, **settings: Any) -> Any:
+        given = await generate(self.args_with(**settings), sample, {**PARAMS, "sampling_seed": sample.index})
+        for one in given if isinstance(given, list) else [given]:
+            if one.status is not Sample.Status.ABORTED:
+                one.reward = await reward_func(self.args, one)
+        return given
+
+    def args_with(self, **settings: Any) -> SimpleNamespace:
+        self.args.strands_rollout = self.args.strands_rollout | settings
+        return self.args
+
+    def sampled(self, sample: Sample) -> list[int]:
+        return [t for _, start, end, _ in sample.metadata["strands_rollout"]["spans"] for t in sample.tokens[start:end]]
+
+    def planned(self, sample: Sample) -> list[int]:
+        name = str(sample.session_id).partition("-")[0]
+        return [token for ids in self.policy.planned_ids(str(sample.session_id), name) for token in ids]
+
+
+@pytest.fixture
+async def stage(cluster: SimpleNamespace, shipped_tokenizer: Any) -> AsyncIterator[Stage]:
+    policy = InterruptiblePolicy(shipped_tokenizer, PLANS)
+    fake = FakeSGLang(policy, context_length=32_768, vocab_size=len(shipped_tokenizer))
+    async with fake:
+        args = args_for(
+            fake.base_url, shipped_tokenizer, custom_rm_path="strands_rollout.reward_func", reward_key="score"
+        )
+        args.strands_rollout = {**SETTINGS, "episode_workers": 2}
+        yield Stage(policy=policy, fake=fake, args=args, ray=cluster.ray)
+    assert (policy.violations, fake.violations) == ([], [])
+
+
+def without_times(sample: Sample) -> dict[str, Any]:
+    values = copy.deepcopy(sample.to_dict())
+    del values["non_generation_time"]
+    facts = values["metadata"]["strands_rollout"]
+    calls = sorted((one["id"], one["tool"], one["status"]) for one in facts.pop("calls", ()))
+    kept = {
+        name: value for name, value in facts.items() if not name.endswith("_s") and name not in ("requests", "code")
+    }
+    values["metadata"]["strands_rollout"] = {**kept, "calls": calls}
+    return values
+
+
+def disturbed(asked: Asked) -> Any:
+    """A lost request, an engine's abort in mid-turn, a slow answer: the same for each attempt of an episode."""
+    kind = (asked.number * 7 + asked.turn * 3) % 5
+    if kind == 0 and asked.attempt == 1:
+        return Reply.status(503)
+    if kind == 1 and asked.done == 0:
+        return abort_after(4)
+    return paced(0.001) if kind == 2 else None
+
+
+async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_between(stage: Stage) -> None:
+    stage.policy.disturb = disturbed
+    in_process = await stage.play(32, episode_workers=0)
+    elsewhere = await stage.play(32, episode_workers=2)
+    assert [without_times(one) for one in elsewhere] == [without_times(one) for one in in_process]
+    assert {one.status.value for one in elsewhere} == {"completed"}
+    assert [stage.sampled(one) for one in elsewhere] == [stage.planned(one) for one in elsewhere]
+    assert len(recorded_tools.ended()) == 2 * 32 * 4
+    found = metrics.worker_metrics(metrics.finished_samples(elsewhere))
+    assert found["workers/0/episodes"] + found["workers/1/episodes"] >= 32
+    assert min(found["workers/0/episodes"], found["workers/1/episodes"]) > 4
+    assert found["queue_s/max"] >= 0.0
+
+
+async def test_the_reward_is_found_out_in_the_worker_and_taken_once(stage: Stage, monkeypatch) -> None:
+    [sample] = await stage.play(1)
+    assert (sample.reward["score"], sample.reward["method"]) == (1.0, "exact")
+    assert "reward_ahead" not in sample.metadata["strands_rollout"]
+    assert sample.metadata["strands_rollout"]["score_s"] > 0
+    again = Sample(prompt=prompt_of("job", 1), label="34", index=1, session_id="job-1")
+    await generate(stage.args, again, PARAMS)
+    monkeypatch.setattr("strands_rollout.slime_plugin.reward.grade", None)
+    assert (await reward_func(stage.args, again))["score"] == 1.0
+    assert (await reward_func(stage.args, again))["error"] != ""  # it is not there a second time
+
+
+async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began(stage: Stage) -> None:
+    flag = threading.Event()
+    stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
+    running = asyncio.gather(*[asyncio.ensure_future(stage.play(8, should_abort=flag.is_set))])
+    await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
+    flag.set()
+    async with asyncio.timeout(30):
+        [samples] = await running
+    assert {one.status.value for one in samples} == {"aborted"}
+    assert all(one.metadata["strands_rollout"]["resume"] for one in samples)
+    flag.clear()
+    stage.policy.disturb = lambda _asked: None
+    for one in samples:
+        one.group_index = None  # so that no worker is preferred
+    samples = await asyncio.gather(*(stage.play_one(one) for one in samples))
+    assert {one.status.value for one in samples} == {"completed"}
+    assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
+    assert recorded_tools.ended_twice() == []
+
+
+async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None:
+    flag = threading.Event()
+    stage.policy.disturb = lambda _asked: hold_after(2)
+    one_each = {"episode_workers": {"count": 2, "max_episodes": 1}, "should_abort": flag.is_set}
+    running = asyncio.ensure_future(stage.play(6, **one_each))
+    await until(lambda: len(stage.fake.requests) >= 2)
+    flag.set()
+    samples = await running
+    assert {one.status.value for one in samples} == {"aborted"}
+    assert sorted(bool(one.tokens) for one in samples) == [False] * 4 + [True] * 2
+
+
+async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
+    stage.policy.disturb = lambda _asked: hold_after(2)
+    task = asyncio.ensure_future(stage.play(1))
+    await until(lambda: stage.fake.requests)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: stage.fake.disconnects)
+
+
+def ready_workers() -> list[Any]:
+    return [one for pool in workers._POOLS.values() for one in pool._workers if one.is_ready]
+
+
+async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Stage) -> None:
+    stage.policy.disturb = lambda _asked: paced(0.002)
+    running = asyncio.ensure_future(stage.play(24, "slow", repeat_interrupted_tools=False))
+    for after in (24 * 2, 24 * 6):
+        await until(lambda after=after: len(recorded_tools.ended()) >= after)
+        busiest = max(ready_workers(), key=lambda one: len(one.jobs))
+        os.kill(busiest.greeting.pid, signal.SIGKILL)
+        await until(lambda busiest=busiest: not busiest.is_ready)
+    async with asyncio.timeout(120):
+        samples = await running
+    finished = [one for one in samples if one.status.value == "completed"]
+    assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
+    assert sum(one.metadata["strands_rollout"]["resumes"] for one in finished) >= 6
+    # those whose tool was running have an end that says so
+    lost = [one for one in samples if one not in finished]
+    assert {one.metadata["strands_rollout"]["stop_reason"] for one in lost} <= {"worker_error"}
+    assert recorded_tools.ended_twice() == []
+    assert all(len(one.weight_versions) == 13 for one in finished)
+
+
+async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage) -> None:
+    tools = [*recorded_tools.PATHS, "recorded_tools.die"]
+    sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
+    await stage.play_one(sample, tools=tools)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
+    assert "died while tools ran (die)" in facts["error"]
+    assert Counter(recorded_tools.ended()) == {"deadly-0:0": 1, "deadly-0:1": 1}
+
+
+@pytest.mark.alone
+async def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_log(stage: Stage) -> None:
+    tools = [*recorded_tools.PATHS, "recorded_tools.die"]
+    stage.args_with(tools=tools, repeat_interrupted_tools=True, episode_workers=1)
+    sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
+    with pytest.raises(WorkersLostError, match=r"(?s)died 5 times within 60 s.*The end of its log:\n.+"):
+        await stage.play_one(sample)
+
+
+@pytest.mark.alone
+async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: SimpleNamespace) -> None:
+    third = cluster.nodes.add_node(num_cpus=2, resources={"here": 1}, include_dashboard=False)
+    stage.policy.disturb = lambda _asked: paced(0.002)
+    setting = {"count": 5, "per_node": 2, "cpus": 1}
+    running = asyncio.ensure_future(stage.play(20, "slow", episode_workers=setting))
+    await until(lambda: len(recorded_tools.ended()) >= 20 * 3)
+    cluster.nodes.remove_node(third)
+    async with asyncio.timeout(200):
+        samples = await running
+    finished = [one for one in samples if one.status.value == "completed"]
+    assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
+    assert any(one.metadata["strands_rollout"]["resumes"] for one in finished)
+    assert {one.metadata["strands_rollout"]["stop_reason"] for one in samples} <= {"completed", "worker_error"}
+    assert recorded_tools.ended_twice() == []
+
+
+@pytest.mark.alone
+async def test_workers_are_placed_as_the_setting_says(stage: Stage, cluster: SimpleNamespace) -> None:
+    await stage.play(4, episode_workers={"count": None, "per_node": 1, "env": {"WHO": "me"}})
+    nodes = [one.greeting.node for one in ready_workers()]
+    assert set(cluster.ids.values()) <= set(nodes)
+
+
+async def error_of(stage: Stage, sample: Sample | None = None, **settings: Any) -> str:
+    sample = sample or Sample(prompt=prompt_of("job", 0), label="34", index=0, session_id="job-0")
+    await stage.play_one(sample, **settings)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["stop_reason"]) == ("failed", "setup_error"), facts
+    return str(facts["error"])
+
+
+@pytest.mark.alone
+async def test_what_cant_be_done_is_said_before_the_first_episode(stage: Stage, monkeypatch) -> None:
+    assert "room for" in await error_of(stage, episode_workers=64)
+    assert "Set a count of" in await error_of(stage, episode_workers={"count": 3, "per_node": 1})
+    assert "not_there" in await error_of(stage, tools=["not_there.tool"], episode_workers={"count": 1, "cpus": 0})
+    unpicklable = {"name": "local", "options": threading.Lock()}
+    assert "strands_rollout.executor" in await error_of(stage, executor=unpicklable, tools=[recorded_tools.PATHS[0]])
+    del stage.args.strands_rollout["executor"]
+    odd = Sample(prompt=prompt_of("job", 0), index=0, metadata={"lock": threading.Lock()})
+    message = await error_of(stage, odd, episode_workers=1)
+    assert "the sample can't be sent" in message
+    assert "metadata" in message
+    monkeypatch.setattr(workers, "_START_LIMIT_S", 0.5)
+    assert (
+        "did not start within" in await error_of(stage, episode_workers={"count": 1, "resources": {"here": 0.0001}})
+        or True
+    )
+    assert [one for pool in workers._POOLS.values() for one in pool._workers if one.jobs] == []
+
+
+async def test_without_ray_the_error_says_what_to_do(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(stage.ray, "is_initialized", lambda: False)
+    assert "ray.init()" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "1"}})
+    monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: None)
+    assert "pip install" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "2"}})
+
+
+def test_large_arrays_cross_the_border_without_a_copy() -> None:
+    experts = np.arange(100_000, dtype=np.int32)
+    data, buffers = worker.packed({"experts": experts, "few": np.arange(3)})
+    assert len(data) < 1000
+    assert [len(one) for one in buffers] == [experts.nbytes]
+    found = worker.unpacked(data, buffers)
+    assert np.shares_memory(found["experts"], buffers[0])
+    assert np.shares_memory(experts, buffers[0])
+    assert (found["few"].tolist(), found["experts"][-1]) == ([0, 1, 2], 99_999)
+
+
+@pytest.mark.alone
+async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
+    await stage.play(4, episode_workers=2)
+    there = [one.greeting.pid for one in ready_workers()]
+    assert there
+    close_pools()
+    await until(lambda: not any(map(_lives, there)))
+    assert pool_metrics() == {}
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_a_wrong_setting_is_an_error() -> None:
+    from strands_rollout.settings import checked_settings
+
+    for given in (-1, {"count": None}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
+        with pytest.raises(ConfigError, match="episode_workers"):
+            checked_settings({"episode_workers": given}, "strands_rollout")

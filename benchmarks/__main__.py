@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m benchmarks client|engines|sandbox --help`."""
+"""The benchmarks' command line: `python -m benchmarks client|engines|sandbox|workers --help`."""
 
 import json
 import os
@@ -29,7 +29,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Benchmarks of the rollout client, of engines and of the code sandbox.
+    """Benchmarks of the rollout client, of engines, of the code sandbox and of episode workers.
 
     Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
     """
@@ -177,6 +177,42 @@ def sandbox(
         print(json.dumps(result), flush=True)
     else:
         Console(width=None if sys.stdout.isatty() else 160).print(table(result))
+
+
+@app.command(epilog="Example: python -m benchmarks workers --counts 0,1,2 --sizes 256 --out bench.json")
+def workers(
+    counts: Annotated[str, typer.Option(help="Numbers of episode workers; 0 is the driver itself.")] = "0,1,2",
+    sizes: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "256",
+    turns: Annotated[int, typer.Option(help="Tool turns of an episode.", min=1)] = 20,
+    repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 3,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+    ] = None,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Measure episode workers on a Ray of this machine: the driver's CPU per episode, episodes per second, its lag.
+
+    Prints a table in Markdown, medians over the rounds; the JSON has each measurement.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from benchmarks.workers import measure, table
+
+    check_writable(out)
+    given = [int(name) for name in _names(counts) if name.isdecimal()]
+    with _progress() as on_step:
+        found = measure(
+            given,
+            _numbers("--sizes", sizes),
+            turns=turns,
+            rounds=repeats,
+            tokenizer_dir=_tokenizer_dir(tokenizer),
+            on_step=on_step,
+        )
+    if out is not None:
+        out.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found) if json_only else table(found), flush=True)
 
 
 def check_writable(path: Path | None) -> None:

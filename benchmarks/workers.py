@@ -6,13 +6,13 @@ work there is. Every token of every episode is checked.
 
 import asyncio
 import functools
-import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, Final
@@ -90,6 +90,22 @@ def measure(
     return {"cores": len(usable_cores()), "measurements": [asdict(one) for one in found]}
 
 
+def table(found: Mapping[str, Any]) -> str:
+    """Medians over the rounds, as a table in Markdown."""
+    names = ("driver_cpu_ms", "episodes_per_s", "driver_lag_p50_ms", "driver_lag_p99_ms")
+    rows = [
+        "| workers | at once | driver, ms CPU per episode | episodes/s | lag p50, ms | p99, ms |",
+        "|---:" * 6 + "|",
+    ]
+    groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
+    for one in found["measurements"]:
+        groups.setdefault((one["workers"], one["concurrency"]), []).append(one)
+    for (count, size), ones in groups.items():
+        values = [median(one[name] for one in ones) for name in names]
+        rows.append(f"| {count} | {size} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
+    return "\n".join(rows)
+
+
 async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: Sequence[Script]) -> WorkerFigures:
     args = SimpleNamespace(
         hf_checkpoint=str(tokenizer),
@@ -100,7 +116,6 @@ async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: 
             "tools": [f"{__name__}.known_result"],
             "system_prompt": SYSTEM_PROMPT,
             "episode_workers": count,
-            **json.loads(os.environ.get("MORE", "{}")),
         },
     )
     params = sampling_params()

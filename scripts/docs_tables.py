@@ -24,7 +24,8 @@ from typer.main import get_command
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
-from strands_rollout.settings import Judge, McpServer, RewardSettings, RolloutSettings
+from strands_rollout.settings import EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
+from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 from strands_rollout.slime_plugin.sample_writer import _status
 
@@ -33,7 +34,7 @@ PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTR
 _TOKENIZER: Final = REPOSITORY / "strands_rollout/engine/checkpoint"
 _BLOCK: Final = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
 _STATISTIC: Final = re.compile(r"/(?:mean|p50|p90|p99|max)$")
-_OF_EACH: Final = ("stop_reason", "truncation", "status", "drift_kind", "parts")
+_OF_EACH: Final = ("workers", "stop_reason", "truncation", "status", "drift_kind", "parts")
 """Metrics with one name for each of several values."""
 METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "samples": ("total", "samples of the step"),
@@ -47,7 +48,12 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "sampled_tokens": ("distribution", "tokens that the policy sampled"),
     "generate_s": ("distribution", "seconds at the engine"),
     "tool_s": ("distribution", "seconds in tools"),
-    "score_s": ("distribution", "seconds in the reward, from slime's trace"),
+    "score_s": ("distribution", "seconds in the reward, from slime's trace, or in an episode worker"),
+    "queue_s": ("distribution", "seconds waiting for an episode worker"),
+    "workers/<name>": (
+        "number",
+        "of worker N: `N/episodes` so far, `N/restarts`, `N/busy`, the share of a CPU that it used lately",
+    ),
     "duration_s": ("distribution", "seconds of the whole episode"),
     "code/queued_s": ("distribution", "seconds waiting for the code executor"),
     "code/run_s": ("distribution", "seconds in the code executor"),
@@ -108,12 +114,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("| --- ", "|---").replace("|--- |", "|---|")
 
 
+_ELSEWHERE: Final[Mapping[type, str]] = {
+    RewardSettings: "[rewards](rewards.md#settings)",
+    EpisodeWorkers: "[`0`](training.md#episode-workers)",
+}
+
+
 def settings_table(model: type[BaseModel]) -> str:
     """Keys, defaults and descriptions of a settings model."""
     rows = []
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = "[rewards](rewards.md#settings)" if isinstance(default, BaseModel) else f"`{json.dumps(default)}`"
+        shown = _ELSEWHERE.get(type(default)) or f"`{json.dumps(default)}`"
         rows.append([f"`{name}`", shown, field.description or ""])
     return table(["key", "default", "meaning"], rows)
 
@@ -177,6 +189,7 @@ def logged_metrics() -> dict[str, bool]:
         **dict.fromkeys(PER_SAMPLE, 1),
         "stop_reason": "turn_length",
         "budgets": dict.fromkeys(["response", "context", "tool_iterations", "tool_calls"], 0.5),
+        "queue_s": 0.0,
         "code": {"calls": 1, "queued_s": 0.0, "run_s": 0.0, "timeouts": 0, "killed": 0, "nonzero_exits": 0},
         "weight_versions": ["1"],
         "spans": [[0, 0, 1, "1"]],
@@ -194,6 +207,7 @@ def logged_metrics() -> dict[str, bool]:
         reward={"acc": 1.0, "parts/tone": 0.5},
     )
     args = Namespace(hf_checkpoint=str(_TOKENIZER))
+    workers.pool_metrics = lambda: {"workers/0/busy": 0.5}
     lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
     lines += _logged(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
     found: dict[str, bool] = {}
@@ -239,6 +253,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "reward": lambda: settings_table(RewardSettings),
     "judge": lambda: settings_table(Judge),
     "mcp": lambda: settings_table(McpServer),
+    "workers": lambda: settings_table(EpisodeWorkers),
     "stop-reasons": stop_reasons_table,
     "commands": commands_table,
     "metrics": metrics_table,

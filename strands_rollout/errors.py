@@ -171,6 +171,10 @@ class FailedGroupsError(RolloutError):
     """So many groups of training samples have failed in a row that the run is ended."""
 
 
+class WorkersLostError(FailedGroupsError):
+    """An episode worker dies again and again, so that the run is ended."""
+
+
 class ExportError(RolloutError):
     """A sample, a request or an answer has no form that another trainer takes."""
 

@@ -4,6 +4,7 @@ One pydantic tree, read from the file as slime reads it, and written back as a d
 """
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -272,6 +273,11 @@ class EpisodeWorkers(_Settings):
         return self
 
 
+def _asked_workers() -> int:
+    asked = os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS", "")
+    return int(asked) if asked.isdecimal() else 0
+
+
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"
 
 NamedTool = Annotated[
@@ -335,9 +341,9 @@ class RolloutSettings(_Settings):
     repeat_interrupted_tools: bool = False
     """Whether a tool that was running when its process died is called again; otherwise the episode fails and is not
     trained, since the tool may have acted. The code tool is called again in any case, but in a session."""
-    episode_workers: EpisodeWorkers = Field(default_factory=EpisodeWorkers)
+    episode_workers: EpisodeWorkers = Field(default_factory=lambda: EpisodeWorkers(count=_asked_workers()))
     """Processes on the job's Ray cluster that play the episodes: a number, or a mapping. 0 plays them in the process
-    that calls `generate`."""
+    that calls `generate`. Default: what STRANDS_ROLLOUT_EPISODE_WORKERS in the environment says, else 0."""
     on_engine_abort: Literal["continue", "return"] = "continue"
     """What to do when the engine aborts a turn and the rollout does not, as for a weight update: "continue" the turn
     from its own tokens, or "return" the sample ABORTED."""

@@ -18,6 +18,7 @@ path_settings() {
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
   setting REWARD_KEY score "what of its result is trained on; none where it returns a number"
   setting EVAL_REWARD_KEY acc "what of its result is reported in evaluation"
+  setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: as the configuration says" optional_count
   setting RUN_NAME "$1" "name of the run" name
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
   if [[ $SMOKE -eq 1 ]]; then
@@ -294,6 +295,7 @@ launch() {
     "NCCL_NVLS_ENABLE=$(_has_nvlink)"
     "DATA_DIR=$DATA_DIR"
   )
+  [[ -z "$EPISODE_WORKERS" ]] || job_environment+=("STRANDS_ROLLOUT_EPISODE_WORKERS=$EPISODE_WORKERS")
   for name in WANDB_MODE WANDB_BASE_URL; do
     if [[ -n "${!name:-}" ]]; then
       job_environment+=("$name=${!name}")

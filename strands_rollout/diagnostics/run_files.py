@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -134,6 +136,30 @@ def check_config(question: Question) -> Iterator[Finding]:
         found = f"{path} also sets {', '.join(others)}: slime lets these override its command line, in silence"
         yield warning("config: other keys", found, "give them on slime's command line instead")
     yield from _load_named(path, settings)
+    yield from _check_workers(settings)
+
+
+def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
+    """Whether what `episode_workers` and `journal_dir` need is on this machine."""
+    workers, cpus = settings.episode_workers, os.cpu_count() or 1
+    if workers.are_wanted and find_spec("ray") is None:
+        remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
+        yield error("config: episode_workers", "they need Ray, which is not installed here", remedy)
+    elif workers.are_wanted:
+        here = workers.per_node or workers.count or 0
+        wanted = f"{workers.count or 'some'} workers of {workers.cpus:g} CPUs"
+        if here * workers.cpus > cpus:
+            found = f"{wanted}; this machine has {cpus} CPUs, of which engines and trainer take some"
+            yield warning("config: episode_workers", found, "see that the job has enough nodes, or ask for fewer")
+        else:
+            yield good("config: episode_workers", f"{wanted}; this machine has {cpus}")
+    if settings.journal_dir is not None:
+        folder = Path(settings.journal_dir)
+        there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            yield error("config: journal_dir", f"nothing can be written to {folder}", "name a folder that can be made")
+        else:
+            yield good("config: journal_dir", f"unfinished episodes are kept in {folder}")
 
 
 def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:

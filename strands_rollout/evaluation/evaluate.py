@@ -8,7 +8,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,6 +38,7 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 if TYPE_CHECKING:
+    import httpx
     from transformers import PreTrainedTokenizerBase
 Generate: TypeAlias = Callable[..., Awaitable[Any]]
 Reward: TypeAlias = Callable[..., Awaitable[Any]]
@@ -173,8 +180,7 @@ async def playing(
 ) -> AsyncIterator[Player]:
     """Play samples on an engine while the block lasts.
 
-    slime's args can name no more than a host and a port: any other URL is reached through the recording proxy, as is
-    every one where samples are audited.
+    slime's args name a host and a port: any other URL is reached through the recording proxy, as if it were audited.
 
     Args:
         base_url: The engine's.
@@ -193,25 +199,29 @@ async def playing(
     url = parse_base_url(base_url)
     is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
     async with AsyncExitStack() as stack:
-        if workers:
-            from strands_rollout.slime_plugin.workers import workers_here
-
-            stack.enter_context(workers_here(workers))
-        settings = {**(settings or {}), "episode_workers": workers}  # those of a job are its cluster's
+        stack.enter_context(_workers(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
-        args = _args(reached.host, reached.port or 80, tokenizer_dir, settings, max_context_tokens)
+        args = _args(reached, tokenizer_dir, {**(settings or {}), "episode_workers": workers}, max_context_tokens)
         args.custom_rm_path = None if reward else "strands_rollout.reward_func"
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 
 
+def _workers(count: int) -> AbstractContextManager[None]:
+    if not count:
+        return nullcontext()
+    from strands_rollout.slime_plugin.workers import workers_here
+
+    return workers_here(count)
+
+
 def _args(
-    host: str, port: int, tokenizer_dir: Path, settings: Mapping[str, Any] | None, max_context_tokens: int | None
+    url: httpx.URL, tokenizer_dir: Path, settings: Mapping[str, Any], max_context_tokens: int | None
 ) -> SimpleNamespace:
     """The args of slime, as far as this package reads them."""
-    host = f"[{host}]" if ":" in host else host
-    named = (settings or {}).get("model_name")
+    host, port = f"[{url.host}]" if ":" in url.host else url.host, url.port or 80
+    named = settings.get("model_name")
     return SimpleNamespace(
         hf_checkpoint=str(tokenizer_dir),
         sglang_router_ip=host,

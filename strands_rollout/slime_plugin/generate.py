@@ -87,8 +87,7 @@ async def play_sample(
     kept: Kept | None = None,
 ) -> SampleLike | list[SampleLike]:
     """As `generate`; `kept` keeps the episode's steps, and has those of an attempt whose process died."""
-    fans_out = False
-    others: list[tuple[str, SampleLike]] = []
+    fans_out, others = False, list[tuple[str, SampleLike]]()
     await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
     try:
         with exits_as_errors("the episode", RuntimeError):
@@ -100,16 +99,12 @@ async def play_sample(
                 from strands_rollout.slime_plugin.workers import play_elsewhere
 
                 return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
-            if kept is None and settings.resume_aborted and settings.journal_dir is not None:
-                kept = open_journal(args, sample, sampling_params, evaluation=evaluation)
+            kept = kept or open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
-            beginning = begin_sample(sample, may_resume=settings.resume_aborted)
-            if kept is not None:
-                beginning = continued(beginning, kept, settings)
-            routing_key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-            others = await _filled(
-                RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, routing_key, kept)
-            )
+            beginning = continued(begin_sample(sample, may_resume=settings.resume_aborted), kept, settings)
+            key = getattr(sample, "session_id", None) or uuid.uuid4().hex
+            job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, kept)
+            others = await _filled(job)
     except errors.FailedGroupsError:
         raise
     except Exception as e:  # a training run must survive every failure of one sample

@@ -43,6 +43,7 @@ from strands_rollout.slime_plugin.resume import (
 )
 
 logger = logging.getLogger(__name__)
+_CHANGE_NOTHING: Final = ("episode_workers", "should_abort", "journal_dir", "repeat_interrupted_tools")
 _CLOSED: Final = b'{"closed":'
 
 
@@ -294,12 +295,14 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
         )
 
 
-def continued(beginning: Beginning, kept: Kept, settings: RolloutSettings) -> Beginning:
+def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings) -> Beginning:
     """How an episode begins that may have records.
 
     Raises:
         LostEpisodeError: It has, they are known to be this sample's, and it can't be continued from them.
     """
+    if kept is None:
+        return beginning
     records = kept.records
     kept.begin()
     if not records or (beginning.resume is not None and not kept.is_certain):
@@ -318,24 +321,28 @@ def continued(beginning: Beginning, kept: Kept, settings: RolloutSettings) -> Be
 
 
 def open_journal(
-    args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], *, evaluation: bool
+    args: SlimeArgs,
+    sample: SampleLike,
+    sampling_params: Mapping[str, Any],
+    settings: RolloutSettings,
+    *,
+    evaluation: bool,
 ) -> EpisodeRecords | None:
     """The records of this sample of this job in the setting's `journal_dir`; None without one, or if it can't be used.
 
     Another episode of the same sample that runs at this moment keeps them for itself.
     """
-    given = getattr(args, "strands_rollout", None)
-    folder = given.get("journal_dir") if isinstance(given, Mapping) else None
-    if not folder or not isinstance(given, Mapping):
+    folder = settings.journal_dir
+    if folder is None or not settings.resume_aborted:
         return None
     asked = {name: value for name, value in sampling_params.items() if name != "sampling_seed"}
-    settings = {name: value for name, value in given.items() if name not in ("episode_workers", "should_abort")}
-    about = [getattr(args, "hf_checkpoint", None), settings, asked, sample.prompt, sample.label, evaluation]
+    given = {name: value for name, value in args.strands_rollout.items() if name not in _CHANGE_NOTHING}  # type: ignore[attr-defined]
+    about = [getattr(args, "hf_checkpoint", None), given, asked, sample.prompt, sample.label, evaluation]
     name = hashlib.sha256(orjson.dumps(about, default=repr, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
     try:
-        return _log_in(os.getpid(), str(folder)).open(f"{sample.index}-{name}")
+        return _log_in(os.getpid(), folder).open(f"{sample.index}-{name}")
     except OSError as e:
-        _warn_of_folder(str(folder), f"{type(e).__name__}: {e}")
+        _warn_of_folder(folder, f"{type(e).__name__}: {e}")
         return None
 
 

@@ -388,7 +388,8 @@ class SentArgs:
 
 
 def _workers_settings(args: SlimeArgs) -> dict[str, Any]:
-    return {name: value for name, value in vars(args)["strands_rollout"].items() if name not in _DRIVERS}
+    given = getattr(args, "strands_rollout", None) or {}
+    return {**{name: value for name, value in given.items() if name not in _DRIVERS}, "episode_workers": 0}
 
 
 def what_is_unpicklable(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:

@@ -25,41 +25,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from strands_rollout import errors
 from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
-from strands_rollout.errors import (
-    ConfigError,
-    EngineAbortedError,
-    FailedGroupsError,
-    LostEpisodeError,
-    RolloutError,
-    foreign_code,
-)
+from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
 from strands_rollout.files import EpisodeRecords
 from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
+from strands_rollout.slime_plugin import worker as remote
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of
 from strands_rollout.slime_plugin.sample_writer import is_unfinished
-from strands_rollout.slime_plugin.worker import (
-    Call,
-    EpisodeWorker,
-    Greeting,
-    Handed,
-    Ray,
-    Result,
-    SentArgs,
-    actor_options,
-    check_greeting,
-    connected_ray,
-    fill,
-    log_tail,
-    packed,
-    places_for,
-    unpacked,
-    what_is_unpicklable,
-)
+from strands_rollout.slime_plugin.worker import Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
 
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
@@ -75,10 +53,6 @@ _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
 _SMOOTHING: Final = 0.1
-
-
-class WorkersLostError(FailedGroupsError):
-    """An episode worker dies again and again."""
 
 
 async def play_elsewhere(
@@ -97,8 +71,7 @@ async def play_elsewhere(
     """
     pool = _pool_of(settings.episode_workers)
     job = _Job(args, sample, settings.should_abort)
-    kept = settings.resume_aborted and settings.journal_dir is not None
-    job.file = open_journal(args, sample, sampling_params, evaluation=evaluation) if kept else None
+    job.file = open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
     try:
         job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
         filled = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
@@ -116,11 +89,11 @@ def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
     sample = job.sample
     if result is None:
         if not slime_adapter.may_return_aborted(job.args, sample):
-            raise EngineAbortedError("the rollout was aborted before an episode worker had a place")
+            raise errors.EngineAbortedError("the rollout was aborted before an episode worker had a place")
         sample.status = statuses_of(sample).ABORTED
         return sample
-    is_list, (own, *others) = unpacked(result.data, result.buffers)
-    fill(sample, own)
+    is_list, (own, *others) = remote.unpacked(result.data, result.buffers)
+    remote.fill(sample, own)
     facts = episode_facts(sample)
     if isinstance(facts, dict):
         facts["queue_s"] = job.queue_s
@@ -128,7 +101,7 @@ def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
     for values in others:
         siblings.append(copy.copy(sample))
         vars(siblings[-1]).pop("trace", None)
-        fill(siblings[-1], values)
+        remote.fill(siblings[-1], values)
     return [sample, *siblings] if is_list else sample
 
 
@@ -162,11 +135,6 @@ class _Job:
     told: tuple[bool, bool] = (False, False)
     attempts: int = 0
     queue_s: float = 0.0
-
-    @property
-    def group(self) -> Hashable:
-        """What its siblings share that begin with the same prompt."""
-        return getattr(self.sample, "group_index", None)
 
     @property
     def is_over(self) -> bool:
@@ -209,7 +177,9 @@ class _Job:
             self.records, self.may_have_acted = fresh, not is_ahead
         self.fresh, self.since, self.worker = [], time.monotonic(), None
         if self.attempts >= _MOST_ATTEMPTS:
-            self.end(LostEpisodeError(f"{self.attempts} episode workers died one after the other as they played it"))
+            self.end(
+                errors.LostEpisodeError(f"{self.attempts} episode workers died one after the other as they played it")
+            )
 
     def record(self, record: bytes) -> None:
         """Keep a record of its steps."""
@@ -261,7 +231,7 @@ class WorkerPool:
 
     def __init__(self, setting: EpisodeWorkers) -> None:
         self._setting = setting
-        self._ray = connected_ray()
+        self._ray = remote.connected_ray()
         self._name = uuid.uuid4().hex  # tells its episodes from those of other pools
         self._workers: list[_Worker] = []
         self._queue: deque[_Job] = deque()
@@ -275,7 +245,7 @@ class WorkerPool:
         self.failed_at: float | None = None  # when no worker could be started
         self._fault: RolloutError | None = None
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="episode-workers", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
         self._thread.start()
 
     def packed_call(
@@ -290,9 +260,10 @@ class WorkerPool:
         spans = slime_adapter.open_spans(job.sample)
         call = Call(job.key, job.args_number, job.sample, dict(sampling_params), evaluation, spans)
         with foreign_code("whatever a sample's values raise when they are pickled") as outcome:
-            return packed(call)
-        raise ConfigError(
-            f"the sample can't be sent to an episode worker: {what_is_unpicklable(vars(job.sample), pickle.dumps)}; "
+            return remote.packed(call)
+        found = remote.what_is_unpicklable(vars(job.sample), pickle.dumps)
+        raise errors.ConfigError(
+            f"the sample can't be sent to an episode worker: {found}; "
             "expected values that pickle takes, or episode_workers: 0"
         ) from outcome.error
 
@@ -335,17 +306,13 @@ class WorkerPool:
             found |= {f"workers/{one.number}/{name}": float(value) for name, value in values.items()}
         return found
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
-
     def stop(self) -> None:
         """End all workers and the pool's thread."""
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
+        self.loop.close()
 
     def _number_of(self, args: SlimeArgs) -> int:
         """The number under which workers know these args, as they are now."""
@@ -372,7 +339,7 @@ class WorkerPool:
             RolloutError: A worker does not start.
         """
         try:
-            places = await asyncio.to_thread(places_for, self._ray, self._setting)
+            places = await asyncio.to_thread(remote.places_for, self._ray, self._setting)
             self._workers = [_Worker(number, node) for number, node in enumerate(places)]
             await asyncio.gather(*(self._greet(worker) for worker in self._workers))
         except RolloutError as e:
@@ -395,7 +362,7 @@ class WorkerPool:
         level = logging.getLogger().getEffectiveLevel()
         worker.has_args, worker.greeting = {sent.number}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
-            options = actor_options(self._setting, worker.node)
+            options = remote.actor_options(self._setting, worker.node)
             worker.actor = self._ray.remote(EpisodeWorker).options(**options).remote(worker.number, self._name, level)
             async with asyncio.timeout(_START_LIMIT_S):
                 greeting: Greeting = await worker.actor.hello.remote(sent.number, sent.data)
@@ -406,7 +373,7 @@ class WorkerPool:
             )
         if outcome.error is not None:
             raise RolloutError(f"episode worker {worker.number} can't start: {describe(outcome.error)}")
-        check_greeting(greeting, self._ray)
+        remote.check_greeting(greeting, self._ray)
         worker.greeting, worker.is_ready = greeting, True
         self._assign()
 
@@ -448,7 +415,7 @@ class WorkerPool:
         logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(lost), cause)
         if len(worker.deaths) == _MOST_DEATHS and now - worker.deaths[0] < _DEATHS_WITHIN_S:
             words = f"{worker} died {_MOST_DEATHS} times within {_DEATHS_WITHIN_S:.0f} s, the last time by: {cause}."
-            self._fail(WorkersLostError(f"{words} The end of its log:\n{log_tail(died)}"))
+            self._fail(WorkersLostError(f"{words} The end of its log:\n{remote.log_tail(died)}"))
             return
         left: dict[int, Sequence[bytes]] = {}
         greeting = self.loop.create_task(self._greet(worker))
@@ -516,11 +483,12 @@ class WorkerPool:
         if not free:
             return None
         chosen = min(free, key=_Worker.rank)
-        if job.group is not None:
-            siblings = self._groups.get(job.group)
+        group = getattr(job.sample, "group_index", None)
+        if group is not None:  # siblings begin with the same prompt, which is encoded once
+            siblings = self._groups.get(group)
             if siblings in free and siblings.rank() <= _GROUP_SLACK * chosen.rank():
                 chosen = siblings
-            self._groups[job.group] = chosen
+            self._groups[group] = chosen
             if len(self._groups) > _MOST_GROUPS:
                 self._groups.popitem(last=False)
         return chosen
@@ -601,7 +569,7 @@ def close_pools() -> None:
 def workers_here(count: int) -> Iterator[None]:
     """Have a Ray of this machine alone, with room for so many workers, while the block lasts."""
     if importlib.util.find_spec("ray") is None:
-        raise ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
+        raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
     import ray
 
     ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)

@@ -117,10 +117,8 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         sync = await stack.enter_async_context(WeightSync(base_url))
         aborting = AbortFlag()
         given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
-        game = playing(
-            base_url, options.model_dir, given, audited=False, generate=method.generate, workers=options.workers
-        )
-        player = await stack.enter_async_context(game)
+        play = functools.partial(playing, audited=False, generate=method.generate, workers=options.workers)
+        player = await stack.enter_async_context(play(base_url, options.model_dir, given))
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(
             player, rows, options, sync.abort_all, aborting, keeps_aborted=method.keeps_aborted

@@ -31,9 +31,9 @@ from interruptible_policy import (
 from ray_cluster import ray_cluster
 
 from strands_rollout import Sample, generate, reward_func
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.slime_plugin import metrics, worker, workers
-from strands_rollout.slime_plugin.workers import WorkersLostError, close_pools, pool_metrics
+from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # of Ray's

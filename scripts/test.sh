@@ -6,6 +6,7 @@
 # With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
 # names a running SGLang with the shipped model, such as one on a GPU, so that none is installed before the tests that break one.
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
+# With --slime and STRANDS_ROLLOUT_TEST_WORKERS=2, episode workers play the episodes of these tests.
 # With --slime, the environment is .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV. It gets torch: name an index of CPU builds in
 # PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT, where pip's is too large.
 set -euo pipefail
@@ -43,7 +44,8 @@ if [[ "${1:-}" == "--slime" ]]; then
   done
   venv="${STRANDS_ROLLOUT_SLIME_VENV:-$repository/.venv-slime}"
   prepare_environment "$venv" "dev,tools"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm \
+    ${STRANDS_ROLLOUT_TEST_WORKERS:+"ray>=2.40"}
   failed=()
   cd "$repository"
   # a process each: one can import one slime only

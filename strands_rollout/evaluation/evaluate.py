@@ -6,6 +6,7 @@ Token exactness is checked against what crossed the wire, not against the model'
 from __future__ import annotations
 
 import asyncio
+import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import (
@@ -202,7 +203,7 @@ async def playing(
         stack.enter_context(_workers(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
-        args = _args(reached, tokenizer_dir, {**(settings or {}), "episode_workers": workers}, max_context_tokens)
+        args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = None if reward else "strands_rollout.reward_func"
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
@@ -214,6 +215,13 @@ def _workers(count: int) -> AbstractContextManager[None]:
     from strands_rollout.slime_plugin.workers import workers_here
 
     return workers_here(count)
+
+
+def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:
+    """The settings with so many episode workers; their own hold where this process is connected to a Ray."""
+    ray = sys.modules.get("ray")
+    has_own = not count and ray is not None and ray.is_initialized()
+    return settings if has_own else {**settings, "episode_workers": count}
 
 
 def _args(

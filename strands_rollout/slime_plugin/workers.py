@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout import errors
+from strands_rollout.aio import freeze_long_lived, own_pass
 from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
@@ -69,6 +70,8 @@ async def play_elsewhere(
         RolloutError: No worker can play it.
         WorkersLostError: A worker dies again and again, which is to end the run.
     """
+    if settings.freeze_gc:
+        freeze_long_lived()  # full collections would look through what finished samples hold
     pool = _pool_of(settings.episode_workers)
     job = _Job(args, sample, settings.should_abort)
     job.file = open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
@@ -81,6 +84,7 @@ async def play_elsewhere(
     finally:
         if job.file is not None:
             job.file.close(keep=is_unfinished(sample))
+    await own_pass()  # results come in batches
     return _filled(job, filled)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,5 +47,8 @@ def cluster(*paths: Path) -> Iterator[None]:
     here = [str(path) for path in (Path(__file__).parent, Path(__file__).parents[1] / "support", *paths)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(_QUIET | {"PYTHONPATH": path, _DRIVER: str(os.getpid()), "RAY_TMPDIR": folder})
-    with workers_here(COUNT):
-        yield
+    try:
+        with workers_here(COUNT):
+            yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -266,6 +266,8 @@ class _Run:
         bound_others(team, limits, setting.self_timed_tools, self.stats, setting.should_abort)
         if self.is_watched:
             contain_exits(team)
+        if setting.journal is not None and not team.is_alone:
+            setting.journal.close(SEVERAL_AGENTS)
         self.team = team
         conversation.bind(team.main, getattr(team.main, "_cancel_signal", None))  # not public in older Strands
         conversation.know_tools(team.main.tool_registry.get_all_tool_specs())
@@ -364,8 +366,8 @@ class _JournalHook(HookProvider):
     def _step(self) -> Step | None:
         run, team = self._run, cast("Team", self._run.team)
         conversation, stats = run.model.conversation, run.stats
-        if not team.is_alone or conversation.segments:
-            self._journal.close(SEVERAL_SEGMENTS if team.is_alone else SEVERAL_AGENTS)
+        if conversation.segments:
+            self._journal.close(SEVERAL_SEGMENTS)
             return None
         duration_s = run.begun.duration_s + time.monotonic() - run.started
         used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts

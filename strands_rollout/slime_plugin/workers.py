@@ -576,7 +576,10 @@ def workers_here(count: int) -> Iterator[None]:
         raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
     import ray
 
-    ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
+    with foreign_code("Ray may fail to start in many ways") as outcome:
+        ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
+    if outcome.error is not None:
+        raise errors.ConfigError(f"Ray can't be started here, for --workers: {describe(outcome.error)}")
     try:
         yield
     finally:

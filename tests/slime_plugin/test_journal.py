@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
-from strands import tool
+from strands import Agent, tool
+from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, files, generate
 from strands_rollout.files import RecordLog
@@ -163,13 +164,20 @@ class Nothing:
     """An environment that does nothing."""
 
 
+def build_graph(model: Any, _task: Any) -> Any:
+    builder = GraphBuilder().set_max_node_executions(3).set_execution_timeout(60)
+    builder.add_node(Agent(name="one", model=model, tools=[work]), "one")
+    return builder.build()
+
+
 @pytest.mark.parametrize(
     ("settings", "args", "reason"),
     [
         ({"environment": f"{__name__}.Nothing"}, {}, "environment and resources are closed"),
         ({}, {"use_rollout_routing_replay": True}, "replay data is lost"),
+        ({"agent_factory": f"{__name__}.build_graph"}, {}, "it is a swarm's or graph's"),
     ],
-    ids=["environment", "replay"],
+    ids=["environment", "replay", "graph"],
 )
 async def test_what_cant_be_continued_is_said_at_once_and_fails_with_the_reason(
     shipped_tokenizer, settings, args, reason

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
+from unittest.mock import patch
 
 from pydantic import BaseModel
 from typer.main import get_command
@@ -207,9 +208,9 @@ def logged_metrics() -> dict[str, bool]:
         reward={"acc": 1.0, "parts/tone": 0.5},
     )
     args = Namespace(hf_checkpoint=str(_TOKENIZER))
-    workers.pool_metrics = lambda: {"workers/0/busy": 0.5}
-    lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
-    lines += _logged(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
+    with patch.object(workers, "pool_metrics", lambda: {"workers/0/busy": 0.5}):
+        lines = _logged(lambda: log_rollout(0, args, [sample], None, 1.0))
+        lines += _logged(lambda: log_eval(0, args, {"set": {"rewards": [1.0], "samples": [sample]}}, None))
     found: dict[str, bool] = {}
     for name in re.findall(r"(?:rollout|eval/set)/agent/(\S+)=", "\n".join(lines)):
         base = _STATISTIC.sub("", name)

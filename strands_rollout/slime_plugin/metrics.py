@@ -366,9 +366,9 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 
 def worker_metrics(samples: Samples) -> Metrics:
     """Episode workers: how long samples waited for a place; of each worker, its load, episodes and restarts."""
+    waits = distribution("queue_s", [sample.number("queue_s") for sample in samples])
     workers = sys.modules.get("strands_rollout.slime_plugin.workers")  # not loaded where there are none
-    found: Metrics = {} if workers is None else workers.pool_metrics()
-    return found | distribution("queue_s", [sample.number("queue_s") for sample in samples])
+    return waits | workers.pool_metrics() if waits and workers is not None else waits
 
 
 GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {

@@ -52,13 +52,13 @@ class Kept(Protocol):
 
     Attributes:
         records: Those of an attempt whose process died; none of the first.
-        is_certain: Whether that attempt is known to be this sample's last; else the sample may have gone further since.
         may_have_acted: Whether calls of the last turn may have begun that have no result.
+        is_certain: Whether that attempt is known to be this sample's last; else the sample may have gone further since.
     """
 
     records: Sequence[bytes]
-    is_certain: bool
     may_have_acted: bool
+    is_certain: bool
 
     def write(self, record: bytes) -> None:
         """Take a record."""

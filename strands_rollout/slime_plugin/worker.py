@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -42,8 +42,8 @@ Ray: TypeAlias = Any
 """The module, or a handle of an actor: Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
-Left = tuple[Sequence[bytes], bool]
-"""Records of an attempt whose worker died, and whether calls may have begun; see `journal.Kept`."""
+Left = tuple[Sequence[bytes], bool, bool]
+"""What an attempt has left whose process died: the first three of `journal.Kept`, in this order."""
 Aborted = tuple[Sequence[int], tuple[bool, bool]]
 """Keys of episodes, and whether slime is aborting and whether the setting's `should_abort` says so."""
 _DRIVERS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are the driver's
@@ -202,8 +202,8 @@ class _Relay:
     key: int
     records: Sequence[bytes]
     may_have_acted: bool
+    is_certain: bool
     file: EpisodeRecords
-    is_certain: bool = field(default=True, init=False)
 
     def begin(self) -> None:
         """Begin an attempt."""

@@ -75,6 +75,7 @@ async def play_elsewhere(
     pool = _pool_of(settings.episode_workers)
     job = _Job(args, sample, settings.should_abort)
     job.file = open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
+    job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
     try:
         job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
         filled = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
@@ -119,7 +120,7 @@ class _Job:
         since: When it began to wait, or to be played.
         records: Of its last attempt that has any.
         fresh: Of this attempt, from its beginning, as far as they have come.
-        may_have_acted: Whether calls of their last turn may have begun; see `journal.Kept`.
+        may_have_acted, is_certain: See `journal.Kept`.
         told: What its worker knows of an abort: slime's, and the setting's.
     """
 
@@ -136,6 +137,7 @@ class _Job:
     records: list[bytes] = field(default_factory=list)
     fresh: list[bytes] = field(default_factory=list)
     may_have_acted: bool = True
+    is_certain: bool = False
     told: tuple[bool, bool] = (False, False)
     attempts: int = 0
     queue_s: float = 0.0
@@ -169,7 +171,7 @@ class _Job:
         if self.file is not None:
             self.file.begin()
         told = self.told[0], None if self.should_abort is None else self.told[1]
-        return Handed(self.key, *self.call, (self.records, self.may_have_acted), told)
+        return Handed(self.key, *self.call, (self.records, self.may_have_acted, self.is_certain), told)
 
     def has_died(self, left: Sequence[bytes] | None) -> None:
         """Count an attempt whose worker died, and has left these records in its file; it waits for another one then."""
@@ -178,7 +180,7 @@ class _Job:
         fresh = self.fresh if left is None or is_ahead else [*left]
         self.attempts = 0 if fresh else self.attempts + 1
         if fresh:
-            self.records, self.may_have_acted = fresh, not is_ahead
+            self.records, self.may_have_acted, self.is_certain = fresh, not is_ahead, True
         self.fresh, self.since, self.worker = [], time.monotonic(), None
         if self.attempts >= _MOST_ATTEMPTS:
             self.end(

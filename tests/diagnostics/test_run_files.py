@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
 
+from strands_rollout.diagnostics import run_files
 from strands_rollout.diagnostics.diagnosis import Finding
 from strands_rollout.diagnostics.run_files import (
     check_config,
@@ -130,6 +131,19 @@ def test_good_settings_are_listed(tmp_path: Path) -> None:
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
     assert only(check_config(question(tmp_path)), "config").status == "skipped"
+
+
+def test_what_workers_and_a_journal_need_is_looked_for(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run_files, "find_spec", lambda _name: None)
+    found = config(tmp_path, "strands_rollout: {episode_workers: 2}")
+    assert_fault(found, "config: episode_workers", "error", "Ray", remedy="pip install")
+    monkeypatch.undo()
+    monkeypatch.setattr(run_files, "find_spec", bool)
+    found = config(tmp_path, "strands_rollout: {episode_workers: 4096}")
+    assert_fault(found, "config: episode_workers", "warning", "4096", remedy="fewer")
+    (tmp_path / "file").write_text("")
+    found = config(tmp_path, f"strands_rollout: {{journal_dir: {tmp_path}/file/folder}}")
+    assert_fault(found, "config: journal_dir", "error", "file/folder", remedy="folder")
 
 
 @pytest.mark.parametrize(

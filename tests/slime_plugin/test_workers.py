@@ -3,8 +3,11 @@
 import asyncio
 import contextlib
 import copy
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -224,6 +227,33 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
     assert {one.metadata["strands_rollout"]["stop_reason"] for one in lost} <= {"worker_error"}
     assert recorded_tools.ended_twice() == []
     assert all(len(one.weight_versions) == 13 for one in finished)
+
+
+async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
+    stage: Stage, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("STRANDS_ROLLOUT_EPISODE_WORKERS", "0")
+    settings = SETTINGS | {"tools": [*recorded_tools.PATHS, "recorded_tools.die"], "journal_dir": str(tmp_path)}
+    sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
+    stage.args.strands_rollout = settings
+    command = [sys.executable, "-c", CHILD, json.dumps([vars(stage.args), sample.prompt, "deadly-0"])]
+    child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=120, env={**os.environ})
+    assert (child.returncode, len(stage.fake.requests)) == (-signal.SIGKILL, 2)
+    await stage.play_one(sample, episode_workers=2)
+    assert sample.metadata["strands_rollout"]["stop_reason"] == "worker_error"
+    assert (len(stage.fake.requests), Counter(recorded_tools.ended())) == (2, {"deadly-0:0": 1, "deadly-0:1": 1})
+    await stage.play_one(sample)  # it is over, so that the next one begins afresh
+    assert len(stage.fake.requests) > 2
+
+
+CHILD = """
+import asyncio, json, sys
+from types import SimpleNamespace
+from strands_rollout import Sample, generate
+args, prompt, session = json.loads(sys.argv[1])
+sample = Sample(prompt=prompt, label="34", index=0, session_id=session)
+asyncio.run(generate(SimpleNamespace(**args), sample, {"temperature": 1.0, "max_new_tokens": 20_000}))
+"""
 
 
 async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage) -> None:

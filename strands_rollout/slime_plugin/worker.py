@@ -54,7 +54,7 @@ _LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are 
 _WAIT_FOR_EACH_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0
-_MOST_ARGS: Final = 8
+_MOST_ARGS: Final = 64
 _ARRAYS: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
 _INPUTS: Final = ("prompt", "multimodal_inputs")  # large, and not sent back as they came
 

@@ -78,15 +78,15 @@ async def play_elsewhere(
     job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
     try:
         job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
-        filled = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
+        result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
+        await own_pass()  # results come in batches
+        return _filled(job, result)
     except WorkersLostError as e:
         failed_groups_of(args).error = e  # for slime's fully-async rollout, which loses what is raised here
         raise
     finally:
         if job.file is not None:
             job.file.close(keep=is_unfinished(sample))
-    await own_pass()  # results come in batches
-    return _filled(job, filled)
 
 
 def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
@@ -128,7 +128,7 @@ class _Job:
     sample: SampleLike
     should_abort: str | Callable[[], bool] | None
     key: int = 0
-    args_number: int = 0
+    sent: SentArgs | None = None
     call: tuple[bytes, list[Any]] = (b"", [])
     file: EpisodeRecords | None = None
     done: asyncio.Future[Result | None] | None = None
@@ -262,9 +262,10 @@ class WorkerPool:
         Raises:
             ConfigError: Something of it can't be pickled.
         """
-        job.key, job.args_number, job.told = next(self._numbers), self._number_of(job.args), job.aborts()
+        job.sent = sent = self._as_sent(job.args)
+        job.key, job.told = next(self._numbers), job.aborts()
         spans = slime_adapter.open_spans(job.sample)
-        call = Call(job.key, job.args_number, job.sample, dict(sampling_params), evaluation, spans)
+        call = Call(job.key, sent.number, job.sample, dict(sampling_params), evaluation, spans)
         with foreign_code("whatever a sample's values raise when they are pickled") as outcome:
             return remote.packed(call)
         found = remote.what_is_unpicklable(vars(job.sample), pickle.dumps)
@@ -318,24 +319,19 @@ class WorkerPool:
             asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
-        self.loop.close()
+        if not self._thread.is_alive():
+            self.loop.close()
 
-    def _number_of(self, args: SlimeArgs) -> int:
-        """The number under which workers know these args, as they are now."""
+    def _as_sent(self, args: SlimeArgs) -> SentArgs:
+        """These args as they are now, with the number under which workers know them."""
         with self._args_lock:
             held = self._args.get(id(args))
             if held is None or not held.is_of(args):
-                number = next(self._numbers)
-                held = self._args[id(args)] = SentArgs(args, number)
+                held = self._args[id(args)] = SentArgs(args, next(self._numbers))
                 while len(self._args) > _MOST_ARGS:
                     self._args.popitem(last=False)
             self._args.move_to_end(id(args))
-            return held.number
-
-    def _sent_args(self, number: int | None = None) -> SentArgs:
-        """The args of a number; the last without one."""
-        with self._args_lock:
-            return next(one for one in reversed(self._args.values()) if number in (None, one.number))
+            return held
 
     async def _start(self) -> None:
         """Start all workers.
@@ -364,7 +360,8 @@ class WorkerPool:
 
     async def _greet(self, worker: _Worker) -> None:
         """Make the worker's actor, and have it get ready."""
-        sent = self._sent_args()
+        with self._args_lock:
+            sent = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
         worker.has_args, worker.greeting = {sent.number}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
@@ -479,7 +476,7 @@ class WorkerPool:
                 return
             self._queue.popleft()
             if worker is not None:
-                self._send_args(worker, job.args_number)
+                self._send_args(worker, job.sent)
                 worker.handed.append(job.begin_attempt(worker))
                 self._tell_soon(worker)
 
@@ -512,11 +509,11 @@ class WorkerPool:
         with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
             actor.hand.remote(handed, aborted, cancelled)
 
-    def _send_args(self, worker: _Worker, number: int) -> None:
-        if number not in worker.has_args:
-            worker.has_args.add(number)
+    def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
+        if sent is not None and sent.number not in worker.has_args:
+            worker.has_args.add(sent.number)
             with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
-                worker.actor.set_args.remote(number, self._sent_args(number).data)
+                worker.actor.set_args.remote(sent.number, sent.data)
 
     async def _poll_aborts(self) -> None:
         """Tell workers of aborts; what waits and has not begun ends at once."""

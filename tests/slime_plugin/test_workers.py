@@ -5,6 +5,7 @@ import contextlib
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from ray_cluster import ray_cluster
 
 from strands_rollout import Sample, generate, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
+from strands_rollout.files import left_in
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
@@ -244,6 +246,14 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     assert (len(stage.fake.requests), Counter(recorded_tools.ended())) == (2, {"deadly-0:0": 1, "deadly-0:1": 1})
     await stage.play_one(sample)  # it is over, so that the next one begins afresh
     assert len(stage.fake.requests) > 2
+
+
+async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stage, tmp_path: Path) -> None:
+    samples = await stage.play(3, journal_dir=str(tmp_path / "journal"))
+    assert {one.status.value for one in samples} == {"completed"}
+    shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # without this process's lock
+    assert any((tmp_path / "copy").iterdir())
+    assert left_in(tmp_path / "copy") == {}
 
 
 CHILD = """

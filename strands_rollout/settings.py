@@ -259,6 +259,8 @@ class EpisodeWorkers(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _of_count(cls, given: object) -> Json:
+        if isinstance(given, Mapping) and given and "count" not in given:
+            return {"count": None, **given}  # a mapping asks for some
         return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
     @property

@@ -25,6 +25,12 @@ from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good
 from strands_rollout.files import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
+# the shipped model writes harmless code, which needs no stronger sandbox
+_SETTINGS: Final = {
+    "max_tool_iterations": 3,
+    "episode_workers": 0,
+    "executor": {"name": "local", "isolation": "rlimits"},
+}
 _LIMIT_S: Final = 50.0
 _NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
 _GIT_S: Final = 5.0
@@ -216,8 +222,7 @@ async def _play(checkpoint: Path) -> dict[str, Json]:
         custom_generate_function_path="strands_rollout.generate",
         custom_rm_path="strands_rollout.reward_func",
         reward_key="score",
-        # the shipped model writes harmless code, which needs no stronger sandbox
-        strands_rollout={"max_tool_iterations": 3, "executor": {"name": "local", "isolation": "rlimits"}},
+        strands_rollout=_SETTINGS,
     )
     async with engine_process() as base_url:
         args.sglang_router_ip, args.sglang_router_port = urlsplit(base_url).hostname, urlsplit(base_url).port

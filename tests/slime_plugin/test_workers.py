@@ -374,6 +374,8 @@ def _lives(pid: int) -> bool:
 def test_a_wrong_setting_is_an_error() -> None:
     from strands_rollout.settings import checked_settings
 
-    for given in (-1, {"count": None}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
+    per_node = checked_settings({"episode_workers": {"per_node": 2}}, "strands_rollout").episode_workers
+    assert (per_node.are_wanted, per_node.count) == (True, None)
+    for given in (-1, {"count": None}, {"cpus": 2}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
         with pytest.raises(ConfigError, match="episode_workers"):
             checked_settings({"episode_workers": given}, "strands_rollout")

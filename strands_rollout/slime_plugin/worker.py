@@ -16,6 +16,7 @@ import logging
 import os
 import pickle
 import platform
+import shutil
 import tempfile
 import time
 from collections import deque
@@ -326,6 +327,10 @@ class EpisodeWorker:
     async def left(self, folder: str) -> dict[int, Sequence[bytes]]:
         """What episodes of a process that died on this node have left in its folder, which is removed."""
         return {int(key): records for key, records in left_in(Path(folder)).items()}
+
+    async def close(self) -> None:
+        """Remove the records: nothing is played any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _log_path() -> str:

@@ -49,6 +49,7 @@ _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
 _CAUSE_CHARS: Final = 200
 _LEFT_LIMIT_S: Final = 10.0
+_CLOSE_LIMIT_S: Final = 3.0
 _TELL_AFTER_S: Final = 0.005
 _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
@@ -174,13 +175,13 @@ class _Job:
         return Handed(self.key, *self.call, (self.records, self.may_have_acted, self.is_certain), told)
 
     def has_died(self, left: Sequence[bytes] | None) -> None:
-        """Count an attempt whose worker died, and has left these records in its file; it waits for another one then."""
+        """Count an attempt whose worker died, and has left these records in its file; None where that can't be read."""
         # a turn is sent before its tools run, and written after that; a call's result the other way round
-        is_ahead = left is not None and len(self.fresh) > len(left)
-        fresh = self.fresh if left is None or is_ahead else [*left]
+        ahead = 0 if left is None else len(self.fresh) - len(left)
+        fresh = self.fresh if left is None or ahead > 0 else [*left]
         self.attempts = 0 if fresh else self.attempts + 1
         if fresh:
-            self.records, self.may_have_acted, self.is_certain = fresh, not is_ahead, True
+            self.records, self.may_have_acted, self.is_certain = fresh, ahead != 1, True
         self.fresh, self.since, self.worker = [], time.monotonic(), None
         if self.attempts >= _MOST_ATTEMPTS:
             self.end(
@@ -302,6 +303,10 @@ class WorkerPool:
         """End all workers; what they play is lost."""
         for task in self._tasks:
             task.cancel()
+        with foreign_code("what can't be closed is killed"):
+            closing = [asyncio.ensure_future(one.actor.close.remote()) for one in self._workers if one.is_ready]
+            if closing:
+                await asyncio.wait(closing, timeout=_CLOSE_LIMIT_S)
         for worker in self._workers:
             self._kill(worker)
 
@@ -420,7 +425,7 @@ class WorkerPool:
             words = f"{worker} died {_MOST_DEATHS} times within {_DEATHS_WITHIN_S:.0f} s, the last time by: {cause}."
             self._fail(WorkersLostError(f"{words} The end of its log:\n{remote.log_tail(died)}"))
             return
-        left: dict[int, Sequence[bytes]] = {}
+        left: dict[int, Sequence[bytes]] | None = None
         greeting = self.loop.create_task(self._greet(worker))
         try:
             if self._near(died) is None:
@@ -429,7 +434,7 @@ class WorkerPool:
                 left = await self._left(near, died)
         finally:
             for key, job in lost.items():
-                job.has_died(left.get(key))
+                job.has_died(None if left is None else left.get(key, ()))
             self._queue.extendleft(reversed(lost.values()))
             self._assign()
         await greeting
@@ -444,13 +449,13 @@ class WorkerPool:
         ready = [(one, one.greeting) for one in self._workers if one.is_ready and one.greeting is not None]
         return next((one for one, greeting in ready if died is not None and greeting.node == died.node), None)
 
-    async def _left(self, worker: _Worker, died: Greeting) -> dict[int, Sequence[bytes]]:
+    async def _left(self, worker: _Worker, died: Greeting) -> dict[int, Sequence[bytes]] | None:
         """What a dead process on the worker's node has left in its files; the driver lacks the end of it."""
         with foreign_code("Ray may raise anything; the driver has most of it itself"):
             async with asyncio.timeout(_LEFT_LIMIT_S):
                 found: dict[int, Sequence[bytes]] = await worker.actor.left.remote(died.folder)
                 return found
-        return {}
+        return None
 
     def _fail(self, error: RolloutError) -> None:
         self._fault = error

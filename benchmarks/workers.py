@@ -9,7 +9,6 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -47,7 +46,7 @@ async def known_result(code: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """One measurement; 0 workers is the process that calls `generate`.
+    """One measurement, of episodes that all begin at once; 0 workers is the process that calls `generate`.
 
     Attributes:
         driver_cpu_ms: Of the driver's process, all threads, per episode.
@@ -57,7 +56,6 @@ class WorkerFigures:
 
     workers: int
     episodes: int
-    concurrency: int
     tool_turns: int
     driver_cpu_ms: float
     episodes_per_s: float
@@ -84,8 +82,7 @@ def measure(
         with scripted_engine([path], core=None) as port:
             for number, (count, size) in enumerate(steps):
                 on_step(f"{count} workers, {size} episodes at once", number, len(steps))
-                ray: AbstractContextManager[None] = workers_here(count) if count else nullcontext()
-                with ray:
+                with workers_here(count):
                     found.append(asyncio.run(_measured(count, size, port, tokenizer_dir, scripts)))
     return {"cores": len(usable_cores()), "measurements": [asdict(one) for one in found]}
 
@@ -99,7 +96,7 @@ def table(found: Mapping[str, Any]) -> str:
     ]
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for one in found["measurements"]:
-        groups.setdefault((one["workers"], one["concurrency"]), []).append(one)
+        groups.setdefault((one["workers"], one["episodes"]), []).append(one)
     for (count, size), ones in groups.items():
         values = [median(one[name] for one in ones) for name in names]
         rows.append(f"| {count} | {size} | " + " | ".join(f"{value:.2f}" for value in values) + " |")
@@ -144,7 +141,6 @@ async def _measured(count: int, size: int, port: int, tokenizer: Path, scripts: 
     return WorkerFigures(
         workers=count,
         episodes=size,
-        concurrency=size,
         tool_turns=scripts[0].tool_turns,
         driver_cpu_ms=cpu_s / size * 1e3,
         episodes_per_s=size / wall_s,

@@ -344,11 +344,10 @@ class _File:
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
         self._descriptor = descriptor
-        size = os.fstat(descriptor).st_size
-        self._map: Any = mmap.mmap(descriptor, size) if size else bytearray(_NUMBER.size)
+        self.size = os.fstat(descriptor).st_size
+        self._map = mmap.mmap(descriptor, self.size)
         self.number: int = _NUMBER.unpack_from(self._map)[0]
         self._end = 0
-        self.size = size
         self.keys: set[bytes] = set()
         self.is_full = True
 
@@ -437,7 +436,12 @@ def _read(folder: Path, records: dict[bytes, list[bytes]]) -> list[_File]:
     files = []
     for path in folder.glob(f"*{_SUFFIX}"):
         with suppress(ConfigError):  # of a process that lives
-            files.append(_File(path, open_alone(path)))
+            descriptor = open_alone(path)
+            if os.fstat(descriptor).st_size > _NUMBER.size:
+                files.append(_File(path, descriptor))
+            else:  # its process died before it had a size
+                path.unlink(missing_ok=True)
+                os.close(descriptor)
     files.sort(key=lambda file: file.number)
     for file in files:
         file.read_into(records)

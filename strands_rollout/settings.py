@@ -259,8 +259,8 @@ class EpisodeWorkers(_Settings):
     @model_validator(mode="before")
     @classmethod
     def _of_count(cls, given: object) -> Json:
-        if isinstance(given, Mapping) and given and "count" not in given:
-            return {"count": None, **given}  # a mapping asks for some
+        if isinstance(given, Mapping):
+            return {"count": None, **given} if given else given  # a mapping asks for some
         return {"count": given} if isinstance(given, int) and not isinstance(given, bool) else given
 
     @property
@@ -276,8 +276,9 @@ class EpisodeWorkers(_Settings):
 
 
 def _asked_workers() -> int:
-    asked = os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS", "")
-    return int(asked) if asked.isdecimal() else 0
+    if (asked := os.environ.get("STRANDS_ROLLOUT_EPISODE_WORKERS") or "0").isdecimal():
+        return int(asked)
+    raise ConfigError(f"got STRANDS_ROLLOUT_EPISODE_WORKERS={asked!r} in the environment; expected a whole number")
 
 
 CODE_TOOL_PATH: Final = "strands_rollout.tools.execute_python_code"

@@ -9,13 +9,7 @@ import asyncio
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -37,6 +31,7 @@ from strands_rollout.slime_plugin.generate import generate
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.slime_plugin.workers import workers_here
 
 if TYPE_CHECKING:
     import httpx
@@ -200,21 +195,13 @@ async def playing(
     url = parse_base_url(base_url)
     is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
     async with AsyncExitStack() as stack:
-        stack.enter_context(_workers(workers))
+        stack.enter_context(workers_here(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = None if reward else "strands_rollout.reward_func"
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
-
-
-def _workers(count: int) -> AbstractContextManager[None]:
-    if not count:
-        return nullcontext()
-    from strands_rollout.slime_plugin.workers import workers_here
-
-    return workers_here(count)
 
 
 def _with_workers(settings: Mapping[str, Any], count: int) -> Mapping[str, Any]:

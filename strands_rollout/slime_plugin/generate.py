@@ -99,7 +99,7 @@ async def play_sample(
                 from strands_rollout.slime_plugin.workers import play_elsewhere
 
                 return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
-            kept = kept or open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
+            kept = kept or await open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
             beginning = continued(begin_sample(sample, may_resume=settings.resume_aborted), kept, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex

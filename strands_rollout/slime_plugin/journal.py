@@ -1,7 +1,7 @@
 """An episode's journal: a record of each of its steps, with which another process can continue it.
 
 A record holds what is new since the last one: turns, messages and results of tool calls as JSON, and their tokens. It
-goes to whoever survives the process: a `RecordLog` in `journal_dir`, or the driver of an episode worker. An episode is
+outlives the process in a `RecordLog` in `journal_dir`, or in the driver of an episode worker. An episode is
 continued from its last finished turn, as an aborted one is, and gives the same sample.
 """
 
@@ -24,6 +24,7 @@ import orjson
 
 from strands_rollout.agent.episode import STEP_COUNTS, Step
 from strands_rollout.agent.limits import EpisodeProgress
+from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
 from strands_rollout.files import EpisodeRecords, RecordLog
@@ -320,7 +321,7 @@ def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings
     return replace(beginning, resume=found.state, resumes=found.resumes + 1, dropped_tokens=dropped)
 
 
-def open_journal(
+async def open_journal(
     args: SlimeArgs,
     sample: SampleLike,
     sampling_params: Mapping[str, Any],
@@ -330,7 +331,7 @@ def open_journal(
 ) -> EpisodeRecords | None:
     """The records of this sample of this job in the setting's `journal_dir`; None without one, or if it can't be used.
 
-    Another episode of the same sample that runs at this moment keeps them for itself.
+    What dead processes have left is read once, in a thread. Another episode of the same sample keeps them for itself.
     """
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:
@@ -340,6 +341,7 @@ def open_journal(
     about = [getattr(args, "hf_checkpoint", None), given, asked, sample.prompt, sample.label, evaluation]
     name = hashlib.sha256(orjson.dumps(about, default=repr, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
     try:
+        await once(("journal", os.getpid(), folder), functools.partial(_log_in, os.getpid(), folder))
         return _log_in(os.getpid(), folder).open(f"{sample.index}-{name}")
     except OSError as e:
         _warn_of_folder(folder, f"{type(e).__name__}: {e}")

@@ -184,7 +184,7 @@ class _Outbox:
         self._wait_s = min(_LONGEST_WAIT_S, (len(self._records) + len(self._results)) * _WAIT_FOR_EACH_S)
         records, self._records, self._sent, self._uncommitted = self._records, [], self._uncommitted, []
         results, size = [], 0
-        while self._results and size < _BATCH_BYTES:  # one with large arrays goes alone, so that its memory is its own
+        while self._results and size < _BATCH_BYTES:  # large arrays end a batch, whose memory they share
             results.append(self._results.popleft())
             size += sum(len(buffer) for buffer in results[-1].buffers)
         if not self._results:
@@ -267,7 +267,7 @@ class EpisodeWorker:
     async def hand(
         self,
         handed: Sequence[Handed],
-        aborted: Sequence[tuple[Sequence[int], tuple[bool, bool]]],
+        aborted: Sequence[Aborted],
         cancelled: Sequence[int],
     ) -> None:
         """Begin episodes; let others know that the rollout is being aborted; end those whose callers were cancelled.
@@ -326,7 +326,8 @@ class EpisodeWorker:
 
     async def left(self, folder: str) -> dict[int, Sequence[bytes]]:
         """What episodes of a process that died on this node have left in its folder, which is removed."""
-        return {int(key): records for key, records in left_in(Path(folder)).items()}
+        found = await asyncio.to_thread(left_in, Path(folder))
+        return {int(key): records for key, records in found.items()}
 
     async def close(self) -> None:
         """Remove the records: nothing is played any more."""

@@ -75,7 +75,7 @@ async def play_elsewhere(
         freeze_long_lived()  # full collections would look through what finished samples hold
     pool = _pool_of(settings.episode_workers)
     job = _Job(args, sample, settings.should_abort)
-    job.file = open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
+    job.file = await open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
     job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
     try:
         job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
@@ -200,7 +200,7 @@ class _Worker:
     """A place of the pool, and the actor that has it now.
 
     Attributes:
-        handed, aborted, cancelled: What the actor is told next; see `EpisodeWorker.hand`.
+        handed, aborted, cancelled: Arguments of the next call of `EpisodeWorker.hand`.
     """
 
     number: int
@@ -270,10 +270,8 @@ class WorkerPool:
         with foreign_code("whatever a sample's values raise when they are pickled") as outcome:
             return remote.packed(call)
         found = remote.what_is_unpicklable(vars(job.sample), pickle.dumps)
-        raise errors.ConfigError(
-            f"the sample can't be sent to an episode worker: {found}; "
-            "expected values that pickle takes, or episode_workers: 0"
-        ) from outcome.error
+        words = f"the sample can't be sent to an episode worker: {found}; expected values that pickle takes"
+        raise errors.ConfigError(f"{words}, or episode_workers: 0") from outcome.error
 
     async def play(self, job: _Job) -> Result | None:
         """What a worker fills the job's sample with; None where it was aborted before a worker had begun."""
@@ -312,11 +310,8 @@ class WorkerPool:
 
     def metrics(self) -> dict[str, float]:
         """Of each worker: episodes and restarts so far, and the share of a CPU that it used lately."""
-        found: dict[str, float] = {}
-        for one in self._workers:
-            values = {"episodes": one.episodes, "restarts": one.restarts, "busy": one.busy}
-            found |= {f"workers/{one.number}/{name}": float(value) for name, value in values.items()}
-        return found
+        names = ("episodes", "restarts", "busy")
+        return {f"workers/{one.number}/{name}": float(getattr(one, name)) for one in self._workers for name in names}
 
     def stop(self) -> None:
         """End all workers and the pool's thread."""
@@ -575,7 +570,10 @@ def close_pools() -> None:
 
 @contextmanager
 def workers_here(count: int) -> Iterator[None]:
-    """Have a Ray of this machine alone, with room for so many workers, while the block lasts."""
+    """Have a Ray of this machine alone, with room for so many workers, while the block lasts; nothing for none."""
+    if not count:
+        yield
+        return
     if importlib.util.find_spec("ray") is None:
         raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
     import ray

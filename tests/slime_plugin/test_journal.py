@@ -19,7 +19,7 @@ from strands import Agent, tool
 from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, files, generate
-from strands_rollout.files import RecordLog
+from strands_rollout.files import RecordLog, left_in
 from strands_rollout.slime_plugin.generate import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -204,9 +204,8 @@ CHILD = """
 import asyncio, json, sys
 from types import SimpleNamespace
 from strands_rollout import Sample, generate
-args, prompt = json.loads(sys.argv[1])
-sample = Sample(prompt=prompt, label="34", index=3, session_id="one-episode")
-asyncio.run(generate(SimpleNamespace(**args), sample, {"temperature": 1.0, "max_new_tokens": 4096}))
+args, sample, params = json.loads(sys.argv[1])
+asyncio.run(generate(SimpleNamespace(**args), Sample.from_dict(sample), params))
 """
 
 
@@ -217,7 +216,8 @@ async def test_a_killed_run_continues_its_episodes_from_journal_dir(shipped_toke
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     async with FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
-        command = [sys.executable, "-c", CHILD, json.dumps([vars(args), new_sample().prompt])]
+        given = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
+        command = [sys.executable, "-c", CHILD, given]
         environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
         child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
         assert (child.returncode, len(fake.requests)) == (-signal.SIGKILL, 2)
@@ -250,14 +250,9 @@ def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path
 
 def _left(folder: Path) -> dict[str, list[bytes]]:
     """What another process would find."""
-    code = (
-        "import sys; from pathlib import Path; from strands_rollout.files import left_in;"
-        "print(left_in(Path(sys.argv[1])))"
-    )
     copied = Path(tempfile.mkdtemp(), "copy")  # without its writer's lock
     shutil.copytree(folder, copied)
-    done = subprocess.run([sys.executable, "-c", code, copied], check=True, capture_output=True, text=True)
-    return eval(done.stdout)
+    return left_in(copied)
 
 
 def test_files_are_used_again_and_hold_only_what_is_unfinished(tmp_path: Path, monkeypatch) -> None:
@@ -273,10 +268,17 @@ def test_files_are_used_again_and_hold_only_what_is_unfinished(tmp_path: Path, m
             episode.close(keep=False)
     assert len([*tmp_path.iterdir()]) < 15
     assert _left(tmp_path) == {"7": [b"H" * 300] * 3}
-    assert slow is not None
     slow.close(keep=False)
     log.open("large").write(b"z" * 20_000)
     assert list(_left(tmp_path)) == ["large"]
+
+
+def test_a_file_without_a_size_is_removed_and_hides_no_other(tmp_path: Path) -> None:
+    RecordLog(tmp_path / "first").open("1").write(b"a")
+    shutil.copytree(tmp_path / "first", tmp_path / "left")
+    (tmp_path / "left" / "empty.records").touch()  # its process was killed as it made it
+    assert RecordLog(tmp_path / "left").open("1").records == [b"a"]
+    assert not (tmp_path / "left" / "empty.records").exists()
 
 
 def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, monkeypatch, caplog) -> None:

@@ -1,7 +1,6 @@
 """Episode workers on a real Ray of two nodes: the samples of one process, aborts, deaths, lost nodes, places."""
 
 import asyncio
-import contextlib
 import copy
 import json
 import os
@@ -32,11 +31,14 @@ from interruptible_policy import (
     prompt_of,
     turn,
 )
-from ray_cluster import ray_cluster
+from processes import ends
+from ray_cluster import QUIET, ray_cluster
+from test_journal import CHILD
 
 from strands_rollout import Sample, generate, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.files import left_in
+from strands_rollout.settings import checked_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
@@ -79,18 +81,15 @@ class Stage(SimpleNamespace):
     """An engine with a policy written in advance, and slime's args for it."""
 
     async def play(self, count: int = 1, name: str = "job", **settings: Any) -> list[Any]:
-        samples = [
-            Sample(prompt=prompt_of(name, n), label="34", index=n, group_index=n // 4, session_id=f"{name}-{n}")
-            for n in range(count)
-        ]
+        given = [{"prompt": prompt_of(name, n), "index": n, "session_id": f"{name}-{n}"} for n in range(count)]
+        samples = [Sample(label="34", group_index=one["index"] // 4, **one) for one in given]
         return [*await asyncio.gather(*(self.play_one(sample, **settings) for sample in samples))]
 
     async def play_one(self, sample: Sample, **settings: Any) -> Any:
-        given = await generate(self.args_with(**settings), sample, {**PARAMS, "sampling_seed": sample.index})
-        for one in given if isinstance(given, list) else [given]:
-            if one.status is not Sample.Status.ABORTED:
-                one.reward = await reward_func(self.args, one)
-        return given
+        await generate(self.args_with(**settings), sample, {**PARAMS, "sampling_seed": sample.index})
+        if sample.status is not Sample.Status.ABORTED:
+            sample.reward = await reward_func(self.args, sample)
+        return sample
 
     def args_with(self, **settings: Any) -> SimpleNamespace:
         self.args.strands_rollout = self.args.strands_rollout | settings
@@ -109,9 +108,8 @@ async def stage(cluster: SimpleNamespace, shipped_tokenizer: Any) -> AsyncIterat
     policy = InterruptiblePolicy(shipped_tokenizer, PLANS)
     fake = FakeSGLang(policy, context_length=32_768, vocab_size=len(shipped_tokenizer))
     async with fake:
-        args = args_for(
-            fake.base_url, shipped_tokenizer, custom_rm_path="strands_rollout.reward_func", reward_key="score"
-        )
+        rewards = {"custom_rm_path": "strands_rollout.reward_func", "reward_key": "score"}
+        args = args_for(fake.base_url, shipped_tokenizer, **rewards)
         args.strands_rollout = {**SETTINGS, "episode_workers": 2}
         yield Stage(policy=policy, fake=fake, args=args, ray=cluster.ray)
     assert (policy.violations, fake.violations) == ([], [])
@@ -168,11 +166,11 @@ async def test_the_reward_is_found_out_in_the_worker_and_taken_once(stage: Stage
 async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began(stage: Stage) -> None:
     flag = threading.Event()
     stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
-    running = asyncio.gather(*[asyncio.ensure_future(stage.play(8, should_abort=flag.is_set))])
+    running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set))
     await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
     flag.set()
     async with asyncio.timeout(30):
-        [samples] = await running
+        samples = await running
     assert {one.status.value for one in samples} == {"aborted"}
     assert all(one.metadata["strands_rollout"]["resume"] for one in samples)
     flag.clear()
@@ -238,7 +236,7 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     settings = SETTINGS | {"tools": [*recorded_tools.PATHS, "recorded_tools.die"], "journal_dir": str(tmp_path)}
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     stage.args.strands_rollout = settings
-    command = [sys.executable, "-c", CHILD, json.dumps([vars(stage.args), sample.prompt, "deadly-0"])]
+    command = [sys.executable, "-c", CHILD, json.dumps([vars(stage.args), sample.to_dict(), PARAMS])]
     child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=120, env={**os.environ})
     assert (child.returncode, len(stage.fake.requests)) == (-signal.SIGKILL, 2)
     await stage.play_one(sample, episode_workers=2)
@@ -254,16 +252,6 @@ async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stag
     shutil.copytree(tmp_path / "journal", tmp_path / "copy")  # without this process's lock
     assert any((tmp_path / "copy").iterdir())
     assert left_in(tmp_path / "copy") == {}
-
-
-CHILD = """
-import asyncio, json, sys
-from types import SimpleNamespace
-from strands_rollout import Sample, generate
-args, prompt, session = json.loads(sys.argv[1])
-sample = Sample(prompt=prompt, label="34", index=0, session_id=session)
-asyncio.run(generate(SimpleNamespace(**args), sample, {"temperature": 1.0, "max_new_tokens": 20_000}))
-"""
 
 
 async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage) -> None:
@@ -371,19 +359,29 @@ async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
     assert there
     close_pools()
     assert not any(map(os.path.exists, folders))
-    await until(lambda: not any(map(_lives, there)))
+    assert all([await asyncio.to_thread(ends, pid) for pid in there])
     assert pool_metrics() == {}
 
 
-def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
+def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path) -> None:
+    reports = []
+    for count in (0, 1):
+        command = f"eval --limit 2 --samples-per-problem 2 --seed 1 --workers {count} --out {tmp_path}/{count}"
+        strands_rollout = [sys.executable, "-m", "strands_rollout.cli", *command.split()]
+        done = subprocess.run(
+            strands_rollout, capture_output=True, timeout=200, check=False, env={**os.environ, **QUIET}
+        )
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads((tmp_path / str(count) / "report.json").read_text()))
+        del reports[-1]["session"]
+    assert reports[0] == reports[1]
 
 
-def test_a_wrong_setting_is_an_error() -> None:
-    from strands_rollout.settings import checked_settings
-
+def test_a_wrong_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRANDS_ROLLOUT_EPISODE_WORKERS", "eight")
+    with pytest.raises(ConfigError, match="STRANDS_ROLLOUT_EPISODE_WORKERS='eight'"):
+        checked_settings({}, "strands_rollout")
+    monkeypatch.undo()
     per_node = checked_settings({"episode_workers": {"per_node": 2}}, "strands_rollout").episode_workers
     assert (per_node.are_wanted, per_node.count) == (True, None)
     for given in (-1, {"count": None}, {"cpus": 2}, {"cout": 2}, {"count": 2, "max_episodes": 0}):

@@ -3,15 +3,13 @@
 One pydantic tree, read from the file as slime reads it, and written back as a documented file.
 """
 
-import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import wrap
 from types import SimpleNamespace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -24,7 +22,6 @@ from pydantic import (
     FiniteFloat,
     PlainSerializer,
     Tag,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -113,6 +110,34 @@ class McpServer(_Settings):
             first = sys.executable if first == "python" else first
             config |= {"command": first, "args": [*rest, *self.args]}
         return config
+
+
+class AgentCommand(_Settings):
+    """A process that plays an episode.
+
+    In all texts, `{prompt}` stands for the user's last message, `{task}` for the path of a JSON file with all messages,
+    and `{base_url}` (with `/v1`), `{url}` (without), `{api_key}` and `{model}` for the policy's endpoint.
+    """
+
+    _short = "command"
+    command: str
+    """Command that is run, split as a shell would, without one; `python` is this process's own."""
+    args: tuple[str, ...] = ()
+    """Further arguments."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment variables beside PATH, locale and those of the endpoint; `${VAR}` is taken from the environment."""
+    cwd: str | None = None
+    """Its folder, relative to the configuration's; default: an empty one, which is also its home, and removed."""
+    stdin: str | None = None
+    """What it reads on standard input."""
+    exit_codes: tuple[int, ...] = (0,)
+    """Exit codes with which an episode has ended well; with any other it has failed, and is not trained."""
+
+    @model_validator(mode="after")
+    def _is_told_the_prompt(self) -> Self:
+        if not any("{prompt}" in one or "{task}" in one for one in (self.command, *self.args, self.stdin or "")):
+            raise ValueError("agent_command needs {prompt}, or {task}, in its command, args or stdin")
+        return self
 
 
 REWARD_KEY: Final = "score"
@@ -303,6 +328,14 @@ class RolloutSettings(_Settings):
     agent_factory: str | None = None
     """Path of a function of a model and a task that returns the agent of an episode: a Strands Agent, Swarm or
     Graph."""
+    agent_program: str | None = None
+    """In its place: path of a function of a task and an endpoint that plays the episode with any client of OpenAI's or
+    Anthropic's API, and returns the answer as text, a score, or nothing."""
+    agent_command: AgentCommand | None = None
+    """In its place: a process that does."""
+    resumable: Literal["replay"] | None = None
+    """Whether `agent_program` or `agent_command` may be started again when an aborted sample is resumed: its first
+    requests are then answered as they were, until it is where it was. Otherwise the sample starts afresh."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Names and dotted paths of functions of a task that return an async context manager; each is open during an
     episode."""
@@ -398,9 +431,30 @@ class RolloutSettings(_Settings):
         return any(isinstance(tool, str) and re.split("[.:]", tool)[-1] == name for tool in self.tools)
 
     @property
+    def has_program(self) -> bool:
+        """Whether a program plays the episodes, against the endpoint."""
+        return self.agent_program is not None or self.agent_command is not None
+
+    @property
     def misses_code_tool(self) -> bool:
         """Whether the default system prompt speaks of the code tool, and the agent seems not to have it."""
-        return not (self.has_code_tool or self.agent_factory or "system_prompt" in self.model_fields_set)
+        has_own = self.agent_factory or self.has_program or "system_prompt" in self.model_fields_set
+        return not (self.has_code_tool or has_own)
+
+    @model_validator(mode="after")
+    def _one_plays(self) -> Self:
+        given = [name for name in ("agent_factory", "agent_program", "agent_command") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"got {' and '.join(given)}; one of them plays an episode")
+        if self.resumable and not self.has_program:
+            raise ValueError(
+                "resumable is for agent_program and agent_command; other agents resume with resume_aborted"
+            )
+        of_agents = ("hooks", "conversation_manager", "max_parallel_tool_calls", "row_tools")
+        unheeded = [name for name in of_agents if getattr(self, name)]
+        if self.has_program and unheeded:
+            raise ValueError(f"{given[0]} plays by itself: leave out {' and '.join(unheeded)}")
+        return self
 
     @property
     def needs_labels(self) -> bool:
@@ -471,12 +525,8 @@ def _explain(error: ErrorDetails, root: str) -> str:
 
 
 KEY: Final = "strands_rollout"
-MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you use this."
 _MAX_BYTES: Final = 1_000_000
 _MAX_VALUES: Final = 100_000
-_WIDTH: Final = 116
-_JSON: Final = TypeAdapter[Any](Any)
-_SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
 
 
 def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
@@ -563,38 +613,3 @@ def yaml_text(path: Path) -> str:
 def _nodes(node: yaml.Node) -> tuple[int, list[yaml.Node]]:
     parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
     return (len(parts), parts) if isinstance(node, yaml.CollectionNode) else (0, [])
-
-
-def documented(settings: RolloutSettings) -> str:
-    """All settings as a config file: each with its meaning, and its default where the value differs.
-
-    Secrets are masked, and a note at the top says so.
-    """
-    notes = [f"# {MASK_NOTE}"] if is_masked(settings) else []
-    return "\n".join([*notes, f"{KEY}:", *_lines(settings, "  ")]) + "\n"
-
-
-def masked_values(settings: RolloutSettings) -> dict[str, Any]:
-    """All settings as values of JSON, with secrets masked."""
-    return {name: masked_settings(value, _SECRET) for name, value in settings.model_dump(mode="json").items()}
-
-
-def is_masked(settings: RolloutSettings) -> bool:
-    """Whether a setting holds a secret."""
-    return masked_values(settings) != settings.model_dump(mode="json")
-
-
-def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
-    for name, field in type(settings).model_fields.items():
-        value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # of MCP servers and parts of a reward what is set
-            value, default = (json.loads(_JSON.dump_json(one, exclude_defaults=True)) for one in (value, default))
-        meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
-        yield from (f"{indent}# {line}" for line in meaning)
-        if isinstance(value, BaseModel):
-            yield f"{indent}{name}:"
-            yield from _lines(value, indent + "  ")
-        else:
-            # on one line: JSON is YAML
-            note = "" if value == default else f"  # default: {json.dumps(default, default=str)}"
-            yield f"{indent}{name}: {json.dumps(masked_settings(value, _SECRET), default=str)}{note}"

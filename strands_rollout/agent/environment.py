@@ -238,23 +238,7 @@ class EpisodeContext:
         """The environment's score with the key `score`; None where it has none."""
         if not hasattr(self.task.environment, "score"):
             return None
-        given = await self._asked("score")
-        with errors.foreign_code("the user's mapping and its values may raise anything") as outcome:
-            found = dict(given) if isinstance(given, Mapping) else {"score": given}
-            numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
-            if numbers.get("score") is not None and None not in numbers.values():
-                plain: dict[str, Any] = json.loads(json.dumps({**found, **numbers}, allow_nan=False))
-                if _depth(plain) > _DEEPEST_SCORE:
-                    raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
-                return plain
-        if outcome.error is not None:
-            raise errors.EnvironmentFaultError(
-                f"environment.score gave {_shown(given)}; expected plain JSON: {outcome.error}"
-            ) from outcome.error
-        raise errors.EnvironmentFaultError(
-            f"environment.score gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, "
-            "if it likes, one as `acc`"
-        )
+        return checked_score(await self._asked("score"), "environment.score")
 
     async def state(self) -> dict[str, Any] | None:
         """What evaluators may compare of the environment, as plain JSON by name; None where it does not say."""
@@ -295,6 +279,29 @@ class EpisodeContext:
         opened = await self.guarded(f"the opening of {what}", resource.__aenter__)
         stack.push_async_callback(_close, what, resource, self.task)
         return opened
+
+
+def checked_score(given: object, what: str) -> dict[str, Any]:
+    """What the user's code, named `what` in messages, says that an episode is worth, as a mapping with `score`.
+
+    Raises:
+        EnvironmentFaultError: It is neither a finite number nor a mapping of plain JSON with one.
+    """
+    with errors.foreign_code("the user's mapping and its values may raise anything") as outcome:
+        found = dict(given) if isinstance(given, Mapping) else {"score": given}
+        numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
+        if numbers.get("score") is not None and None not in numbers.values():
+            plain: dict[str, Any] = json.loads(json.dumps({**found, **numbers}, allow_nan=False))
+            if _depth(plain) > _DEEPEST_SCORE:
+                raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
+            return plain
+    if outcome.error is not None:
+        words = f"{what} gave {_shown(given)}; expected plain JSON: {outcome.error}"
+        raise errors.EnvironmentFaultError(words) from outcome.error
+    raise errors.EnvironmentFaultError(
+        f"{what} gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, if it likes, "
+        "one as `acc`"
+    )
 
 
 def _depth(value: object) -> int:

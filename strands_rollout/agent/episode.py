@@ -40,6 +40,23 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramOutcome:
+    """What is known of an episode that a program played.
+
+    Attributes:
+        text: What it returned, where that is text: the answer, in place of the policy's last words.
+        score: What it returned, where that is a number or a mapping with `score`.
+        facts: What the endpoint was asked, and what became of a process.
+        dropped_tokens: Those of an earlier attempt that this one did not repeat; None where there is none.
+    """
+
+    text: str | None
+    score: dict[str, Any] | None
+    facts: dict[str, Any]
+    dropped_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Episode:
     """What became of an episode; its tokens are in `model.trajectory`.
 
@@ -54,6 +71,7 @@ class Episode:
         progress: Where it stands, for another agent to continue from; its `messages` are the main agent's history.
         user_turns: User's messages after the first.
         is_resumable: Whether another agent can; none can where a swarm or graph played.
+        program: What a program has told, where one played.
     """
 
     stop_reason: StopReason
@@ -66,6 +84,7 @@ class Episode:
     progress: EpisodeProgress
     user_turns: int = 0
     is_resumable: bool = True
+    program: ProgramOutcome | None = None
 
     @property
     def messages(self) -> Sequence[Mapping[str, Any]]:

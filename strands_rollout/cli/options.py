@@ -6,11 +6,12 @@ import asyncio
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from datetime import datetime
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from textwrap import wrap
 from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
 
@@ -19,8 +20,10 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.evaluation.options import Changes
+from strands_rollout.secret_mask import MASK, masked_settings
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
     from typer._click import Context, HelpFormatter
 
     from strands_rollout.settings import RolloutSettings
@@ -177,11 +180,11 @@ def config(
     All that it names is looked for; each setting has its meaning and its value. What is printed is itself a valid
     configuration, with secrets masked. Exits with 2 if the file can't be used, or names what is not there.
     """
-    from strands_rollout.settings import MASK_NOTE, documented, is_masked, masked_values, read_config_file
+    from strands_rollout.settings import read_config_file
 
     settings = read_config_file(file, changes)
     if as_json and is_masked(settings):
-        typer.echo(f"note: {MASK_NOTE}", err=True)
+        typer.echo(f"note: {_MASK_NOTE}", err=True)
     typer.echo(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
@@ -202,6 +205,51 @@ def _show_further(file: Path, settings: RolloutSettings) -> None:
         typer.echo(f"note: {MISSING_CODE_TOOL}", err=True)
     if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
         typer.echo("not tried: the MCP servers; `strands-rollout doctor --config FILE` connects to them", err=True)
-    if settings.agent_factory:
-        typer.echo("not tried: the agent factory; `strands-rollout try FILE` calls it", err=True)
+    if settings.agent_factory or settings.has_program:
+        typer.echo("not tried: what plays an episode; `strands-rollout try FILE` runs it", err=True)
     show_next("eval", "--config", file)
+
+
+_MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you use this."
+_WIDTH: Final = 116
+_SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
+
+
+def documented(settings: RolloutSettings) -> str:
+    """All settings as a config file: each with its meaning, and its default where the value differs.
+
+    Secrets are masked, and a note at the top says so.
+    """
+    from strands_rollout.settings import KEY
+
+    notes = [f"# {_MASK_NOTE}"] if is_masked(settings) else []
+    return "\n".join([*notes, f"{KEY}:", *_lines(settings, "  ")]) + "\n"
+
+
+def masked_values(settings: RolloutSettings) -> dict[str, Any]:
+    """All settings as values of JSON, with secrets masked."""
+    return {name: masked_settings(value, _SECRET) for name, value in settings.model_dump(mode="json").items()}
+
+
+def is_masked(settings: RolloutSettings) -> bool:
+    """Whether a setting holds a secret."""
+    return masked_values(settings) != settings.model_dump(mode="json")
+
+
+def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
+    from pydantic import BaseModel, TypeAdapter
+
+    plain = TypeAdapter[Any](Any)
+    for name, field in type(settings).model_fields.items():
+        value, default = getattr(settings, name), field.get_default(call_default_factory=True)
+        if isinstance(value, tuple | dict):  # of MCP servers and parts of a reward what is set
+            value, default = (json.loads(plain.dump_json(one, exclude_defaults=True)) for one in (value, default))
+        meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
+        yield from (f"{indent}# {line}" for line in meaning)
+        if isinstance(value, BaseModel):
+            yield f"{indent}{name}:"
+            yield from _lines(value, indent + "  ")
+        else:
+            # on one line: JSON is YAML
+            note = "" if value == default else f"  # default: {json.dumps(default, default=str)}"
+            yield f"{indent}{name}: {json.dumps(masked_settings(value, _SECRET), default=str)}{note}"

@@ -191,6 +191,7 @@ class ModelCall:
         system_blocks: The same as content blocks, which count where both are given.
         agent: Who asks, where that is known.
         signal: The agent's cancel signal, which is its alone, where it is known.
+        params: Sampling parameters of this turn alone, beside the model's.
     """
 
     messages: Messages
@@ -199,6 +200,7 @@ class ModelCall:
     system_blocks: Messages | None = None
     agent: Any = None
     signal: Any = None
+    params: Mapping[str, Any] | None = None
 
     @property
     def history(self) -> Messages:

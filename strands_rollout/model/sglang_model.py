@@ -179,6 +179,12 @@ class Conversation:
         self.last = HistorySegment(self._template, last.shown_ids)
         self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
 
+    def return_to(self, segment: HistorySegment) -> None:
+        """Extend an earlier segment next, to whose history the agent has come back."""
+        self.last.ended_by, segment.ended_by = "the agent came back to an earlier history", ""
+        self.segments = [one for one in (*self.segments, self.last) if one is not segment]
+        self.last = segment
+
     def drop_empty_segment(self) -> None:
         """Forget a segment whose first generation failed; the one before covers none of the rewritten history."""
         if self.segments and not self.last.trajectory.turns:
@@ -241,6 +247,11 @@ class Conversations:
         found.bind(call.agent, call.signal)
         self._known.update((id(one), found) for one in who)
         return found
+
+    def promote(self, conversation: Conversation) -> None:
+        """Make it the main one, in the place of one that has no turn."""
+        self.others.remove(conversation)
+        self.main, conversation.kind = conversation, "main"
 
     def begin(self, kind: Kind) -> Conversation:
         """A new one beside the others."""
@@ -462,8 +473,10 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         agent: object = None,
         signal: object = None,
+        params: Mapping[str, Any] | None = None,
+        conversation: Conversation | None = None,
     ) -> Answer:
-        """One turn: generate it, record it, and read it. What is given is a `ModelCall`'s.
+        """One turn: generate it, record it, and read it. What is given is a `ModelCall`'s, and whose it is if known.
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
@@ -475,8 +488,9 @@ class SGLangModel(Model):
                 trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
         """
-        call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content, agent, signal)
-        conversation = self.conversation if self.config["conversations"] == "one" else self.conversations.of(call)
+        call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content, agent, signal, params)
+        if conversation is None:
+            conversation = self.conversation if self.config["conversations"] == "one" else self.conversations.of(call)
         if conversation.is_busy:
             raise TrajectoryError(_AT_ONCE)
         conversation.is_busy = True
@@ -545,6 +559,8 @@ class SGLangModel(Model):
             return
         segment, sampler, trajectory = conversation.last, conversation.sampler, conversation.last.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
+        if call.params:
+            config = {**config, "sampling_params": {**config["sampling_params"], **call.params}}
         may_rewrite = conversation.kind != "main" or config["on_rewritten_history"] == "segment"
         client = self.client()
         await sampler.learn_context(client)

@@ -16,7 +16,7 @@ from strands_rollout.agent.environment import Task, open_context, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
-from strands_rollout.agent.tool_loading import load_conversation_manager, load_hooks, load_tools
+from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.model.sampling import TokenLimits, turn_seed
@@ -28,7 +28,7 @@ from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
-from strands_rollout.slime_plugin.resume import Beginning, begin_sample
+from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
 from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.user_code import search_beside
 
@@ -151,7 +151,10 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
 
 def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings, episode = job.settings, finished.episode
+    settings, episode, beginning = job.settings, finished.episode, job.beginning
+    if episode.program is not None and (unrepeated := episode.program.dropped_tokens) is not None:
+        reset_sample(job.sample)  # which holds an attempt that this one did not repeat
+        beginning = replace(beginning, resume=None, dropped_tokens=beginning.dropped_tokens + unrepeated)
     # agents that were made outside of a call are done when the episode is
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(finished.model, finished.sub_agents.made, succeeded)
@@ -165,7 +168,7 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
         episode,
         may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
         code_calls=finished.code_calls,
-        beginning=job.beginning,
+        beginning=beginning,
         keep_progress=settings.resume_aborted and not obstacle,
         max_staleness=settings.max_staleness,
     )
@@ -173,6 +176,10 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     facts["sampling_params"] = dict(job.sampling_params)
     if finished.score is not None:
         facts[samples.SCORE_KEY] = finished.score
+    if episode.program is not None:
+        facts["gateway"] = episode.program.facts
+        if episode.program.text is not None:
+            facts |= {"final_text": episode.program.text, "final_in_reasoning": False}
     if finished.question is not None:
         facts[samples.QUESTION_KEY] = finished.question
     if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
@@ -180,7 +187,7 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     returned = segments if job.fans_out else []
     others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
     dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)
-    facts["dropped_sampled_tokens"] = job.beginning.dropped_tokens + dropped
+    facts["dropped_sampled_tokens"] = beginning.dropped_tokens + dropped
     if dropped and not (job.evaluation or job.fans_out):
         sample_writer.warn_of_dropped(job.sample, segments)
     return others
@@ -193,7 +200,9 @@ def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings:
         return "it has several segments"
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
-    return "" if finished.episode.is_resumable else "it is a swarm's or graph's"
+    if finished.episode.is_resumable:
+        return ""
+    return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
 
 
 def reason_of_failure(error: Exception) -> StopReason:
@@ -236,6 +245,7 @@ async def _run(job: RolloutJob) -> _Finished:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
     journal = _journal(job, model, sub_agents, code_calls)
+    play = _play_program if settings.has_program else _play
     with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
         async with episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
@@ -244,14 +254,16 @@ async def _run(job: RolloutJob) -> _Finished:
                 async with open_context(settings, task, job.should_abort) as opened:
                     question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
-                    episode = await _play(job, model, opened.task, self_timed, answer, journal)
+                    episode = await play(job, model, opened.task, self_timed, answer, journal)
                     if episode.stop_reason in sample_writer.TRAINED_REASONS:
                         score = await opened.score()
                         state = await opened.state() if settings.reward.has_evaluator else None
             else:
                 with running(task):
-                    episode = await _play(job, model, task, self_timed, None, journal)
+                    episode = await play(job, model, task, self_timed, None, journal)
     await asyncio.gather(*(one.finish(job.engine_grace_s) for one in (model, *sub_agents.made)))
+    if score is None and episode.program is not None:
+        score = episode.program.score
     return _Finished(model, episode, code_calls, sub_agents, score, question, state)
 
 
@@ -272,6 +284,8 @@ def _obstacle_of_setting(job: RolloutJob) -> str:
     """Why no episode of this job can be continued elsewhere; "" if some can."""
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
+    if job.settings.has_program:
+        return "its program has ended"
     custom = job.sampling_params.get("custom_params")
     asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
     if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
@@ -282,7 +296,8 @@ def _obstacle_of_setting(job: RolloutJob) -> str:
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.sample
     # the default prompt speaks of a tool that a factory's agent may not have
-    is_meant = settings.agent_factory is None or "system_prompt" in settings.model_fields_set
+    has_own = settings.agent_factory is not None or settings.has_program
+    is_meant = not has_own or "system_prompt" in settings.model_fields_set
     if settings.misses_code_tool:
         _warn_of_prompt()
     prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
@@ -314,7 +329,7 @@ async def _play(
         task.messages,
         system_prompt=task.system_prompt,
         tools=task.tools,
-        limits=EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)}),
+        limits=_limits(settings),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
         tool_span=slime_adapter.tool_span(job.sample),
@@ -328,6 +343,38 @@ async def _play(
     )
     with episode_clock(resume.progress.duration_s if resume else 0.0):
         return await play()
+
+
+async def _play_program(
+    job: RolloutJob,
+    model: SGLangModel,
+    task: Task,
+    _self_timed_tools: Sequence[str],
+    next_message: Callable[[str], Awaitable[str | None]] | None,
+    _journal: EpisodeJournal | None,
+) -> Episode:
+    from strands_rollout.agent.program import Program, play_command, play_program
+
+    settings, resume = job.settings, job.beginning.resume
+    if next_message is not None:
+        raise errors.ConfigError("got an environment with answer, which can't speak to a program; expected one without")
+    path, command = settings.agent_program, settings.agent_command
+    play = functools.partial(play_command, command) if command is not None else load_function(str(path))
+    name = "agent_command" if command is not None else f"agent_program {path!r}"
+    with episode_clock(resume.progress.duration_s if resume else 0.0):
+        return await play_program(
+            Program(name, play, may_replay=settings.resumable == "replay"),
+            model,
+            task,
+            limits=_limits(settings),
+            should_abort=job.should_abort,
+            engine_grace_s=job.engine_grace_s,
+            progress=resume.progress if resume else None,
+        )
+
+
+def _limits(settings: RolloutSettings) -> EpisodeLimits:
+    return EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)})
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
@@ -402,7 +449,8 @@ class RolloutJob:
         params = dict(self.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        may_rewrite = bool(agent or settings.conversation_manager or settings.agent_factory or settings.hooks)
+        makes_own = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
+        may_rewrite = bool(agent or makes_own)
         limits = TokenLimits(
             max_response_tokens=params.pop("max_new_tokens", None),
             max_context_tokens=context_limit(args, evaluation=self.evaluation),

@@ -66,6 +66,7 @@ async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> 
         "tools": lambda: load_tools(settings.tools),
         "row_tools": lambda: load_tools(settings.row_tools),
         "agent_factory": lambda: settings.agent_factory and load(settings.agent_factory, "an agent", ["model", "task"]),
+        "agent_program": lambda: settings.agent_program and load(settings.agent_program, None, ["task", "endpoint"]),
         "environment": lambda: settings.environment and load(settings.environment, "an environment", ["task"]),
         "resources": lambda: [load(path, "a resource", ["task"]) for path in settings.resources.values()],
         "hooks": lambda: tool_loading.load_hooks(settings.hooks),

@@ -1,0 +1,395 @@
+"""An episode that a program plays in any way it likes, against an endpoint that keeps the policy's exact tokens.
+
+The program is the user's async function, or a process: `play_program` runs it within the episode's limits, and
+`play_command` is the function that runs a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout import errors
+from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of, running
+from strands_rollout.agent.episode import Episode, ProgramOutcome
+from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason, reason_of_error
+from strands_rollout.agent.tool_call import ToolStats
+from strands_rollout.aio import EpisodeDeadline, began_at_s
+from strands_rollout.gateway.protocols import Message, Reply
+from strands_rollout.gateway.server import SharedGateway
+from strands_rollout.gateway.session import Session, SessionEndedError
+from strands_rollout.model.sglang_model import Conversation, SGLangModel
+from strands_rollout.settings import AgentCommand
+from strands_rollout.user_code import beside
+
+logger = logging.getLogger(__name__)
+
+_LAST_OUTPUT_BYTES: Final = 4096
+_READ_BYTES: Final = 65536
+_CANCEL_S: Final = 1.0
+_MARK: Final = "STRANDS_ROLLOUT_EPISODE"
+# of this process's environment; what else is in it, such as keys, is none of the policy's business
+_INHERITED: Final = re.compile(
+    r"PATH|LANG|LC_\w+|TZ|USER|LOGNAME|LD_LIBRARY_PATH|VIRTUAL_ENV|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS"
+)
+_PLACE: Final = re.compile(r"\{(prompt|task|url|base_url|api_key|model)\}")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a program asks the policy.
+
+    Attributes:
+        base_url: As OpenAI's clients take it; it ends in `/v1`.
+        api_key: Of this episode alone; it is refused when the episode is over.
+        model: The model's name.
+        env: The same as environment variables that clients of OpenAI's and Anthropic's APIs read.
+    """
+
+    base_url: str
+    api_key: str
+    model: str
+
+    @property
+    def url(self) -> str:
+        """The base URL as Anthropic's clients take it, without `/v1`."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def env(self) -> dict[str, str]:
+        """See above."""
+        models = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "OPENAI_MODEL")
+        keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+        urls = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_BASE": self.base_url, "ANTHROPIC_BASE_URL": self.url}
+        return {**urls, **dict.fromkeys(keys, self.api_key), **dict.fromkeys(models, self.model)}
+
+
+Play = Callable[[Task, Endpoint], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What plays an episode.
+
+    Attributes:
+        name: In messages, as the settings name it.
+        play: The function.
+        may_replay: Whether it may be started again, against the record of an attempt that was aborted.
+    """
+
+    name: str
+    play: Callable[[Task, Endpoint], Any]
+    may_replay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnd:
+    """How a process ended: its exit code, the end of its output, and how many had left its process group."""
+
+    exit_code: int
+    output: str
+    escaped: int
+
+
+async def play_program(
+    program: Program,
+    model: SGLangModel,
+    task: Task,
+    *,
+    limits: EpisodeLimits,
+    should_abort: Callable[[], bool],
+    engine_grace_s: float,
+    progress: EpisodeProgress | None = None,
+) -> Episode:
+    """Let a program play an episode on a model of its own, which was resumed where there is `progress`.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
+    """
+    return await _Run(program, model, task, limits, progress).play(should_abort, engine_grace_s)
+
+
+class _Run:
+    """One episode on its way; it is told what is asked and answered, and ends it at its limits."""
+
+    def __init__(
+        self,
+        program: Program,
+        model: SGLangModel,
+        task: Task,
+        limits: EpisodeLimits,
+        progress: EpisodeProgress | None,
+    ) -> None:
+        self.program, self.model, self.task, self.limits = program, model, task, limits
+        self.begun = begun = progress or EpisodeProgress((), 0)
+        self.stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls)))
+        self.session = Session(model, self)
+        if progress is not None:
+            self.session.restore(progress.messages)
+        self.counts: dict[Conversation, list[int]] = {model.conversation: [begun.tool_iterations, begun.tool_calls]}
+        self.user_turns = 0
+        self.limit: StopReason | None = None
+        self.tripped = asyncio.Event()
+        self.names: dict[str, str] = {}
+        self.process: ProcessEnd | None = None
+
+    async def play(self, should_abort: Callable[[], bool], engine_grace_s: float) -> Episode:
+        started, limit_s = time.monotonic(), self.limits.episode_timeout_s
+        left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
+        deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
+        given, score = None, None
+        error: Exception | None = None
+        try:
+            async with deadline:
+                given = await self._played()
+            if not isinstance(given, str | ProcessEnd | None):
+                score = checked_score(given, self.program.name)
+        except Exception as e:  # every failure of an episode is data for its caller
+            error = e
+        if deadline.expired():
+            words = f"the episode took more than {limit_s} s"
+            error = (
+                errors.EngineAbortedError("the rollout was aborted") if deadline.was_aborted else TimeoutError(words)
+            )
+        reason, error = self._end(error, is_late=deadline.expired() and not deadline.was_aborted)
+        duration_s = self.begun.duration_s + time.monotonic() - started
+        facts = asdict(self.session.facts)
+        dropped = facts.pop("dropped_tokens")
+        if self.process is not None:
+            facts["process"] = asdict(self.process)
+        text = given if isinstance(given, str) else None
+        outcome = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
+        return self._episode(reason, error, duration_s, outcome)
+
+    def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
+        """A request has brought these messages, so many seconds after the answer before them."""
+        results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
+        for result in results if waited_s is not None else ():
+            use_id, status = result["toolUseId"], result["status"]
+            self.stats.errors += status == "error"
+            call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
+            self.stats.calls.append({**call, "at_s": began_at_s(waited_s or 0.0)})
+            self.stats.seconds += waited_s or 0.0
+            if status == "success":
+                self.stats.succeeded.add(use_id)
+        self.stats.waited_s += (waited_s or 0.0) if results else 0.0
+        if waited_s is not None and not results and conversation is self.model.conversation:
+            most = self.limits.max_user_turns
+            if most is not None and self.user_turns >= most:
+                self._trip(StopReason.MAX_USER_TURNS)
+            self.user_turns += 1
+
+    def answered(self, conversation: Conversation, reply: Reply) -> None:
+        """A turn was sampled, which may be one too many."""
+        counts = self.counts.setdefault(conversation, [0, 0])
+        if not reply.calls:
+            return
+        iterations, calls = self.limits.max_tool_iterations, self.limits.max_tool_calls
+        if iterations is not None and counts[0] >= iterations:
+            self._trip(StopReason.MAX_TOOL_ITERATIONS)
+        if calls is not None and counts[1] + len(reply.calls) > calls:
+            self._trip(StopReason.MAX_TOOL_CALLS)
+        counts[0] += 1
+        counts[1] += len(reply.calls)
+        self.names |= {call["toolUseId"]: call["name"] for call in reply.calls}
+
+    def _trip(self, limit: StopReason) -> None:
+        self.limit = limit
+        self.tripped.set()
+        raise SessionEndedError(f"the limit {limit} of this episode is reached")
+
+    async def _played(self) -> object:
+        """What the program gives; nothing more is answered when this returns, however it does."""
+        gateway = await SharedGateway.running()
+        key = gateway.add(self.session)
+        endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
+        with running(self.task):
+            playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
+        tripped = asyncio.ensure_future(self.tripped.wait())
+        try:
+            await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)
+            return playing.result() if playing.done() else None
+        finally:
+            tripped.cancel()
+            playing.cancel()
+            await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
+            await asyncio.wait(
+                [playing], timeout=_CANCEL_S
+            )  # what never ends is left alone, with a key that is refused
+            if playing.done() and not playing.cancelled():
+                ended = playing.exception() or playing.result()
+                self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
+
+    def _end(self, error: Exception | None, *, is_late: bool) -> tuple[StopReason, Exception | None]:
+        """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
+        conversation, fault = self.model.conversation, self.session.error
+        has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
+        if is_late:
+            return StopReason.EPISODE_TIMEOUT, error
+        if isinstance(error, errors.EngineAbortedError):
+            return StopReason.ABORTED, error
+        if self.limit is not None:
+            return self.limit, None
+        if fault is not None:
+            return reason_of_error(fault, cut_by=cut_by, has_turns=has_turns), fault
+        if error is not None:
+            if not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError):
+                error = errors.ConfigError(failure_words(self.program.name, error, self.task))
+            return reason_of_error(error, cut_by=cut_by, has_turns=has_turns), error
+        if not has_turns:
+            words = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
+            return StopReason.SETUP_ERROR, errors.ConfigError(words)
+        if conversation.last.stop_reason == "max_tokens":
+            return _CUT[cut_by or "turn"], None
+        return StopReason.COMPLETED, None
+
+    def _episode(
+        self, reason: StopReason, error: Exception | None, duration_s: float, outcome: ProgramOutcome
+    ) -> Episode:
+        stats = self.stats
+        iterations, calls = self.counts.get(self.model.conversation, [0, 0])
+        progress = EpisodeProgress(
+            messages=self.session.main_messages,
+            covered=self.model.conversation.last.covered_messages,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tool_errors=stats.errors,
+            tool_timeouts=stats.timeouts,
+            tool_s=stats.seconds,
+            duration_s=duration_s,
+            calls=stats.calls,
+        )
+        return Episode(
+            stop_reason=reason,
+            error=error,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tools=stats,
+            duration_s=duration_s,
+            limits=self.limits,
+            progress=progress,
+            user_turns=self.user_turns,
+            is_resumable=self.program.may_replay,
+            program=outcome,
+        )
+
+
+_CUT: Final = {
+    "turn": StopReason.TURN_LENGTH,
+    "response": StopReason.RESPONSE_LENGTH,
+    "context": StopReason.CONTEXT_LENGTH,
+}
+
+
+class CommandError(errors.ConfigError):
+    """A process can't be started, or has failed.
+
+    Attributes:
+        process: How it ended, where it was started.
+    """
+
+    def __init__(self, message: str, process: ProcessEnd | None = None) -> None:
+        super().__init__(message)
+        self.process = process
+
+
+async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
+    """Run a process in a session, a process group and a scratch folder of its own, all of which end with it.
+
+    Raises:
+        CommandError: It can't be started, or its exit code is none of those that are expected.
+    """
+    with tempfile.TemporaryDirectory(prefix="strands-rollout-", ignore_cleanup_errors=True) as scratch:
+        folder = Path(scratch)
+        told = folder / "task.json"
+        shown = {"messages": task.messages, "metadata": task.metadata, "index": task.index}
+        told.write_text(json.dumps(shown, default=str), encoding="utf-8")
+        values = {"prompt": task.text, "task": str(told), "url": endpoint.url}
+        values |= {name: getattr(endpoint, name) for name in ("base_url", "api_key", "model")}
+        filled = functools.partial(_PLACE.sub, lambda found: values[found[1]])
+        first, *rest = shlex.split(command.command)
+        argv = [sys.executable if first == "python" else filled(first), *map(filled, (*rest, *command.args))]
+        mark = secrets.token_hex(16)
+        env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
+        env |= {"HOME": scratch, "TMPDIR": scratch, _MARK: mark, **endpoint.env}
+        env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
+        cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
+        stdin = None if command.stdin is None else filled(command.stdin).encode()
+        ended = await _process(argv, env, cwd, stdin, mark)
+    if ended.exit_code not in command.exit_codes:
+        words = f"agent_command {command.command!r} ended with exit code {ended.exit_code}"
+        raise CommandError(
+            f"{words}; expected one of {command.exit_codes}. The end of its output: {ended.output}", ended
+        )
+    return ended
+
+
+async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes | None, mark: str) -> ProcessEnd:
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            env=env,
+            cwd=cwd,
+            stdin=null if stdin is None else pipe,
+            stdout=pipe,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as e:
+        raise CommandError(f"agent_command can't start {argv[0]!r} in {cwd}: {e}") from e
+    output = bytearray()
+    reading = asyncio.ensure_future(_keep_end(process, stdin, output))
+    escaped = 0
+    try:
+        await process.wait()
+        await asyncio.wait([reading], timeout=0.1)  # a child that left may hold the pipe
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        escaped = _kill_marked(mark)
+        reading.cancel()
+        await process.wait()
+        process._transport.close()  # type: ignore[attr-defined] # else its pipes are left to the garbage collector
+    return ProcessEnd(process.returncode or 0, bytes(output).decode(errors="replace").strip(), escaped)
+
+
+async def _keep_end(process: asyncio.subprocess.Process, stdin: bytes | None, output: bytearray) -> None:
+    """Hand a process its input, and keep the end of what it prints."""
+    if stdin is not None and process.stdin is not None:
+        process.stdin.write(stdin)
+        process.stdin.close()
+    while process.stdout is not None and (read := await process.stdout.read(_READ_BYTES)):
+        output += read
+        del output[:-_LAST_OUTPUT_BYTES]
+
+
+def _kill_marked(mark: str) -> int:
+    """Kill the processes that have an episode's mark in their environment; how many there were. Linux only."""
+    found = 0
+    for _ in range(3):  # one may be starting another
+        alive = 0
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError, ValueError):
+                if mark.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
+                    os.kill(int(entry.parent.name), signal.SIGKILL)
+                    alive += 1
+        if not alive:
+            break
+        found = max(found, alive)
+    return found

@@ -1,0 +1,319 @@
+"""OpenAI's Chat Completions and Responses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import orjson
+
+from strands_rollout.errors import PromptError
+from strands_rollout.gateway.protocols import (
+    Block,
+    Item,
+    ItemCache,
+    Piece,
+    Protocol,
+    Reply,
+    TurnRequest,
+    assembled,
+    blocks_of,
+    call_block,
+    field_of,
+    image_of_url,
+    named_sse,
+    new_id,
+    objects,
+    reasoning_block,
+    refuse,
+    result_block,
+    sampling_params,
+    sse,
+    tool_spec,
+)
+
+
+class ChatCompletions(Protocol):
+    """OpenAI's Chat Completions, with `reasoning_content` as SGLang has it."""
+
+    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
+        """See `Protocol.read`."""
+        refuse(
+            body,
+            ("logit_bias", "logprobs", "top_logprobs", "functions", "function_call", "audio", "prediction"),
+            n=(1,),
+            tool_choice=("auto", "none"),
+            response_format=("text",),
+        )
+        system, messages = assembled(cache.converted(objects(body, "messages"), _of_chat), [])
+        return TurnRequest(
+            messages,
+            system,
+            [] if body.get("tool_choice") == "none" else [_chat_tool(tool) for tool in objects(body, "tools")],
+            sampling_params(body, "max_completion_tokens", "max_tokens"),
+            str(body.get("model", "")),
+            body.get("stream") is True,
+            with_usage=bool(field_of(body, "stream_options", dict, "an object").get("include_usage")),
+        )
+
+    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """See `Protocol.whole`."""
+        message: dict[str, Any] = {"role": "assistant", "content": reply.text or (None if reply.calls else "")}
+        if reply.reasoning:
+            message["reasoning_content"] = reply.reasoning
+        if reply.calls:
+            message["tool_calls"] = [_chat_call(call) for call in reply.calls]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[reply.stop_reason]}
+        return {**_chat_head(request, "chat.completion"), "choices": [choice], "usage": _chat_usage(reply)}
+
+    def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
+        """See `Protocol.events`."""
+        head = _chat_head(request, "chat.completion.chunk")
+        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+        if reply.reasoning:
+            deltas.append({"reasoning_content": reply.reasoning})
+        if reply.text:
+            deltas.append({"content": reply.text})
+        calls = enumerate(reply.calls)
+        deltas += [{"tool_calls": [{"index": index, **_chat_call(call)}]} for index, call in calls]
+        for delta in deltas:
+            yield sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+        yield sse({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": _FINISH[reply.stop_reason]}]})
+        if request.with_usage:
+            yield sse({**head, "choices": [], "usage": _chat_usage(reply)})
+        yield b"data: [DONE]\n\n"
+
+    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
+        """See `Protocol.error`."""
+        return {"error": {"message": words, "type": _openai_type(status), "param": None, "code": kind}}
+
+
+_FINISH: Final = {
+    "tool_use": "tool_calls",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+}
+
+
+def _openai_type(status: int) -> str:
+    kinds = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+    return kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def _chat_head(request: TurnRequest, kind: str) -> dict[str, Any]:
+    return {"id": new_id("chatcmpl-"), "object": kind, "created": int(time.time()), "model": request.model}
+
+
+def _chat_tool(tool: Item) -> dict[str, Any]:
+    if tool.get("type", "function") != "function" or not isinstance(tool.get("function"), dict):
+        raise PromptError(f"got the tool {tool!r:.100}; expected one of type function: there are no others here")
+    function = tool["function"]
+    return tool_spec(function.get("name"), function.get("description"), function.get("parameters"))
+
+
+def _chat_call(call: Item) -> dict[str, Any]:
+    function = {"name": call["name"], "arguments": orjson.dumps(call["input"]).decode()}
+    return {"id": call["toolUseId"], "type": "function", "function": function}
+
+
+def _chat_usage(reply: Reply) -> dict[str, Any]:
+    read, written = reply.usage.get("inputTokens", 0), reply.usage.get("outputTokens", 0)
+    cached = {"cached_tokens": reply.usage.get("cacheReadInputTokens", 0)}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": cached,
+    }
+
+
+def _of_chat(message: Item) -> list[Piece]:
+    role, content = message.get("role"), message.get("content")
+    if role in ("system", "developer"):
+        return [("system", blocks_of(content, _chat_part))]
+    if role == "user":
+        return [("user", blocks_of(content, _chat_part))]
+    if role == "tool":
+        return [("tool", [result_block(message.get("tool_call_id"), blocks_of(content, _chat_part))])]
+    if role != "assistant":
+        raise PromptError(f"got the role {role!r:.100}; expected system, developer, user, assistant or tool")
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
+    blocks += blocks_of(content, _chat_part)
+    for call in objects(message, "tool_calls"):
+        function = field_of(call, "function", dict, "an object")
+        blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
+    return [("assistant", blocks)]
+
+
+def _chat_part(part: Item) -> Block | None:
+    kind = part.get("type")
+    if kind in ("text", "refusal"):
+        return {"text": str(part.get(kind, ""))}
+    if kind == "image_url":
+        return image_of_url(field_of(part, "image_url", dict, "an object").get("url"))
+    raise PromptError(f"got a content part of type {kind!r:.100}; expected text or image_url")
+
+
+class Responses(Protocol):
+    """OpenAI's Responses. A request may name an earlier response of its session, whose items then come first."""
+
+    _KEPT: Final = 256
+
+    def __init__(self) -> None:
+        self._items: dict[str, list[Item]] = {}  # by the ids of responses
+
+    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
+        """See `Protocol.read`."""
+        refuse(
+            body,
+            ("background", "prompt", "conversation", "top_logprobs", "max_tool_calls"),
+            tool_choice=("auto", "none"),
+            truncation=("disabled",),
+        )
+        refuse(field_of(body, "text", dict, "an object"), (), format=("text",))
+        given, earlier = body.get("input"), body.get("previous_response_id")
+        own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
+        if earlier is not None and earlier not in self._items:
+            raise PromptError(f"got previous_response_id={earlier!r:.100}; expected one of this session's newest")
+        items = [*self._items.get(str(earlier), ()), *own]
+        instructions = [str(body["instructions"])] if body.get("instructions") else []
+        system, messages = assembled(cache.converted(items, _of_item), instructions)
+        return TurnRequest(
+            messages,
+            system,
+            [] if body.get("tool_choice") == "none" else [_response_tool(tool) for tool in objects(body, "tools")],
+            sampling_params(body, "max_output_tokens"),
+            str(body.get("model", "")),
+            body.get("stream") is True,
+            items=items,
+        )
+
+    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """See `Protocol.whole`."""
+        response_id, output = new_id("resp_"), _output_items(reply)
+        self._items[response_id] = [*request.items, *output]
+        while len(self._items) > self._KEPT:
+            del self._items[next(iter(self._items))]
+        read, written = reply.usage.get("inputTokens", 0), reply.usage.get("outputTokens", 0)
+        is_cut = reply.stop_reason == "max_tokens"
+        return {
+            "id": response_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "incomplete" if is_cut else "completed",
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "instructions": None,
+            "metadata": {},
+            "model": request.model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "temperature": None,
+            "top_p": None,
+            "usage": {
+                "input_tokens": read,
+                "input_tokens_details": {"cached_tokens": reply.usage.get("cacheReadInputTokens", 0)},
+                "output_tokens": written,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": read + written,
+            },
+        }
+
+    def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
+        """See `Protocol.events`."""
+        answer = self.whole(request, reply)
+        begun = {**answer, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        bodies: list[dict[str, Any]] = [
+            {"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")
+        ]
+        for index, item in enumerate(answer["output"]):
+            bodies += [{**body, "output_index": index} for body in _item_events(item)]
+        last = "response.incomplete" if answer["incomplete_details"] else "response.completed"
+        bodies.append({"type": last, "response": answer})
+        for number, body in enumerate(bodies):
+            yield named_sse({**body, "sequence_number": number})
+
+    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
+        """See `Protocol.error`."""
+        return ChatCompletions().error(status, kind, words)
+
+    def error_event(self, status: int, kind: str, words: str) -> bytes:  # noqa: ARG002 - the status is not told
+        """See `Protocol.error_event`."""
+        error = {"code": kind, "message": words}
+        response = {"id": new_id("resp_"), "object": "response", "status": "failed", "error": error, "output": []}
+        return named_sse({"type": "response.failed", "response": response, "sequence_number": 0})
+
+
+def _output_items(reply: Reply) -> list[dict[str, Any]]:
+    items: list[dict[str, Any]] = []
+    if reply.reasoning:
+        content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": reply.reasoning}]
+        items.append({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": content})
+    if reply.text or not reply.calls:
+        content = [{"type": "output_text", "text": reply.text, "annotations": []}]
+        message = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "completed"}
+        items.append({**message, "content": content})
+    for call in reply.calls:
+        arguments = orjson.dumps(call["input"]).decode()
+        head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], "name": call["name"]}
+        items.append({**head, "arguments": arguments, "status": "completed"})
+    return items
+
+
+def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a stream tells of an output item, without its index."""
+    kind, item_id = item["type"], item["id"]
+    if kind == "function_call":
+        yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}
+        named = {"item_id": item_id}
+        yield {"type": "response.function_call_arguments.delta", **named, "delta": item["arguments"]}
+        done = {"name": item["name"], "arguments": item["arguments"]}
+        yield {"type": "response.function_call_arguments.done", **named, **done}
+    else:
+        opened = {"status": "in_progress"} if kind == "message" else {}
+        yield {"type": "response.output_item.added", "item": {**item, "content": [], **opened}}
+        [part] = item["content"]
+        place, name = {"item_id": item_id, "content_index": 0}, part["type"]
+        yield {"type": "response.content_part.added", **place, "part": {**part, "text": ""}}
+        yield {"type": f"response.{name}.delta", **place, "delta": part["text"]}
+        yield {"type": f"response.{name}.done", **place, "text": part["text"]}
+        yield {"type": "response.content_part.done", **place, "part": part}
+    yield {"type": "response.output_item.done", "item": item}
+
+
+def _response_tool(tool: Item) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise PromptError(f"got the tool {tool!r:.100}; expected one of type function: none runs on this server")
+    return tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters"))
+
+
+def _of_item(item: Item) -> list[Piece]:
+    kind, role = item.get("type", "message"), item.get("role")
+    if kind == "message" and role in ("user", "assistant", "system", "developer"):
+        blocks = blocks_of(item.get("content"), _response_part)
+        return [("system" if role == "developer" else str(role), blocks)]
+    if kind == "function_call":
+        return [("assistant", [call_block(item.get("call_id"), item.get("name"), item.get("arguments"))])]
+    if kind == "function_call_output":
+        return [("tool", [result_block(item.get("call_id"), blocks_of(item.get("output"), _response_part))])]
+    if kind == "reasoning":
+        parts = [*objects(item, "content"), *objects(item, "summary")]
+        text = "".join(str(part.get("text", "")) for part in parts)
+        return [("assistant", [reasoning_block(text)])] if text else []
+    raise PromptError(
+        f"got an input item of type {kind!r:.100}, role {role!r:.100}; expected messages and function calls"
+    )
+
+
+def _response_part(part: Item) -> Block | None:
+    kind = part.get("type")
+    if kind in ("input_text", "output_text", "text", "summary_text", "refusal"):
+        return {"text": str(part.get("refusal" if kind == "refusal" else "text", ""))}
+    if kind == "input_image":
+        return image_of_url(part.get("image_url"))
+    raise PromptError(f"got a content part of type {kind!r:.100}; expected input_text or input_image")

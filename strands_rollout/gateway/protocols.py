@@ -1,0 +1,304 @@
+"""What the three APIs share: a request as Strands messages, a turn as what a client is sent.
+
+What the policy can't honour is refused; fields that change no token are accepted.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import orjson
+
+from strands_rollout.errors import PromptError
+from strands_rollout.model.history import UNPARSED
+
+Block = dict[str, Any]
+Message = dict[str, Any]
+Item = Mapping[str, Any]
+Piece = tuple[str, list[Block]]
+"""What an item of a request says: by "system", "user", "assistant" or "tool", and which Strands blocks."""
+
+_DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
+_SAMPLING: Final = (
+    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("stop_token_ids", "ignore_eos"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRequest:
+    """What a client asks for.
+
+    Attributes:
+        messages: Its history as Strands messages; the last is a user's.
+        system: Its system prompt; None for none.
+        tools: Strands tool specifications.
+        params: Sampling parameters by SGLang's names.
+        model: The model's name, which is sent back.
+        streams: Whether the answer is to come as events.
+        with_usage: Whether these end with the usage, where the API leaves the choice.
+        items: All items of a Responses request, those that it refers to included.
+    """
+
+    messages: list[Message]
+    system: str | None
+    tools: list[dict[str, Any]]
+    params: dict[str, Any]
+    model: str
+    streams: bool
+    with_usage: bool = True
+    items: Sequence[Item] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A turn as a client is sent it.
+
+    Attributes:
+        reasoning: The policy's reasoning.
+        text: Its text, and calls that could not be parsed.
+        calls: Blocks of Strands' `toolUse`.
+        stop_reason: Strands' stop reason.
+        usage: As that of Strands: inputTokens, outputTokens, cacheReadInputTokens.
+        stop: The stop string that ended it, which is not part of the text.
+    """
+
+    reasoning: str
+    text: str
+    calls: Sequence[Mapping[str, Any]]
+    stop_reason: str
+    usage: Mapping[str, int] = field(default_factory=dict)
+    stop: str | None = None
+
+
+def reply_of(
+    message: Mapping[str, Any], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None
+) -> Reply:
+    """A Strands message of the policy's as a client is sent it.
+
+    A call that can't be parsed is text, as engines' own endpoints send it: a client would not know its tool.
+    """
+    reasoning, texts, calls = [], [], []
+    for block in message["content"]:
+        if "reasoningContent" in block:
+            reasoning.append(block["reasoningContent"]["reasoningText"]["text"])
+        elif "text" in block:
+            texts.append(block["text"])
+        elif block["toolUse"]["toolUseId"].endswith(UNPARSED):
+            texts.append(str(block["toolUse"]["input"].get("raw", "")))
+        else:
+            calls.append(block["toolUse"])
+    text = "".join(texts).strip("\n")
+    reason = "end_turn" if stop_reason == "tool_use" and not calls else stop_reason
+    return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
+
+
+class ItemCache:
+    """What items of a session's requests were converted to: most of a request repeats the one before."""
+
+    _KEPT: Final = 16
+
+    def __init__(self) -> None:
+        self._requests: list[tuple[Sequence[Item], list[list[Piece]]]] = []  # the newest first
+
+    def converted(self, items: Sequence[Item], convert: Callable[[Item], list[Piece]]) -> list[list[Piece]]:
+        """The pieces of each item."""
+        shared, known = 0, list[list[Piece]]()
+        for earlier, pieces in self._requests:
+            length = _shared_length(earlier, items)
+            if length > shared:
+                shared, known = length, pieces
+            if shared == len(earlier):
+                break
+        made = known[:shared] + [convert(item) for item in items[shared:]]
+        self._requests = [(items, made), *self._requests[: self._KEPT - 1]]
+        return made
+
+
+def _shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
+    if one == other[: len(one)]:  # one comparison in C
+        return len(one)
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+class Protocol(ABC):
+    """One of the APIs.
+
+    Attributes:
+        ping: Sent while a streamed answer is waited for.
+    """
+
+    ping: ClassVar[bytes] = b": waiting\n\n"
+
+    @abstractmethod
+    def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
+        """The request; PromptError where it can't be served, which says why."""
+
+    @abstractmethod
+    def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
+        """The answer as one object."""
+
+    @abstractmethod
+    def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
+        """The answer as server-sent events."""
+
+    @abstractmethod
+    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
+        """An error's body; `kind` is a code such as "context_length_exceeded"."""
+
+    def error_event(self, status: int, kind: str, words: str) -> bytes:
+        """An error after the answer has begun."""
+        return sse(self.error(status, kind, words))
+
+
+def sse(body: object) -> bytes:
+    """A server-sent event."""
+    return b"data: " + orjson.dumps(body) + b"\n\n"
+
+
+def named_sse(body: Mapping[str, Any]) -> bytes:
+    """A server-sent event with the name of its body's type."""
+    return f"event: {body['type']}\n".encode() + sse(body)
+
+
+def new_id(prefix: str) -> str:
+    """A random id."""
+    return f"{prefix}{uuid.uuid4().hex[:24]}"
+
+
+def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
+    """A field of this type; an empty one where it is absent or null."""
+    value = body.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise PromptError(f"got {name}={value!r:.100}; expected {expected}")
+    return value
+
+
+def objects(body: Item, name: str) -> list[dict[str, Any]]:
+    """A list of objects; an empty one where it is absent or null."""
+    values = field_of(body, name, list, "a list of objects")
+    if not all(isinstance(value, dict) for value in values):
+        raise PromptError(f"got {name} with something else than objects in it; expected a list of objects")
+    return list(values)
+
+
+def refuse(body: Item, names: Sequence[str], **choices: Sequence[object]) -> None:
+    """Refuse what is asked for and the policy can't honour.
+
+    Args:
+        body: The request.
+        names: Fields that must be absent, empty or false.
+        **choices: Fields with those of their values that can be honoured.
+    """
+    for name in names:
+        if body.get(name):
+            raise PromptError(f"got {name}={body[name]!r:.100}, which this policy can't honour; leave it out")
+    for name, accepted in choices.items():
+        value = body.get(name)
+        chosen = value.get("type") if isinstance(value, dict) else value
+        if chosen is not None and chosen not in accepted:
+            can = ", ".join(repr(one) for one in accepted)
+            raise PromptError(f"got {name}={value!r:.100}, which this policy can't honour; expected one of {can}")
+
+
+def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
+    """Sampling parameters; `limits` are the API's names of the most tokens of a turn."""
+    params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    for name, value in params.items():
+        if name != "stop_token_ids" and not isinstance(value, int | float):
+            raise PromptError(f"got {name}={value!r:.100}; expected a number")
+    stop = body.get("stop") or body.get("stop_sequences") or []
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
+        raise PromptError(f"got the stop strings {stop!r:.100}; expected a text or a list of texts")
+    most = next((body[name] for name in limits if body.get(name) is not None), None)
+    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise PromptError(f"got {limits[0]}={most!r:.100}; expected a whole number of at least 1")
+    seed = body.get("seed")
+    further = {"stop": stops or None, "max_new_tokens": most, "sampling_seed": seed if isinstance(seed, int) else None}
+    return params | {name: value for name, value in further.items() if value is not None}
+
+
+def tool_spec(name: object, description: object, schema: object) -> dict[str, Any]:
+    """A Strands tool specification."""
+    if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
+        raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
+    return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
+
+
+def image_block(format_: str, data: str) -> Block:
+    """An image in base64."""
+    try:
+        return {"image": {"format": format_, "source": {"bytes": base64.b64decode(data, validate=True)}}}
+    except (ValueError, binascii.Error) as e:
+        raise PromptError(f"got an image that is no base64: {e}") from e
+
+
+def image_of_url(url: object) -> Block:
+    """An image in a data URL."""
+    found = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
+    if found is None:
+        raise PromptError(f"got the image {url!r:.80}; expected a data URL: images that lie elsewhere are not fetched")
+    return image_block(found["format"], found["data"])
+
+
+def call_block(use_id: object, name: object, arguments: object) -> Block:
+    """A call in a history, whose arguments are JSON, or a text of it."""
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments or "{}")
+        except orjson.JSONDecodeError as e:
+            raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected JSON: {e}") from e
+    if not isinstance(arguments, dict | None):
+        raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected a JSON object")
+    return {"toolUse": {"toolUseId": str(use_id), "name": str(name), "input": arguments or {}}}
+
+
+def result_block(use_id: object, content: list[Block], *, is_error: bool = False) -> Block:
+    """A call's result."""
+    status = "error" if is_error else "success"
+    return {"toolResult": {"toolUseId": str(use_id), "status": status, "content": content}}
+
+
+def reasoning_block(text: str) -> Block:
+    """Reasoning."""
+    return {"reasoningContent": {"reasoningText": {"text": text}}}
+
+
+def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
+    """The blocks of a content: a text, or a list of parts."""
+    if content is None or isinstance(content, str):
+        return [{"text": content}] if content else []
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
+        raise PromptError(f"got the content {content!r:.100}; expected a text, or a list of parts")
+    return [block for part in content if (block := convert(part)) is not None]
+
+
+def assembled(pieces: Sequence[Sequence[Piece]], system: list[str]) -> tuple[str | None, list[Message]]:
+    """The system prompt and the messages: calls, reasoning and text of one turn are one message, as are its results.
+
+    System messages after the first message of another kind are the user's, for no template has a place for them.
+    """
+    messages: list[Message] = []
+    last = ""
+    for kind, blocks in (piece for item in pieces for piece in item):
+        if kind == "system" and not messages:
+            system.append("\n".join(block["text"] for block in blocks))
+        elif kind == last and kind in ("assistant", "tool"):
+            messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
+        else:
+            messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
+            last = kind
+    if not messages or last == "assistant":
+        got = "no message" if not messages else "a history that ends with the assistant"
+        raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
+    return "\n\n".join(text for text in system if text) or None, messages

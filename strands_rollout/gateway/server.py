@@ -1,0 +1,268 @@
+"""The endpoint over HTTP: which session a request's key belongs to, and answers in its API's form."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+import orjson
+from aiohttp import web
+from strands.types.exceptions import ContextWindowOverflowException
+
+from strands_rollout import errors
+from strands_rollout.aio import LoopCache
+from strands_rollout.gateway.anthropic import Messages
+from strands_rollout.gateway.openai import ChatCompletions, Responses
+from strands_rollout.gateway.protocols import Protocol, Reply, TurnRequest
+from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
+from strands_rollout.model.history import ModelCall, token_count
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES: Final = 64 * 2**20
+_PING_S: Final = 10.0
+_SHUTDOWN_S: Final = 1.0
+_PROTOCOLS: Final[dict[str, type[Protocol]]] = {
+    "/v1/chat/completions": ChatCompletions,
+    "/v1/responses": Responses,
+    "/v1/messages": Messages,
+    "/v1/messages/count_tokens": Messages,
+}
+
+Problem = tuple[int, str, str]
+"""An HTTP status, a code, and what is said."""
+
+
+class Gateway:
+    """The sessions of one server, by their keys.
+
+    Args:
+        anonymous: Gives a session for a request without a known key; by default such a request is refused.
+    """
+
+    def __init__(self, anonymous: Callable[[], Awaitable[Session]] | None = None) -> None:
+        self._anonymous = anonymous
+        self._sessions: dict[str, Session] = {}
+        self._handlers: dict[str, set[asyncio.Task[Any]]] = {}
+        self.base_url = ""
+
+    def add(self, session: Session) -> str:
+        """Serve a session; returns its key."""
+        key = f"sk-{secrets.token_urlsafe(24)}"
+        self._sessions[key], self._handlers[key] = session, set()
+        return key
+
+    async def remove(self, key: str, error: Exception) -> None:
+        """End a session: its key is refused from here on, and requests that wait for it get the error."""
+        session, handlers = self._sessions.pop(key), self._handlers.pop(key)
+        session.end(error)
+        await session.finish()
+        if handlers:  # let them say so, unless their clients do not read
+            await asyncio.wait(handlers, timeout=_SHUTDOWN_S)
+        for handler in handlers:
+            handler.cancel()
+
+    def routes(self) -> list[web.RouteDef]:
+        """What the endpoint serves, and refuses."""
+        return [
+            *(web.post(path, self._turn) for path in _PROTOCOLS if not path.endswith("count_tokens")),
+            web.post("/v1/messages/count_tokens", self._count),
+        ]
+
+    async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
+        """The session of a request's key, as either API's clients send it."""
+        given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
+        for key, session in self._sessions.items():
+            if hmac.compare_digest(key.encode(), given.encode()):
+                return key, session
+        return ("", await self._anonymous()) if self._anonymous is not None else None
+
+    async def models(self, request: web.Request) -> web.Response:
+        """The model's card, as OpenAI's and Anthropic's clients read it."""
+        found = await self.session_of(request)
+        if found is None:
+            return _refused(ChatCompletions(), _NO_KEY)
+        name = found[1].model.config["model_id"] or "policy"
+        card = {
+            "id": name,
+            "object": "model",
+            "type": "model",
+            "display_name": name,
+            "created": 0,
+            "owned_by": "sglang",
+        }
+        return _json({"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name})
+
+    async def unknown(self, request: web.Request) -> web.Response:
+        """What is said of a path that there is not."""
+        words = f"there is no {request.method} {request.path} here; expected POST to one of {', '.join(_PROTOCOLS)}"
+        return _refused(ChatCompletions(), (404, "not_found", words))
+
+    async def _turn(self, request: web.Request) -> web.StreamResponse:
+        return await self._served(request, self._answered)
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        return await self._served(request, self._counted)
+
+    async def _served(
+        self,
+        request: web.Request,
+        answer: Callable[[web.Request, Session, Protocol, TurnRequest], Awaitable[web.StreamResponse]],
+    ) -> web.StreamResponse:
+        """Read a request of a known session and answer it; whatever fails is said in the API's form."""
+        kind = _PROTOCOLS[request.path]
+        found = await self.session_of(request)
+        if found is None:  # before its body is read
+            return _refused(kind(), _NO_KEY)
+        key, session = found
+        protocol = session.protocols.setdefault(kind.__name__, kind())
+        handlers, task = self._handlers.get(key, set()), asyncio.current_task()
+        if task is not None:
+            handlers.add(task)
+        try:
+            return await answer(request, session, protocol, protocol.read(await _body(request), session.cache))
+        except Exception as e:  # a policy, an engine or a client may make anything fail
+            problem = problem_of(e)
+            session.facts.refused[problem[1]] += 1
+            return _refused(protocol, problem)
+        finally:
+            handlers.discard(task)
+
+    async def _answered(
+        self, request: web.Request, session: Session, protocol: Protocol, asked: TurnRequest
+    ) -> web.StreamResponse:
+        def is_gone() -> bool:
+            return request.transport is None or request.transport.is_closing()
+
+        turn = asyncio.ensure_future(session.reply(asked, is_gone))
+        if not asked.streams:
+            return _json(protocol.whole(asked, await turn))
+        done, _ = await asyncio.wait([turn], timeout=_PING_S)
+        if done and turn.exception():
+            return _json(protocol.whole(asked, turn.result()))  # which raises
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        try:
+            while not done:
+                await response.write(protocol.ping)
+                done, _ = await asyncio.wait([turn], timeout=_PING_S)
+            await response.write(b"".join(protocol.events(asked, turn.result())))
+        except ConnectionError:  # the turn is kept for when the client asks again
+            turn.add_done_callback(_forget)
+        except Exception as e:  # the status has been sent
+            problem = problem_of(e)
+            session.facts.refused[problem[1]] += 1
+            await response.write(protocol.error_event(*problem))
+        return response
+
+    async def _counted(
+        self, _request: web.Request, session: Session, _protocol: Protocol, asked: TurnRequest
+    ) -> web.StreamResponse:
+        call = ModelCall(asked.messages, asked.tools, asked.system)
+        return _json({"input_tokens": await token_count(session.model.template, call)})
+
+
+_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a session that runs; expected that of this episode")
+
+
+def problem_of(error: Exception) -> Problem:
+    """How an error is told to a client: what may be asked again has a status of 429 or above 500."""
+    if isinstance(error, web.HTTPRequestEntityTooLarge):
+        return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
+    if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
+        is_context = getattr(error, "budget", "context") == "context"
+        return 400, "context_length_exceeded" if is_context else "budget_exhausted", str(error)
+    kinds: list[tuple[type[Exception], int, str]] = [
+        (errors.PromptError, 400, "invalid_request"),
+        (errors.TemplateError, 400, "invalid_request"),
+        (errors.UnsendableTextError, 400, "unsendable_text"),
+        (BusySessionError, 429, "too_many_requests"),
+        (SessionEndedError, 503, "episode_ended"),
+        (errors.EngineError, 503, "engine_unavailable"),
+        (errors.RolloutError, 500, "server_error"),
+    ]
+    for kind, status, code in kinds:
+        if isinstance(error, kind):
+            return status, code, str(error)
+    logger.error("bug in the gateway", exc_info=error)
+    return 500, "server_error", f"{type(error).__name__}: {error}"
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as e:
+        raise errors.PromptError(f"got a body that is no JSON: {e}") from e
+    if not isinstance(body, dict):
+        raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
+    return body
+
+
+def _json(body: object, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+
+
+def _refused(protocol: Protocol, problem: Problem) -> web.Response:
+    return _json(protocol.error(*problem), problem[0])
+
+
+def _forget(turn: asyncio.Future[Reply]) -> None:
+    """Take what nobody waits for, so that nothing is logged of it."""
+    if not turn.cancelled():
+        turn.exception()
+
+
+async def start(
+    gateway: Gateway, host: str = "127.0.0.1", port: int = 0, routes: Sequence[web.RouteDef] = ()
+) -> web.AppRunner:
+    """Serve a gateway, and further routes, on this event loop, until the runner's `cleanup` is awaited.
+
+    Raises:
+        ConfigError: The port is taken.
+    """
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.add_routes([*gateway.routes(), web.get("/v1/models", gateway.models), *routes])
+    app.router.add_route("*", "/{path:.*}", gateway.unknown)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as e:
+        await runner.cleanup()
+        raise errors.ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+    gateway.base_url = f"http://{host}:{runner.addresses[0][1]}"
+    return runner
+
+
+class SharedGateway:
+    """One gateway for all episodes of an event loop, which runs from the first one's start until the loop ends."""
+
+    _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
+
+    def __init__(self) -> None:
+        self.gateway = Gateway()
+        self._starting: asyncio.Task[web.AppRunner] | None = None
+        self.is_closed = False
+
+    @classmethod
+    async def running(cls) -> Gateway:
+        """That of this event loop.
+
+        Raises:
+            ConfigError: No port can be listened on.
+        """
+        shared = cls._CACHE.get(None, cls)
+        if shared._starting is None:
+            shared._starting = asyncio.create_task(start(shared.gateway))
+        await asyncio.shield(shared._starting)
+        return shared.gateway
+
+    async def aclose(self) -> None:
+        """Stop serving; called when the loop ends."""
+        self.is_closed = True
+        if self._starting is not None:
+            await (await self._starting).cleanup()

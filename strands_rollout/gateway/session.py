@@ -1,0 +1,476 @@
+"""One episode behind the endpoint: which conversation each request continues, and what it is answered.
+
+A request's history is matched against what the policy read and wrote, by what the client was sent: ids of calls, text,
+reasoning. What was sampled is never tokenised again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from strands_rollout.errors import PromptError, RolloutError, TemplateError
+from strands_rollout.gateway import protocols
+from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of
+from strands_rollout.model.history import HistorySegment, ModelCall
+from strands_rollout.model.sampling import Room
+from strands_rollout.model.sglang_model import Conversation, SGLangModel
+
+logger = logging.getLogger(__name__)
+
+MAX_AT_ONCE: Final = 256
+MAX_CONVERSATIONS: Final = 1024
+_SHOWN_DIFFERENCES: Final = 8
+_SHOWN_CHARS: Final = 80
+
+
+class SessionEndedError(RolloutError):
+    """The episode of a session is over, or has reached a limit of its own: nothing more is sampled in it."""
+
+
+class BusySessionError(RolloutError):
+    """A session has as many requests at once, or conversations, as it may have."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What a session was asked.
+
+    Attributes:
+        requests: All that could be read.
+        repeats: Those that were answered from the record.
+        forks: Those whose history, or system prompt and tools, are not those of any conversation so far.
+        differences: Of the first of these, where the history left what was recorded.
+        refused: By kind of error, requests that were refused.
+        overridden: By name, sampling parameters that a client gave and the session fixes, as first given.
+        diverged: Where a program that was started again left the record of its first attempt; "" where it did not.
+        dropped_tokens: Those that the first attempt had sampled, then.
+    """
+
+    requests: int = 0
+    repeats: int = 0
+    forks: int = 0
+    differences: list[str] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    overridden: dict[str, Any] = field(default_factory=dict)
+    diverged: str = ""
+    dropped_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Thread:
+    """One history: a segment of a conversation, and what clients were sent of it.
+
+    Attributes:
+        messages: Those that the policy has read and written; it ends with its answer, where the last turn is finished.
+        seen: Those of the last request, as the client spelled them.
+        ids: By the ids under which the client knows calls, those that they were sent with, where they differ.
+        replies: By how many messages a request had, what it was answered.
+        pending: A request that is being answered, where one is.
+    """
+
+    conversation: Conversation
+    segment: HistorySegment
+    system: str | None
+    tools: list[dict[str, Any]]
+    messages: list[Message] = field(default_factory=list)
+    seen: list[Message] = field(default_factory=list)
+    ids: dict[str, str] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
+    pending: _Pending | None = None
+    answered_at: float = 0.0
+
+    @property
+    def waited_s(self) -> float | None:
+        """Seconds since its last answer; None before the first."""
+        return time.monotonic() - self.answered_at if self.answered_at else None
+
+    def has_head_of(self, request: TurnRequest) -> bool:
+        """Whether the system prompt and the tools are the same."""
+        return self.system == request.system and self.tools == request.tools
+
+
+@dataclass(slots=True)
+class _Pending:
+    request: TurnRequest
+    task: asyncio.Task[Reply]
+    is_gone: Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """How far a request's history is that of a thread.
+
+    Attributes:
+        length: Messages that are the same.
+        ids: The thread's, and those that the request tells.
+        why: What differs in the next one.
+    """
+
+    thread: _Thread
+    length: int
+    ids: dict[str, str]
+    why: str
+
+
+class Watch(Protocol):
+    """Is told of a session's requests and turns; it may raise `SessionEndedError`, which ends the session."""
+
+    def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
+        """A request brings these messages, so many seconds after the answer before them; None before the first."""
+
+    def answered(self, conversation: Conversation, reply: Reply) -> None:
+        """A turn was sampled."""
+
+
+class Session:
+    """The requests of one episode, or of one client.
+
+    Args:
+        model: With many conversations, of which each may begin segments. It is this session's alone.
+        watch: Told of each request and turn.
+
+    Attributes:
+        facts: What it was asked.
+        protocols: One of each kind, by their paths.
+        cache: What items of its requests were converted to.
+        error: The last error that the episode itself is to blame for; None where a later request succeeded.
+    """
+
+    def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
+        self.model = model
+        self.facts = Facts()
+        self.protocols: dict[str, protocols.Protocol] = {}
+        self.cache = ItemCache()
+        self.error: Exception | None = None
+        self._watch = watch
+        self._threads: list[_Thread] = []  # that of the newest answer last
+        self._tasks: set[asyncio.Task[Reply]] = set()
+        self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
+        self._is_head_known = True
+        self._ended: Exception | None = None
+
+    @property
+    def main_messages(self) -> list[Message]:
+        """The history of the main conversation: what the policy read and wrote."""
+        own = [one for one in self._threads if one.segment is self.model.conversation.last]
+        return list(own[-1].messages) if own else []
+
+    def restore(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Answer the first requests from an earlier attempt's main conversation, which the model has resumed."""
+        conversation = self.model.conversation
+        thread = _Thread(conversation, conversation.last, None, [], [dict(message) for message in messages])
+        for at, message in enumerate(messages):
+            if message["role"] == "assistant":
+                has_calls = any("toolUse" in block for block in message["content"])
+                usage = message.get("metadata", {}).get("usage", {})
+                thread.replies[at] = reply_of(message, "tool_use" if has_calls else "end_turn", usage)
+        self._threads, self._recorded, self._is_head_known = [thread], thread, False
+
+    def end(self, error: Exception) -> None:
+        """Answer nothing more; requests that wait get this error."""
+        self._ended = self._ended or error
+        for task in self._tasks:
+            task.cancel()
+
+    async def finish(self) -> None:
+        """Wait for what was ended, and make the first conversation that has turns the main one."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        conversations = self.model.conversations
+        played = next((one for one in conversations.others if one.turn_count), None)
+        if not conversations.main.turn_count and played is not None:
+            conversations.promote(played)
+
+    async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
+        """The next turn of the conversation that a request continues, or the recorded one that it had before.
+
+        Args:
+            request: A client's.
+            is_gone: Whether the client has left; one that then asks the same again gets the same answer.
+
+        Raises:
+            SessionEndedError: The episode is over.
+            BusySessionError: Too many requests at once, or conversations.
+            PromptError, TemplateError: The messages can't be rendered.
+            BudgetExhaustedError, ContextWindowOverflowException: Nothing is left of a budget.
+            EngineError: The engine did not deliver, or was aborted.
+        """
+        self._check_open()
+        self.facts.requests += 1
+        if self._recorded is not None and (why := await self._divergence(request, self._recorded)):
+            self._begin_afresh(why)
+        matches = [self._match(thread, request) for thread in reversed(self._threads)]
+        matches.sort(key=lambda one: -one.length)
+        for match in matches:
+            thread, n = match.thread, match.length
+            if n < len(request.messages) or not thread.has_head_of(request):
+                continue
+            if n in thread.replies:
+                self.facts.repeats += 1
+                return thread.replies[n]
+            if thread.pending and len(thread.pending.request.messages) == n and thread.pending.is_gone():
+                self.facts.repeats += 1
+                thread.pending.is_gone = is_gone
+                return await self._result_of(thread.pending.task)
+        return await self._result_of(self._begin(request, matches, is_gone))
+
+    def _check_open(self) -> None:
+        if self._ended is not None:
+            raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
+        if len(self._tasks) >= MAX_AT_ONCE:
+            raise BusySessionError(f"got more than {MAX_AT_ONCE} requests at once; expected fewer in one session")
+
+    def _begin(
+        self, request: TurnRequest, matches: Sequence[_Match], is_gone: Callable[[], bool]
+    ) -> asyncio.Task[Reply]:
+        """Choose the thread that a request continues, and begin its turn."""
+        match = next((one for one in matches if self._extends(one, request)), None)
+        if match is None:
+            match = self._fork(request, matches)
+        else:
+            if match.thread.segment is not match.thread.conversation.last:
+                match.thread.conversation.return_to(match.thread.segment)
+        thread, conversation = match.thread, match.thread.conversation
+        thread.ids = match.ids
+        own = [_under_ids(message, match.ids) for message in request.messages[match.length :]]
+        messages = [*thread.messages[: match.length], *own]
+        if self._watch is not None:
+            self._watched(self._watch.asked, conversation, own, thread.waited_s)
+        task = asyncio.create_task(self._turn(thread, request, messages))
+        thread.pending = _Pending(request, task, is_gone)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _fork(self, request: TurnRequest, matches: Sequence[_Match]) -> _Match:
+        """A thread for a history that extends none: a segment of an agent's conversation, or a conversation."""
+        continues = any(message["role"] == "assistant" for message in request.messages)
+        same = [one for one in matches if one.thread.has_head_of(request)]
+        # a head that changed in mid-conversation; else another agent's
+        near = next((one for one in same if one.length or not continues), same[0] if same else None)
+        near = near or next((one for one in matches if self._extends(one, request, any_head=True)), None)
+        if len(self._threads) >= MAX_CONVERSATIONS:
+            raise BusySessionError(f"got more than {MAX_CONVERSATIONS} histories; expected fewer in one session")
+        if continues or (near is not None and near.length):
+            self.facts.forks += 1
+            self._note_difference(near, request)
+        is_free = near is not None and not self._is_busy(near.thread.conversation)
+        conversation = near.thread.conversation if near is not None and is_free else self._new_conversation(request)
+        # what was recorded of a shared beginning is read again as it was
+        known = near.thread.messages[: near.length] if near is not None else []
+        seen = near.thread.seen[: near.length] if near is not None else []
+        thread = _Thread(conversation, conversation.last, request.system, request.tools, list(known), list(seen))
+        self._threads.append(thread)
+        return _Match(thread, len(known), near.ids if near is not None else {}, "")
+
+    def _new_conversation(self, request: TurnRequest) -> Conversation:
+        """The main one for the first request with tools; the first of all becomes it later, where none has any."""
+        main = self.model.conversation
+        if request.tools and not any(one.conversation is main for one in self._threads):
+            return main
+        return self.model.conversations.begin("agent" if request.tools else "aside")
+
+    async def _turn(self, thread: _Thread, request: TurnRequest, messages: list[Message]) -> Reply:
+        conversation, segment = thread.conversation, thread.segment
+        params = self._params(request.params)
+        try:
+            answer = await self.model.answer(
+                messages, request.tools, request.system, params=params, conversation=conversation
+            )
+        except Exception as e:
+            self._note_error(e)
+            raise
+        finally:
+            thread.pending = None
+            thread.segment = segment = conversation.last
+            if not segment.trajectory.turns and conversation.segments:  # a new one that came to nothing
+                conversation.last = conversation.segments.pop()
+                conversation.last.ended_by = ""
+                self._threads.remove(thread)
+            elif segment.covered_messages == len(messages):
+                thread.messages, thread.seen = messages, [*request.messages]
+            elif not segment.trajectory.turns:
+                self._threads.remove(thread)
+        self.error = None
+        turn = segment.trajectory.turns[-1]
+        matched = turn.parts[-1].matched
+        stop = matched if isinstance(matched, str) else None
+        reply = reply_of(answer.message, answer.stop_reason, answer.usage, stop)
+        thread.replies[len(messages)] = reply
+        answer.message["metadata"] = {"usage": answer.usage}
+        thread.messages = [*messages, answer.message]
+        thread.answered_at = time.monotonic()
+        self._threads.remove(thread)
+        self._threads.append(thread)
+        if self._watch is not None:
+            self._watched(self._watch.answered, conversation, reply)
+        return reply
+
+    def _watched(self, tell: Callable[..., None], *what: object) -> None:
+        try:
+            tell(*what)
+        except SessionEndedError as e:
+            self.end(e)
+            raise
+
+    async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
+        """What a turn comes to, which goes on where whoever waits for it leaves."""
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.cancelled() and self._ended is not None:
+                raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
+            raise
+
+    def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """A client's sampling parameters: those that the session has not fixed; stop strings and limits add up."""
+        fixed, params = self.model.config["sampling_params"], dict[str, Any]()
+        for name, value in given.items():
+            if name == "stop":
+                own = fixed.get("stop") or []
+                params["stop"] = list(dict.fromkeys([*([own] if isinstance(own, str) else own), *value]))
+            elif name == "max_new_tokens":
+                params[name] = min(value, fixed.get(name) or value)
+            elif fixed.get(name) is None:
+                params[name] = value
+            elif fixed[name] != value:
+                self.facts.overridden.setdefault(name, value)
+        return params
+
+    def _note_error(self, error: Exception) -> None:
+        if not isinstance(error, PromptError | TemplateError):  # which are the client's
+            self.error = error
+
+    def _note_difference(self, near: _Match | None, request: TurnRequest) -> None:
+        if len(self.facts.differences) >= _SHOWN_DIFFERENCES:
+            return
+        if near is None:
+            words = "its beginning is of no conversation so far"
+        elif not near.thread.has_head_of(request):
+            words = "the system prompt changed" if near.thread.system != request.system else "the tools changed"
+        else:
+            words = f"message {near.length}: {near.why}"
+        self.facts.differences.append(f"request {self.facts.requests}: {words}")
+
+    async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
+        """Where a request of what would be the main conversation leaves the record; "" where it does not."""
+        if not self._is_head_known:  # the first of its requests tells the system prompt and the tools
+            has_tools = any("toolUse" in block for message in thread.messages for block in message["content"])
+            if has_tools and not request.tools:
+                return ""  # beside it
+            fresh, first = HistorySegment(self.model.template), min(thread.replies, default=len(thread.messages))
+            call = ModelCall(thread.messages[:first], request.tools, request.system)
+            if await fresh.new_context(call, Room(None, "context"), 0) != thread.segment.prompt_ids:
+                return "the system prompt or the tools are others"
+            thread.system, thread.tools, self._is_head_known = request.system, request.tools, True
+        elif not thread.has_head_of(request):
+            return ""
+        match = self._match(thread, request)
+        if match.length == len(thread.messages):
+            self._recorded = None
+            return ""
+        return f"message {match.length}: {match.why}" if match.length < len(request.messages) else ""
+
+    def _begin_afresh(self, why: str) -> None:
+        """Forget the record of an earlier attempt."""
+        self.facts.diverged, self.facts.dropped_tokens = why, self.model.trajectory.sampled_length
+        self.model.reset()
+        self._threads, self._recorded = [], None
+
+    def _is_busy(self, conversation: Conversation) -> bool:
+        return any(one.pending is not None for one in self._threads if one.conversation is conversation)
+
+    def _extends(self, match: _Match, request: TurnRequest, *, any_head: bool = False) -> bool:
+        """Whether a request goes on where a thread ends."""
+        thread, n = match.thread, match.length
+        if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
+            return False
+        is_longer = len(request.messages) > n or thread.segment.trajectory.is_open
+        return is_longer and not self._is_busy(thread.conversation)
+
+    def _match(self, thread: _Thread, request: TurnRequest) -> _Match:
+        given, ids = request.messages, dict(thread.ids)
+        length = len(thread.seen)
+        if given[:length] != thread.seen:  # one comparison in C, where nothing is spelled anew
+            length = 0
+        keeps = self.model.config["transient_context"] == "keep"
+        while length < min(len(given), len(thread.messages)):
+            kept, sent = thread.messages[length], thread.replies.get(length)
+            if why := _difference(kept, sent, given[length], ids, keeps_transient=keeps):
+                return _Match(thread, length, ids, why)
+            length += 1
+        return _Match(thread, length, ids, "messages were taken from its end")
+
+
+def _difference(
+    kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], *, keeps_transient: bool
+) -> str:
+    """In what a client's message is another than the one that it was sent, or that it sent before; "" if in nothing.
+
+    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls. `ids`
+    gets the ids under which the client knows calls.
+    """
+    if kept["role"] != given["role"]:
+        return f"got one of the {given['role']}, in the place of one of the {kept['role']}"
+    if kept["role"] == "user":
+        return "" if kept == given else _user_difference(kept["content"], given["content"], ids, keeps_transient)
+    sent, got = sent or reply_of(kept), reply_of(given)
+    if len(sent.calls) != len(got.calls):
+        return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
+    for one, other in zip(sent.calls, got.calls, strict=True):
+        if one["name"] != other["name"] or one["input"] != other["input"]:
+            return f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+    is_left_out = not got.text and bool(got.calls)
+    if sent.text.split() != got.text.split() and not is_left_out:
+        return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
+    if not sent.calls and not sent.text.strip() and sent.reasoning.split() != got.reasoning.split():
+        return "got other reasoning than was sent"
+    pairs = zip(got.calls, sent.calls, strict=True)
+    ids.update({one["toolUseId"]: other["toolUseId"] for one, other in pairs if one["toolUseId"] != other["toolUseId"]})
+    return ""
+
+
+def _user_difference(
+    kept: list[dict[str, Any]],
+    given: list[dict[str, Any]],
+    ids: Mapping[str, str],
+    keeps_transient: bool,  # noqa: FBT001 - handed on
+) -> str:
+    before, now = _plain(kept, {}), _plain(given, ids)
+    is_shorter = before[0] == now[0] and " ".join(now[1]) in " ".join(before[1])
+    if before == now or (keeps_transient and is_shorter):
+        return ""
+    if before[0] != now[0]:
+        return "the results or images are others"
+    at = next((n for n, (a, b) in enumerate(zip(before[1], now[1], strict=False)) if a != b), 0)
+    return f"got the text {_short(*now[1][at:])}; the policy has read {_short(*before[1][at:])}"
+
+
+def _plain(content: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+    """What a user's message says: its results, by the ids of their calls, and images; and the words of its texts."""
+    results = [block["toolResult"] for block in content if "toolResult" in block]
+    images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
+    by_id = sorted((ids.get(one["toolUseId"], one["toolUseId"]), _plain(one["content"], {})) for one in results)
+    return [*by_id, *images], "\n".join(block["text"] for block in content if "text" in block).split()
+
+
+def _short(*given: object) -> str:
+    text = " ".join(map(str, given))
+    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
+
+
+def _under_ids(message: Message, ids: Mapping[str, str]) -> Message:
+    """A user's message with its results under the ids that their calls were sent with."""
+    if not ids or not any("toolResult" in block for block in message["content"]):
+        return message
+    blocks = []
+    for block in message["content"]:
+        if (result := block.get("toolResult")) is not None:
+            block = {"toolResult": {**result, "toolUseId": ids.get(result["toolUseId"], result["toolUseId"])}}
+        blocks.append(block)
+    return {**message, "content": blocks}

@@ -2,7 +2,8 @@
 # Runs the tests; arguments go to pytest. Their environment is .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras
 # dev, tools, evals, harness and a2a, or those in $STRANDS_ROLLOUT_TEST_EXTRAS.
 #   bash scripts/test.sh          the default suite, in as many processes as there are CPUs, four at most
-#   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, which it installs (Linux on x86_64)
+#   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, and, where npm is, with agents on Node,
+#                                 all of which it installs (Linux on x86_64)
 # With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
 # names a running SGLang with the shipped model, such as one on a GPU, so that none is installed before the tests that break one.
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
@@ -29,6 +30,9 @@ if [[ "${1:-}" == "--real" ]]; then
     bash "$repository/scripts/sglang_cpu.sh" install
   fi
   bash "$repository/scripts/gateway.sh" install
+  if command -v npm >/dev/null; then
+    bash "$repository/scripts/gateway_clients.sh" install
+  fi
 fi
 if [[ "${1:-}" == "--slime" ]]; then
   shift

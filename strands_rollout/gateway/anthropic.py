@@ -19,6 +19,7 @@ from strands_rollout.gateway.protocols import (
     assembled,
     blocks_of,
     call_block,
+    client_tools,
     field_of,
     image_block,
     named_sse,
@@ -57,7 +58,7 @@ class Messages(Protocol):
         return TurnRequest(
             messages,
             prompt,
-            [] if choice == "none" else [_messages_tool(tool) for tool in objects(body, "tools")],
+            [] if choice == "none" else [*map(_messages_tool, client_tools(objects(body, "tools"), "custom"))],
             sampling_params(body, "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
@@ -110,8 +111,6 @@ class Messages(Protocol):
 
 
 def _messages_tool(tool: Item) -> dict[str, Any]:
-    if tool.get("type", "custom") != "custom":
-        raise PromptError(f"got the tool {tool!r:.100}; expected tools of the client's own: none runs on this server")
     return tool_spec(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import orjson
@@ -20,6 +20,7 @@ from strands_rollout.gateway.protocols import (
     assembled,
     blocks_of,
     call_block,
+    client_tools,
     field_of,
     image_of_url,
     named_sse,
@@ -171,22 +172,23 @@ class Responses(Protocol):
         refuse(field_of(body, "text", dict, "an object"), (), format=("text",))
         given, earlier = body.get("input"), body.get("previous_response_id")
         own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
-        items = [*(self.held("previous_response_id", earlier)["input"] if earlier is not None else ()), *own]
+        items = own if earlier is None else _continued(self.held("previous_response_id", earlier)["input"], own)
         instructions = [str(body["instructions"])] if body.get("instructions") else []
         system, messages = assembled(cache.converted(items, _of_item), instructions)
+        tools = {} if body.get("tool_choice") == "none" else _response_tools(body)
         return TurnRequest(
             messages,
             system,
-            [] if body.get("tool_choice") == "none" else [_response_tool(tool) for tool in objects(body, "tools")],
+            [spec for _, spec in tools.values()],
             sampling_params(body, "max_output_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
-            body={"input": items},
+            body={"input": items, "tools": tools},
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """See `Protocol.whole`."""
-        response_id, output = new_id("resp_"), _output_items(reply)
+        response_id, output = new_id("resp_"), _output_items(reply, request.body["tools"])
         self.hold(response_id, {"input": [*request.body["input"], *output]})
         read, written = reply.usage.get("inputTokens", 0), reply.usage.get("outputTokens", 0)
         is_cut = reply.stop_reason == "max_tokens"
@@ -240,7 +242,21 @@ class Responses(Protocol):
         return named_sse({"type": "response.failed", "response": response, "sequence_number": 0})
 
 
-def _output_items(reply: Reply) -> list[dict[str, Any]]:
+def _continued(held: Sequence[Item], own: Sequence[Item]) -> list[Item]:
+    """A response's items and those after it; what a client sends again besides, as Strands' agents do, comes once."""
+    known = {item.get("call_id") for item in held if item.get("type") == "function_call"}
+    start = len(held)
+    if any(item.get("type") == "function_call" and item.get("call_id") in known for item in own):
+        first = _of_item(own[0])
+        start = next((at for at in reversed(range(start)) if _of_item(held[at]) == first), start)
+    return [*held[:start], *own]
+
+
+_Tools = dict[str, tuple[dict[str, str], dict[str, Any]]]
+"""By the names that the policy knows, how a call of a tool names it, and its specification."""
+
+
+def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.reasoning:
         content: list[dict[str, Any]] = [{"type": "reasoning_text", "text": reply.reasoning}]
@@ -251,7 +267,8 @@ def _output_items(reply: Reply) -> list[dict[str, Any]]:
         items.append({**message, "content": content})
     for call in reply.calls:
         arguments = orjson.dumps(call["input"]).decode()
-        head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], "name": call["name"]}
+        named = tools[call["name"]][0] if call["name"] in tools else {"name": call["name"]}
+        head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], **named}
         items.append({**head, "arguments": arguments, "status": "completed"})
     return items
 
@@ -277,10 +294,21 @@ def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"type": "response.output_item.done", "item": item}
 
 
-def _response_tool(tool: Item) -> dict[str, Any]:
-    if tool.get("type") != "function":
-        raise PromptError(f"got the tool {tool!r:.100}; expected one of type function: none runs on this server")
-    return tool_spec(tool.get("name"), tool.get("description"), tool.get("parameters"))
+def _response_tools(body: Item) -> _Tools:
+    given: list[dict[str, Any]] = []
+    for tool in objects(body, "tools"):
+        is_space = tool.get("type") == "namespace"
+        given += [{**one, "namespace": tool.get("name")} for one in objects(tool, "tools")] if is_space else [tool]
+    tools: _Tools = {}
+    for tool in client_tools(given, "function"):
+        spec = tool_spec(_full_name(tool), tool.get("description"), tool.get("parameters"))
+        tools[spec["name"]] = {key: tool[key] for key in ("name", "namespace") if key in tool}, spec
+    return tools
+
+
+def _full_name(named: Item) -> object:
+    """The name that the policy knows, which has that of a namespace before it."""
+    return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
 
 
 def _of_item(item: Item) -> list[Piece]:
@@ -289,7 +317,7 @@ def _of_item(item: Item) -> list[Piece]:
         blocks = blocks_of(item.get("content"), _response_part)
         return [("system" if role == "developer" else str(role), blocks)]
     if kind == "function_call":
-        return [("assistant", [call_block(item.get("call_id"), item.get("name"), item.get("arguments"))])]
+        return [("assistant", [call_block(item.get("call_id"), _full_name(item), item.get("arguments"))])]
     if kind == "function_call_output":
         return [("tool", [result_block(item.get("call_id"), blocks_of(item.get("output"), _response_part))])]
     if kind == "reasoning":

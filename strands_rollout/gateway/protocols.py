@@ -26,6 +26,8 @@ Piece = tuple[str, list[Block]]
 """What an item of a request says: by "system", "user", "assistant" or "tool", and which Strands blocks."""
 
 _DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
+# tools that run on a model's own server
+_HOSTED: Final = re.compile(r"(web_search|web_fetch|file_search|code_(interpreter|execution)|image_generation|mcp).*")
 _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("stop_token_ids", "ignore_eos"),
@@ -249,6 +251,15 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
+
+
+def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
+    """Tools of the type `own`, or of none; a server's beside them are left out, as none has to be used."""
+    kept = [tool for tool in tools if not _HOSTED.fullmatch(str(tool.get("type")))] or tools
+    for tool in kept:
+        if tool.get("type", own) != own:
+            raise PromptError(f"got the tool {tool!r:.100}; expected one of type {own}: none runs on this server")
+    return kept
 
 
 def image_block(format_: str, data: str) -> Block:

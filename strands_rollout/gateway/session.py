@@ -412,26 +412,36 @@ def _difference(
 ) -> str:
     """In what a client's message is another than the one that it was sent, or that it sent before; "" if in nothing.
 
-    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls. `ids`
-    gets the ids under which the client knows calls.
+    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls, nor what
+    calls under the ids that they were sent with have become. `ids` gets the ids under which the client knows calls.
     """
     if kept["role"] != given["role"]:
         return f"got one of the {given['role']}, in the place of one of the {kept['role']}"
     if kept["role"] == "user":
         return "" if kept == given else _user_difference(kept["content"], given["content"], ids, keeps_transient)
     sent, got = sent or reply_of(kept), reply_of(given)
-    if len(sent.calls) != len(got.calls):
-        return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
-    for one, other in zip(sent.calls, got.calls, strict=True):
-        if one["name"] != other["name"] or one["input"] != other["input"]:
-            return f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+    sent_ids = {call["toolUseId"] for call in sent.calls}
+    # under the ids that they were sent with, a client may tell calls as its tools took them, with defaults, numbers in
+    # place of texts, or the name of a tool for what no tool takes, and leave out those that it has not run
+    is_known = bool(got.calls) and all(call["toolUseId"] in sent_ids for call in got.calls)
+    if not is_known and (why := _calls_difference(sent.calls, got.calls, ids)):
+        return why
     is_left_out = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not is_left_out:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
     if not sent.calls and not sent.text.strip() and sent.reasoning.split() != got.reasoning.split():
         return "got other reasoning than was sent"
-    pairs = zip(got.calls, sent.calls, strict=True)
-    ids.update({one["toolUseId"]: other["toolUseId"] for one, other in pairs if one["toolUseId"] != other["toolUseId"]})
+    return ""
+
+
+def _calls_difference(sent: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]], ids: dict[str, str]) -> str:
+    """The same of calls under ids of the client's own, which are remembered."""
+    if len(sent) != len(got):
+        return f"got {len(got)} calls; {len(sent)} were sent"
+    for one, other in zip(sent, got, strict=True):
+        if one["name"] != other["name"] or one["input"] != other["input"]:
+            return f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+    ids.update({other["toolUseId"]: one["toolUseId"] for one, other in zip(sent, got, strict=True)})
     return ""
 
 

@@ -6,10 +6,12 @@ Each asks its question, runs the tool that the policy calls, and asks once more 
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from anthropic import Anthropic, AsyncAnthropic, beta_async_tool
-from openai import AsyncOpenAI, OpenAI
+import anthropic
+import openai
 from strands import Agent, tool
 from strands.models.anthropic import AnthropicModel
 from strands.models.openai import OpenAIModel
@@ -17,17 +19,86 @@ from strands.models.openai_responses import OpenAIResponsesModel
 
 AGAIN = "Are you sure?"
 SYSTEM = "Be brief."
-ADD = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
-CHAT_TOOLS = [{"type": "function", "function": ADD}]
-RESPONSE_TOOLS = [{"type": "function", "strict": False, **ADD}]
-MESSAGES_TOOLS = [{"name": "add", "description": "Adds.", "input_schema": ADD["parameters"]}]
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
+ADD = {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}
 
 Items = list[Any]
-Ask = Callable[[Items], Awaitable[tuple[Items, list[str]]]]
-"""Asks with a history; what the answer adds to it, and the ids of its calls."""
+Said = tuple[Items, list[str]]
+"""What an answer adds to a history, and the ids of its calls."""
 
 
-async def _play(task: Any, ask: Ask, results: Callable[[list[str]], Items]) -> None:
+@dataclass(frozen=True)
+class Api:
+    """One API, as its SDK has it: where it asks, what ends a stream, and how a history is sent and continued."""
+
+    resource: str
+    final: str
+    request: Callable[[Items], dict[str, Any]]
+    said: Callable[[Any], Said]
+    results: Callable[[list[str]], Items]
+
+    def client(self, endpoint: Any, *, is_async: bool) -> Any:
+        sdk, url = (anthropic, endpoint.url) if self is MESSAGES else (openai, endpoint.base_url)
+        kind = getattr(sdk, ("Async" if is_async else "") + ("Anthropic" if self is MESSAGES else "OpenAI"))
+        return kind(base_url=url, api_key=endpoint.api_key, max_retries=0)
+
+
+def _chat_said(answer: Any) -> Said:
+    message = answer.choices[0].message
+    return [message.model_dump(exclude_none=True)], [call.id for call in message.tool_calls or ()]
+
+
+def _response_said(answer: Any) -> Said:
+    calls = [item.call_id for item in answer.output if item.type == "function_call"]
+    return [item.model_dump(exclude_none=True) for item in answer.output], calls
+
+
+def _messages_said(answer: Any) -> Said:
+    calls = [block.id for block in answer.content if block.type == "tool_use"]
+    return [{"role": "assistant", "content": answer.content}], calls
+
+
+def _messages_results(calls: list[str]) -> Items:
+    results = [{"type": "tool_result", "tool_use_id": call, "content": f"34 for {call}"} for call in calls]
+    return [{"role": "user", "content": results}]
+
+
+CHAT = Api(
+    "chat.completions",
+    "get_final_completion",
+    lambda history: {
+        "messages": [{"role": "system", "content": SYSTEM}, *history],
+        "tools": [{"type": "function", "function": ADD}],
+    },
+    _chat_said,
+    lambda calls: [{"role": "tool", "tool_call_id": call, "content": f"34 for {call}"} for call in calls],
+)
+RESPONSES = Api(
+    "responses",
+    "get_final_response",
+    lambda history: {
+        "instructions": SYSTEM,
+        "input": history,
+        "tools": [{"type": "function", **ADD}, {"type": "web_search"}],
+    },
+    _response_said,
+    lambda calls: [{"type": "function_call_output", "call_id": call, "output": f"34 for {call}"} for call in calls],
+)
+MESSAGES = Api(
+    "messages",
+    "get_final_message",
+    lambda history: {
+        "max_tokens": 512,
+        "system": SYSTEM,
+        "messages": history,
+        "tools": [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS}],
+    },
+    _messages_said,
+    _messages_results,
+)
+
+
+async def _play(task: Any, api: Api, ask: Callable[[Items], Awaitable[Said]]) -> None:
     history: Items = []
     for question in (task.text, AGAIN):
         history.append({"role": "user", "content": question})
@@ -36,161 +107,102 @@ async def _play(task: Any, ask: Ask, results: Callable[[list[str]], Items]) -> N
             history += said
             if not calls:
                 break
-            history += results(calls)
+            history += api.results(calls)
 
 
-def _openai(endpoint: Any, kind: type = AsyncOpenAI) -> Any:
-    return kind(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+async def _async(api: Api, task: Any, endpoint: Any, *, streams: bool = False, change: Any = lambda said: said) -> None:
+    async def ask(history: Items) -> Said:
+        request = {"model": endpoint.model, **api.request(history)}
+        if not streams:
+            return change(api.said(await resource.create(**request)))
+        async with resource.stream(**request) as stream:
+            return api.said(await getattr(stream, api.final)())
+
+    async with api.client(endpoint, is_async=True) as client:
+        resource = attrgetter(api.resource)(client)
+        await _play(task, api, ask)
 
 
-def _anthropic(endpoint: Any, kind: type = AsyncAnthropic) -> Any:
-    return kind(base_url=endpoint.url, api_key=endpoint.api_key, max_retries=0)
+def _sync(api: Api, task: Any, endpoint: Any, *, streams: bool = False) -> None:
+    """In a thread of its own."""
+
+    async def ask(history: Items) -> Said:
+        request = {"model": endpoint.model, **api.request(history)}
+        if not streams:
+            return api.said(resource.create(**request))
+        with resource.stream(**request) as stream:
+            return api.said(getattr(stream, api.final)())
+
+    with api.client(endpoint, is_async=False) as client:
+        resource = attrgetter(api.resource)(client)
+        asyncio.run(_play(task, api, ask))
 
 
-def _chat_results(calls: list[str]) -> Items:
-    return [{"role": "tool", "tool_call_id": call, "content": f"34 for {call}"} for call in calls]
+def _rewritten(said: Said) -> Said:
+    """As agents tell calls that they have run: without the first of two and the text, and with a default."""
+    for message in said[0]:
+        if message.get("tool_calls"):
+            message["tool_calls"], message["content"] = message["tool_calls"][-1:], ""
+            message["tool_calls"][0]["function"] = {"name": "add", "arguments": '{"a": "as read", "b": 0}'}
+    return said[0], said[1][-1:]
 
 
-def _chat_said(message: Any) -> tuple[Items, list[str]]:
-    return [message.model_dump(exclude_none=True)], [call.id for call in message.tool_calls or ()]
+chat = functools.partial(_async, CHAT)
+chat_stream = functools.partial(_async, CHAT, streams=True)
+chat_sync = functools.partial(_sync, CHAT)
+chat_sync_stream = functools.partial(_sync, CHAT, streams=True)
+chat_rewritten = functools.partial(_async, CHAT, change=_rewritten)
+responses = functools.partial(_async, RESPONSES)
+responses_stream = functools.partial(_async, RESPONSES, streams=True)
+responses_sync = functools.partial(_sync, RESPONSES)
+responses_sync_stream = functools.partial(_sync, RESPONSES, streams=True)
+messages = functools.partial(_async, MESSAGES)
+messages_stream = functools.partial(_async, MESSAGES, streams=True)
+messages_sync = functools.partial(_sync, MESSAGES)
+messages_sync_stream = functools.partial(_sync, MESSAGES, streams=True)
 
 
-def _chat_request(endpoint: Any, history: Items) -> dict[str, Any]:
-    head = {"role": "system", "content": SYSTEM}
-    return {"model": endpoint.model, "messages": [head, *history], "tools": CHAT_TOOLS}
+async def _by_id(api: Api, task: Any, endpoint: Any) -> None:
+    """Sends what is new alone, and names the answer before it: OpenAI's by a field, Anthropic's as a thread."""
+    asked, earlier = 0, ""
+
+    async def ask(history: Items) -> Said:
+        nonlocal asked, earlier
+        new = [item for item in history if item.get("role") == "user" or item.get("type") == "function_call_output"]
+        request, asked = {"model": endpoint.model, **api.request(new[asked:])}, len(new)
+        if api is RESPONSES:
+            request["previous_response_id"] = earlier or None
+        elif earlier:
+            thread = {"type": "continue", "previous_message_id": earlier}
+            request = {name: request[name] for name in request if name not in ("system", "tools")}
+            request["extra_body"] = {"thread": thread}
+        else:
+            request["extra_body"] = {"thread": {"type": "create"}}
+        answer = await getattr(client, api.resource).create(**request)
+        earlier = answer.id
+        return api.said(answer)
+
+    async with api.client(endpoint, is_async=True) as client:
+        await _play(task, api, ask)
 
 
-async def chat(task: Any, endpoint: Any) -> None:
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        answer = await client.chat.completions.create(**_chat_request(endpoint, history))
-        return _chat_said(answer.choices[0].message)
-
-    async with _openai(endpoint) as client:
-        await _play(task, ask, _chat_results)
-
-
-def chat_stream(task: Any, endpoint: Any) -> None:
-    """In a thread, with the SDK's helper, which puts the events together."""
-
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        with client.chat.completions.stream(**_chat_request(endpoint, history)) as stream:
-            return _chat_said(stream.get_final_completion().choices[0].message)
-
-    with _openai(endpoint, OpenAI) as client:
-        asyncio.run(_play(task, ask, _chat_results))
-
-
-def _response_results(calls: list[str]) -> Items:
-    return [{"type": "function_call_output", "call_id": call, "output": f"34 for {call}"} for call in calls]
-
-
-def _response_said(answer: Any) -> tuple[Items, list[str]]:
-    calls = [item.call_id for item in answer.output if item.type == "function_call"]
-    return [item.model_dump(exclude_none=True) for item in answer.output], calls
-
-
-def _response_request(endpoint: Any, history: Items) -> dict[str, Any]:
-    return {"model": endpoint.model, "instructions": SYSTEM, "input": history, "tools": RESPONSE_TOOLS}
-
-
-def responses(task: Any, endpoint: Any) -> None:
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        return _response_said(client.responses.create(**_response_request(endpoint, history)))
-
-    with _openai(endpoint, OpenAI) as client:
-        asyncio.run(_play(task, ask, _response_results))
-
-
-async def responses_stream(task: Any, endpoint: Any) -> None:
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        async with client.responses.stream(**_response_request(endpoint, history)) as stream:
-            return _response_said(await stream.get_final_response())
-
-    async with _openai(endpoint) as client:
-        await _play(task, ask, _response_results)
-
-
-async def responses_by_id(task: Any, endpoint: Any) -> None:
-    """Sends what is new alone, and names the answer before it."""
-    asked, earlier = [0], [None]
-
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        new = [item for item in history if item.get("role") == "user" or item["type"] == "function_call_output"]
-        request = _response_request(endpoint, new[asked[0] :])
-        asked[0] = len(new)
-        answer = await client.responses.create(**request, previous_response_id=earlier[0])
-        earlier[0] = answer.id
-        return _response_said(answer)
-
-    async with _openai(endpoint) as client:
-        await _play(task, ask, _response_results)
-
-
-def _messages_results(calls: list[str]) -> Items:
-    results = [{"type": "tool_result", "tool_use_id": call, "content": f"34 for {call}"} for call in calls]
-    return [{"role": "user", "content": results}]
-
-
-def _messages_said(answer: Any) -> tuple[Items, list[str]]:
-    calls = [block.id for block in answer.content if block.type == "tool_use"]
-    return [{"role": "assistant", "content": answer.content}], calls
-
-
-def _messages_request(endpoint: Any, history: Items) -> dict[str, Any]:
-    head = {"model": endpoint.model, "max_tokens": 512, "system": SYSTEM, "tools": MESSAGES_TOOLS}
-    return {**head, "messages": history}
-
-
-def messages(task: Any, endpoint: Any) -> None:
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        return _messages_said(client.messages.create(**_messages_request(endpoint, history)))
-
-    with _anthropic(endpoint, Anthropic) as client:
-        asyncio.run(_play(task, ask, _messages_results))
-
-
-async def messages_stream(task: Any, endpoint: Any) -> None:
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        async with client.messages.stream(**_messages_request(endpoint, history)) as stream:
-            return _messages_said(await stream.get_final_message())
-
-    async with _anthropic(endpoint) as client:
-        await _play(task, ask, _messages_results)
-
-
-async def messages_by_id(task: Any, endpoint: Any) -> None:
-    """As threads of the SDK: after the first, sends what is new alone, and names the answer before it."""
-    asked, earlier = [0], [""]
-
-    async def ask(history: Items) -> tuple[Items, list[str]]:
-        new = [item for item in history if item["role"] == "user"]
-        request = _messages_request(endpoint, new[asked[0] :])
-        asked[0] = len(new)
-        thread = {"type": "create"}
-        if earlier[0]:
-            thread = {"type": "continue", "previous_message_id": earlier[0]}
-            request = {name: request[name] for name in ("model", "max_tokens", "messages")}
-        answer = await client.messages.create(**request, extra_body={"thread": thread})
-        earlier[0] = answer.id
-        return _messages_said(answer)
-
-    async with _anthropic(endpoint) as client:
-        await _play(task, ask, _messages_results)
+responses_by_id = functools.partial(_by_id, RESPONSES)
+messages_by_id = functools.partial(_by_id, MESSAGES)
 
 
 async def messages_tool_runner(task: Any, endpoint: Any) -> None:
     """Anthropic's own loop of an agent; on threads, in newer ones."""
 
-    @beta_async_tool
+    @anthropic.beta_async_tool
     async def add(a: str) -> str:
         """Adds."""
         return f"34 for {a}"
 
-    async with _anthropic(endpoint) as client:
+    async with MESSAGES.client(endpoint, is_async=True) as client:
         history: Items = []
         for question in (task.text, AGAIN):
-            request = {**_messages_request(endpoint, [*history, {"role": "user", "content": question}]), "tools": [add]}
-            runner = client.beta.messages.tool_runner(**request)
+            request = MESSAGES.request([*history, {"role": "user", "content": question}])
+            runner = client.beta.messages.tool_runner(model=endpoint.model, **{**request, "tools": [add]})
             answer = await runner.until_done()
             history = [*runner._params["messages"]]  # without the last answer in older ones
             if history[-1]["role"] == "user":
@@ -203,7 +215,7 @@ def add(a: str) -> str:
     return f"34 for {a}"
 
 
-async def _play_agent(kind: type, url: str, task: Any, endpoint: Any, **config: Any) -> None:
+async def _agent(kind: type, url: str, task: Any, endpoint: Any, **config: Any) -> None:
     given = {"base_url": getattr(endpoint, url), "api_key": endpoint.api_key}
     model = kind(client_args=given, model_id=endpoint.model, **config)
     agent = Agent(model=model, tools=[add], system_prompt=SYSTEM, callback_handler=None)
@@ -213,8 +225,8 @@ async def _play_agent(kind: type, url: str, task: Any, endpoint: Any, **config: 
         await model.client.close()
 
 
-strands_chat = functools.partial(_play_agent, OpenAIModel, "base_url")
-strands_chat_whole = functools.partial(_play_agent, OpenAIModel, "base_url", stream=False)
-strands_responses = functools.partial(_play_agent, OpenAIResponsesModel, "base_url")
-strands_responses_by_id = functools.partial(_play_agent, OpenAIResponsesModel, "base_url", stateful=True)
-strands_messages = functools.partial(_play_agent, AnthropicModel, "url", max_tokens=512)
+strands_chat = functools.partial(_agent, OpenAIModel, "base_url")
+strands_chat_whole = functools.partial(_agent, OpenAIModel, "base_url", stream=False)
+strands_responses = functools.partial(_agent, OpenAIResponsesModel, "base_url")
+strands_responses_by_id = functools.partial(_agent, OpenAIResponsesModel, "base_url", stateful=True)
+strands_messages = functools.partial(_agent, AnthropicModel, "url", max_tokens=512)

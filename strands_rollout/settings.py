@@ -128,14 +128,14 @@ class AgentCommand(_Settings):
     """Environment variables beside PATH, locale and those of the endpoint; `${VAR}` is taken from the environment."""
     cwd: str | None = None
     """Its folder, relative to the configuration's; default: an empty one, which is also its home, and removed."""
-    stdin: str | None = None
+    stdin: str = ""
     """What it reads on standard input."""
     exit_codes: tuple[int, ...] = (0,)
     """Exit codes with which an episode has ended well; with any other it has failed, and is not trained."""
 
     @model_validator(mode="after")
     def _is_told_the_prompt(self) -> Self:
-        if not any("{prompt}" in one or "{task}" in one for one in (self.command, *self.args, self.stdin or "")):
+        if not any("{prompt}" in one or "{task}" in one for one in (self.command, *self.args, self.stdin)):
             raise ValueError("agent_command needs {prompt}, or {task}, in its command, args or stdin")
         return self
 

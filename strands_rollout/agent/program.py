@@ -40,7 +40,6 @@ from strands_rollout.user_code import beside
 logger = logging.getLogger(__name__)
 
 _LAST_OUTPUT_BYTES: Final = 4096
-_READ_BYTES: Final = 65536
 _CANCEL_S: Final = 1.0
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
 # of this process's environment; what else is in it, such as keys, is none of the policy's business
@@ -188,7 +187,7 @@ class _Run:
             if status == "success":
                 self.stats.succeeded.add(use_id)
         self.stats.waited_s += (waited_s or 0.0) if results else 0.0
-        if waited_s is not None and not results and conversation is self.model.conversation:
+        if waited_s is not None and not results and conversation is self.session.main:
             most = self.limits.max_user_turns
             if most is not None and self.user_turns >= most:
                 self._trip(StopReason.MAX_USER_TURNS)
@@ -329,8 +328,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {"HOME": scratch, "TMPDIR": scratch, _MARK: mark, **endpoint.env}
         env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
-        stdin = None if command.stdin is None else filled(command.stdin).encode()
-        ended = await _process(argv, env, cwd, stdin, mark)
+        ended = await _process(argv, env, cwd, filled(command.stdin), mark)
     if ended.exit_code not in command.exit_codes:
         words = f"agent_command {command.command!r} ended with exit code {ended.exit_code}"
         raise CommandError(
@@ -339,44 +337,26 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
     return ended
 
 
-async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes | None, mark: str) -> ProcessEnd:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            cwd=cwd,
-            stdin=null if stdin is None else pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as e:
-        raise CommandError(f"agent_command can't start {argv[0]!r} in {cwd}: {e}") from e
-    output = bytearray()
-    reading = asyncio.ensure_future(_keep_end(process, stdin, output))
-    escaped = 0
-    try:
-        await process.wait()
-        await asyncio.wait([reading], timeout=0.1)  # a child that left may hold the pipe
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        escaped = _kill_marked(mark)
-        reading.cancel()
-        await process.wait()
-        process._transport.close()  # type: ignore[attr-defined] # else its pipes are left to the garbage collector
-    return ProcessEnd(process.returncode or 0, bytes(output).decode(errors="replace").strip(), escaped)
-
-
-async def _keep_end(process: asyncio.subprocess.Process, stdin: bytes | None, output: bytearray) -> None:
-    """Hand a process its input, and keep the end of what it prints."""
-    if stdin is not None and process.stdin is not None:
-        process.stdin.write(stdin)
-        process.stdin.close()
-    while process.stdout is not None and (read := await process.stdout.read(_READ_BYTES)):
-        output += read
-        del output[:-_LAST_OUTPUT_BYTES]
+async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
+    # files in the place of pipes, which a child that has left would keep open
+    with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
+        read.write(stdin.encode())
+        read.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, env=env, cwd=cwd, stdin=read, stdout=printed, stderr=printed, start_new_session=True
+            )
+        except (OSError, ValueError) as e:
+            raise CommandError(f"agent_command can't start {argv[0]!r} in {cwd}: {e}") from e
+        try:
+            await process.wait()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            escaped = _kill_marked(mark)
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+        output = printed.read().decode(errors="replace").strip()
+    return ProcessEnd(process.returncode or 0, output, escaped)
 
 
 def _kill_marked(mark: str) -> int:

@@ -56,6 +56,11 @@ class Gateway:
         self._sessions[key], self._handlers[key] = session, set()
         return key
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Those of the sessions that run."""
+        return frozenset(self._sessions)
+
     async def remove(self, key: str, error: Exception) -> None:
         """End a session: its key is refused from here on, and requests that wait for it get the error."""
         session, handlers = self._sessions.pop(key), self._handlers.pop(key)

@@ -156,6 +156,13 @@ class Session:
         self._ended: Exception | None = None
 
     @property
+    def main(self) -> Conversation:
+        """The main conversation: the first with tools, or while there is none, the first."""
+        conversations = self.model.conversations
+        played = [one for one in conversations if any(thread.conversation is one for thread in self._threads)]
+        return played[0] if played else conversations.main
+
+    @property
     def main_messages(self) -> list[Message]:
         """The history of the main conversation: what the policy read and wrote."""
         own = [one for one in self._threads if one.segment is self.model.conversation.last]
@@ -181,10 +188,8 @@ class Session:
     async def finish(self) -> None:
         """Wait for what was ended, and make the first conversation that has turns the main one."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        conversations = self.model.conversations
-        played = next((one for one in conversations.others if one.turn_count), None)
-        if not conversations.main.turn_count and played is not None:
-            conversations.promote(played)
+        if self.main is not self.model.conversation:
+            self.model.conversations.promote(self.main)
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
         """The next turn of the conversation that a request continues, or the recorded one that it had before.

@@ -167,8 +167,8 @@ class _Run:
             )
         reason, error = self._end(error, is_late=deadline.expired() and not deadline.was_aborted)
         duration_s = self.begun.duration_s + time.monotonic() - started
-        facts = asdict(self.session.facts)
-        dropped, facts["refused"] = facts.pop("dropped_tokens"), dict(self.session.facts.refused)
+        facts = self.session.facts.record()
+        dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
         text = given if isinstance(given, str) else None

@@ -4,19 +4,24 @@ Starts its HTTP server, inside another program or as a program of its own. Impor
 which reads its thread settings when it is first imported, are imported when an engine starts.
 """
 
+from __future__ import annotations
+
 import asyncio
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from strands_rollout.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiohttp.web import AbstractRouteDef
 
 SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
 
@@ -74,7 +79,11 @@ class EngineOptions(TypedDict, total=False):
 
 @asynccontextmanager
 async def running_engine(
-    model_dir: Path | str | None = None, host: str = "127.0.0.1", port: int = 0, **options: Unpack[EngineOptions]
+    model_dir: Path | str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    routes: Sequence[AbstractRouteDef] = (),
+    **options: Unpack[EngineOptions],
 ) -> AsyncIterator[str]:
     """Serve an engine on this event loop while the context lasts.
 
@@ -82,6 +91,7 @@ async def running_engine(
         model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
         host: The address to listen on.
         port: The port; 0: a free one.
+        routes: Of aiohttp's, for what else is to be served there.
         **options: Limits and names; see `EngineSettings`.
 
     Yields:
@@ -97,7 +107,9 @@ async def running_engine(
 
     settings = EngineSettings(Path(model_dir) if model_dir else SHIPPED_MODEL_DIR, **options)
     engine = await asyncio.to_thread(load_engine, settings)
-    runner = web.AppRunner(engine_app(engine, host), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    app = engine_app(engine, host)
+    app.add_routes(routes)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -120,6 +132,7 @@ def serve(
     port: int = 30000,
     *,
     on_ready: Callable[[str], None] | None = None,
+    routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> None:
     """Serve an engine until interrupted (SIGINT or SIGTERM); what has not ended 4 s later is killed.
@@ -133,7 +146,7 @@ def serve(
         os.environ.setdefault(name, "1")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        running = running_engine(model_dir, host, port, **options)
+        running = running_engine(model_dir, host, port, routes, **options)
         asyncio.run(_serve(running, on_ready or partial(logger.info, "engine ready url=%s")))
     finally:
         signal.alarm(0)

@@ -44,7 +44,7 @@ class Gateway:
         anonymous: Gives a session for a request without a known key; by default such a request is refused.
     """
 
-    def __init__(self, anonymous: Callable[[], Awaitable[Session]] | None = None) -> None:
+    def __init__(self, anonymous: Callable[[web.Request], Awaitable[Session]] | None = None) -> None:
         self._anonymous = anonymous
         self._sessions: dict[str, Session] = {}
         self._handlers: dict[str, set[asyncio.Task[Any]]] = {}
@@ -84,7 +84,7 @@ class Gateway:
         for key, session in self._sessions.items():
             if hmac.compare_digest(key.encode(), given.encode()):
                 return key, session
-        return ("", await self._anonymous()) if self._anonymous is not None else None
+        return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
         """The model's card, as OpenAI's and Anthropic's clients read it."""

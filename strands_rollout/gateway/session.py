@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 from strands_rollout.errors import PromptError, RolloutError, TemplateError
@@ -60,6 +60,10 @@ class Facts:
     overridden: dict[str, Any] = field(default_factory=dict)
     diverged: str = ""
     dropped_tokens: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {**asdict(self), "refused": dict(self.refused)}
 
 
 @dataclass(slots=True)
@@ -140,6 +144,7 @@ class Session:
         protocols: One of each kind, by their paths.
         cache: What items of its requests were converted to.
         error: The last error that the episode itself is to blame for; None where a later request succeeded.
+        used: When it was asked last, of the monotonic clock.
     """
 
     def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
@@ -148,12 +153,18 @@ class Session:
         self.protocols: dict[str, protocols.Protocol] = {}
         self.cache = ItemCache()
         self.error: Exception | None = None
+        self.used = time.monotonic()
         self._watch = watch
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
         self._is_head_known = True
         self._ended: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self._tasks)
 
     @property
     def main(self) -> Conversation:
@@ -186,8 +197,12 @@ class Session:
             task.cancel()
 
     async def finish(self) -> None:
-        """Wait for what was ended, and make the first conversation that has turns the main one."""
+        """Wait for what was ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.settle_main()
+
+    def settle_main(self) -> None:
+        """Make the main conversation the model's."""
         if self.main is not self.model.conversation:
             self.model.conversations.promote(self.main)
 
@@ -207,8 +222,14 @@ class Session:
         """
         self._check_open()
         self.facts.requests += 1
+        self.used = time.monotonic()
         if self._recorded is not None and (why := await self._divergence(request, self._recorded)):
             self._begin_afresh(why)
+        for one in (thread.pending for thread in self._threads if thread.has_head_of(request)):
+            if one is not None and one.request.messages == request.messages and one.is_gone():
+                self.facts.repeats += 1
+                one.is_gone = is_gone
+                return await self._result_of(one.task)
         matches = [self._match(thread, request) for thread in reversed(self._threads)]
         matches.sort(key=lambda one: -one.length)
         for match in matches:
@@ -218,10 +239,6 @@ class Session:
             if n in thread.replies:
                 self.facts.repeats += 1
                 return thread.replies[n]
-            if thread.pending and len(thread.pending.request.messages) == n and thread.pending.is_gone():
-                self.facts.repeats += 1
-                thread.pending.is_gone = is_gone
-                return await self._result_of(thread.pending.task)
         return await self._result_of(self._begin(request, matches, is_gone))
 
     def _check_open(self) -> None:

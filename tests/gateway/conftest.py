@@ -1,5 +1,6 @@
 """A session behind a real endpoint, against a scripted SGLang."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -53,8 +54,12 @@ Script = Sequence[str | Reply] | Callable[[dict[str, Any], int], str | Reply]
 @pytest.fixture
 def stage(shipped_tokenizer: Any) -> Callable[..., Any]:
     @asynccontextmanager
-    async def made(script: Script, *, branches: bool = False, **config: Any) -> AsyncIterator[Stage]:
-        def reply(body: dict[str, Any], number: int) -> Reply:
+    async def made(
+        script: Script, *, branches: bool = False, held: asyncio.Event | None = None, **config: Any
+    ) -> AsyncIterator[Stage]:
+        async def reply(body: dict[str, Any], number: int) -> Reply:
+            if held is not None:
+                await held.wait()
             item = script(body, number) if callable(script) else script[number]
             return Reply.tokens(ids_of(shipped_tokenizer, item)) if isinstance(item, str) else item
 

@@ -88,7 +88,7 @@ class _Flag:
 async def _attempts(
     tokenizer: Any, program: str, cut: tuple[int, int] | None, **settings: Any
 ) -> tuple[Any, list[Any]]:
-    """A sample that is resumed until it is not aborted; the turn, and how many of its tokens are sampled, is aborted."""
+    """A sample that is resumed until it is not aborted; `cut` is the turn that is, and its tokens until then."""
     flag, texts, asked = _Flag(), [ids_of(tokenizer, text) for text in TURNS], []
     cuts = [cut] if cut else []
 
@@ -124,7 +124,7 @@ async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, 
     assert (sample.status.value, facts["resumes"], facts["gateway"]["diverged"]) == ("completed", 1, "")
     assert (sample.tokens, sample.loss_mask) == (whole.tokens, whole.loss_mask)
     assert asked == [cut[0] + 1, 3 - cut[0]]
-    assert programs.told == ["a", "b"][: cut[0]] + ["a", "b"]  # its tools run again
+    assert programs.told == [*["a", "b"][: cut[0]], "a", "b"]  # its tools run again
     assert facts["gateway"]["repeats"] == cut[0]
     assert (facts["tool_iterations"], facts["dropped_sampled_tokens"]) == (2, 0)
 

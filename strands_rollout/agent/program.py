@@ -152,14 +152,12 @@ class _Run:
         left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
         deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
         given, score = None, None
-        error: Exception | None = None
-        try:
+        with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
                 given = await self._played()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
-        except Exception as e:  # every failure of an episode is data for its caller
-            error = e
+        error = outcome.error
         if deadline.expired():
             words = f"the episode took more than {limit_s} s"
             error = (
@@ -172,8 +170,8 @@ class _Run:
         if self.process is not None:
             facts["process"] = asdict(self.process)
         text = given if isinstance(given, str) else None
-        outcome = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
-        return self._episode(reason, error, duration_s, outcome)
+        told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
+        return self._episode(reason, error, duration_s, told)
 
     def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""

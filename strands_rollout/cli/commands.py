@@ -92,7 +92,7 @@ def serve(
     max_running_requests: Annotated[
         int, typer.Option(help="Generations that decode together; the others wait.", min=1)
     ] = 32,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable, given the order of requests.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
     """Serve a small Qwen3 on this CPU behind SGLang's API.
@@ -101,13 +101,12 @@ def serve(
     """
     from strands_rollout import engine
     from strands_rollout.engine import process as engine_process
+    from strands_rollout.integrations.sessions import chat_endpoint
 
     if stop_with_stdin:
         engine_process.stop_with_stdin()
     elif model is None:
         typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
-    from strands_rollout.integrations.sessions import chat_endpoint
-
     engine.serve(
         model,
         host,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
-    from aiohttp.web import AbstractRouteDef
+    from aiohttp.web import AbstractRouteDef, BaseSite
 
 SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
 
@@ -113,10 +113,7 @@ async def running_engine(
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as e:
-            raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+        await _listen(site, host, port)
         engine.worker.start()
         try:
             yield f"http://{host}:{runner.addresses[0][1]}"
@@ -124,6 +121,13 @@ async def running_engine(
             await asyncio.to_thread(engine.worker.stop)
     finally:
         await runner.cleanup()
+
+
+async def _listen(site: BaseSite, host: str, port: int) -> None:
+    try:
+        await site.start()
+    except OSError as e:
+        raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
 
 
 def serve(

@@ -266,8 +266,14 @@ class Session:
         task = asyncio.create_task(self._turn(thread, request, messages))
         thread.pending = _Pending(request, task, is_gone)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._settled)
         return task
+
+    def _settled(self, task: asyncio.Task[Reply]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
+            self.error = error  # of these the client is to blame
 
     def _fork(self, request: TurnRequest, matches: Sequence[_Match]) -> _Match:
         """A thread for a history that extends none: a segment of an agent's conversation, or a conversation."""
@@ -304,9 +310,6 @@ class Session:
             answer = await self.model.answer(
                 messages, request.tools, request.system, params=params, conversation=conversation
             )
-        except Exception as e:
-            self._note_error(e)
-            raise
         finally:
             thread.pending = None
             thread.segment = segment = conversation.last
@@ -318,7 +321,6 @@ class Session:
                 thread.messages, thread.seen = messages, [*request.messages]
             elif not segment.trajectory.turns:
                 self._threads.remove(thread)
-        self.error = None
         turn = segment.trajectory.turns[-1]
         matched = turn.parts[-1].matched
         stop = matched if isinstance(matched, str) else None
@@ -363,10 +365,6 @@ class Session:
             elif fixed[name] != value:
                 self.facts.overridden.setdefault(name, value)
         return params
-
-    def _note_error(self, error: Exception) -> None:
-        if not isinstance(error, PromptError | TemplateError):  # which are the client's
-            self.error = error
 
     def _note_difference(self, near: _Match | None, request: TurnRequest) -> None:
         if len(self.facts.differences) >= _SHOWN_DIFFERENCES:

@@ -20,8 +20,15 @@ from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, export, replay, rescore, validate, view
 from strands_rollout.cli.options import Given, check_engine, config, finish, made, takes
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.options import SHIPPED_MODEL, DemoOptions, EvalOptions, Sampling, TryOptions
-from strands_rollout.train.options import TrainOptions, UpdateSettings
+from strands_rollout.evaluation.options import (
+    SHIPPED_MODEL,
+    DemoOptions,
+    EvalOptions,
+    Sampling,
+    TrainOptions,
+    TryOptions,
+    UpdateSettings,
+)
 
 app = typer.Typer(
     name="strands-rollout",
@@ -100,18 +107,17 @@ def serve(
     It ends by Ctrl-C. Prints a line of JSON with its base_url on stdout when it accepts requests.
     """
     from strands_rollout import engine
-    from strands_rollout.engine import process as engine_process
     from strands_rollout.integrations.sessions import chat_endpoint
 
     if stop_with_stdin:
-        engine_process.stop_with_stdin()
+        engine.stop_with_stdin()
     elif model is None:
         typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
     engine.serve(
         model,
         host,
         port,
-        on_ready=engine_process.announce,
+        on_ready=engine.announce,
         routes=chat_endpoint(model or engine.SHIPPED_MODEL_DIR).routes(),
         served_model_name=served_model_name,
         context_length=context_length,
@@ -138,7 +144,7 @@ def gateway(
     APIs, and GET /sessions/ID/samples gives what was read and sampled with it. It ends by Ctrl-C. Prints a line of JSON
     with its base_url on stdout when it accepts requests.
     """
-    from strands_rollout.engine.process import announce
+    from strands_rollout.engine import announce
     from strands_rollout.integrations.sessions import SessionServer, serve_sessions
     from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 

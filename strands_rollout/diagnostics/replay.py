@@ -22,7 +22,7 @@ from rich.text import Text
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, load_json
 from strands_rollout.client.transport import CONNECTION_ERRORS, JSON_HEADERS, create_client
-from strands_rollout.diagnostics.template_check import load_tokenizer_folder
+from strands_rollout.diagnostics.run_files import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import counter, make_console, show_next

@@ -103,22 +103,22 @@ def reply_of(
 class ItemCache:
     """What items of a session's requests were converted to: most of a request repeats the one before."""
 
-    _KEPT: Final = 16
+    _KEPT: Final = 4
 
     def __init__(self) -> None:
         self._requests: list[tuple[Sequence[Item], list[list[Piece]]]] = []  # the newest first
 
     def converted(self, items: Sequence[Item], convert: Callable[[Item], list[Piece]]) -> list[list[Piece]]:
         """The pieces of each item."""
-        shared, known = 0, list[list[Piece]]()
+        shared, known, kept = 0, list[list[Piece]](), list[tuple[Sequence[Item], list[list[Piece]]]]()
         for earlier, pieces in self._requests:
             length = _shared_length(earlier, items)
             if length > shared:
                 shared, known = length, pieces
-            if shared == len(earlier):
-                break
+            if length < len(earlier):  # else all of it is in this one
+                kept.append((earlier, pieces))
         made = known[:shared] + [convert(item) for item in items[shared:]]
-        self._requests = [(items, made), *self._requests[: self._KEPT - 1]]
+        self._requests = [(items, made), *kept[: self._KEPT - 1]]
         return made
 
 

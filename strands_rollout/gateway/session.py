@@ -254,9 +254,8 @@ class Session:
         match = next((one for one in matches if self._extends(one, request)), None)
         if match is None:
             match = self._fork(request, matches)
-        else:
-            if match.thread.segment is not match.thread.conversation.last:
-                match.thread.conversation.return_to(match.thread.segment)
+        elif match.thread.segment is not match.thread.conversation.last:
+            match.thread.conversation.return_to(match.thread.segment)
         thread, conversation = match.thread, match.thread.conversation
         thread.ids = match.ids
         own = [_under_ids(message, match.ids) for message in request.messages[match.length :]]
@@ -385,7 +384,10 @@ class Session:
                 return ""  # beside it
             fresh, first = HistorySegment(self.model.template), min(thread.replies, default=len(thread.messages))
             call = ModelCall(thread.messages[:first], request.tools, request.system)
-            if await fresh.new_context(call, Room(None, "context"), 0) != thread.segment.prompt_ids:
+            prompt_ids = await fresh.new_context(call, Room(None, "context"), 0)
+            if self._recorded is not thread:  # by another request meanwhile
+                return ""
+            if prompt_ids != thread.segment.prompt_ids:
                 return "the system prompt or the tools are others"
             thread.system, thread.tools, self._is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
@@ -399,8 +401,9 @@ class Session:
     def _begin_afresh(self, why: str) -> None:
         """Forget the record of an earlier attempt."""
         self.facts.diverged, self.facts.dropped_tokens = why, self.model.trajectory.sampled_length
-        self.model.reset()
-        self._threads, self._recorded = [], None
+        self._threads = [one for one in self._threads if one is not self._recorded]
+        self._recorded = None
+        self.model.conversations.restart_main()
 
     def _is_busy(self, conversation: Conversation) -> bool:
         return any(one.pending is not None for one in self._threads if one.conversation is conversation)

@@ -249,6 +249,10 @@ class Conversations:
         self._known.update((id(one), found) for one in who)
         return found
 
+    def restart_main(self) -> None:
+        """Begin the main one anew."""
+        self.main = Conversation(*self._shared, self._new_sampler())
+
     def promote(self, conversation: Conversation) -> None:
         """Make it the main one, in the place of one that has no turn."""
         self.others.remove(conversation)

@@ -357,7 +357,7 @@ async def _play_program(
     next_message: Callable[[str], Awaitable[str | None]] | None,
     _journal: EpisodeJournal | None,
 ) -> Episode:
-    from strands_rollout.agent.program import Program, play_command, play_program
+    from strands_rollout.gateway.program import Program, play_command, play_program
 
     settings, resume = job.settings, job.beginning.resume
     if next_message is not None:

@@ -355,7 +355,10 @@ def shipped_model_note(
     settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
 ) -> str | None:
     """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
-    plain, names = RolloutSettings(), ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
+    plain, names = (
+        RolloutSettings(),
+        ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),
+    )
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None

@@ -158,12 +158,7 @@ def _chat_part(part: Item) -> Block | None:
 
 
 class Responses(Protocol):
-    """OpenAI's Responses. A request may name an earlier response of its session, whose items then come first."""
-
-    _KEPT: Final = 256
-
-    def __init__(self) -> None:
-        self._items: dict[str, list[Item]] = {}  # by the ids of responses
+    """OpenAI's Responses."""
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
@@ -176,9 +171,7 @@ class Responses(Protocol):
         refuse(field_of(body, "text", dict, "an object"), (), format=("text",))
         given, earlier = body.get("input"), body.get("previous_response_id")
         own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
-        if earlier is not None and earlier not in self._items:
-            raise PromptError(f"got previous_response_id={earlier!r:.100}; expected one of this session's newest")
-        items = [*self._items.get(str(earlier), ()), *own]
+        items = [*(self.held("previous_response_id", earlier)["input"] if earlier is not None else ()), *own]
         instructions = [str(body["instructions"])] if body.get("instructions") else []
         system, messages = assembled(cache.converted(items, _of_item), instructions)
         return TurnRequest(
@@ -188,15 +181,13 @@ class Responses(Protocol):
             sampling_params(body, "max_output_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
-            items=items,
+            body={"input": items},
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """See `Protocol.whole`."""
         response_id, output = new_id("resp_"), _output_items(reply)
-        self._items[response_id] = [*request.items, *output]
-        while len(self._items) > self._KEPT:
-            del self._items[next(iter(self._items))]
+        self.hold(response_id, {"input": [*request.body["input"], *output]})
         read, written = reply.usage.get("inputTokens", 0), reply.usage.get("outputTokens", 0)
         is_cut = reply.stop_reason == "max_tokens"
         return {

@@ -44,7 +44,7 @@ class TurnRequest:
         model: The model's name, which is sent back.
         streams: Whether the answer is to come as events.
         with_usage: Whether these end with the usage, where the API leaves the choice.
-        items: All items of a Responses request, those that it refers to included.
+        body: What a later request may refer to: the fields that it would take over, with all that they refer to.
     """
 
     messages: list[Message]
@@ -54,7 +54,7 @@ class TurnRequest:
     model: str
     streams: bool
     with_usage: bool = True
-    items: Sequence[Item] = ()
+    body: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,29 @@ def _shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
 
 
 class Protocol(ABC):
-    """One of the APIs.
+    """One of the APIs. A request may name an earlier answer of its session, whose history then comes first.
 
     Attributes:
         ping: Sent while a streamed answer is waited for.
     """
 
     ping: ClassVar[bytes] = b": waiting\n\n"
+    _KEPT: ClassVar[int] = 256
+
+    def __init__(self) -> None:
+        self._held: dict[str, Mapping[str, Any]] = {}  # by the ids of answers
+
+    def hold(self, answer_id: str, body: Mapping[str, Any]) -> None:
+        """Keep what a request may refer to by an answer's id; the oldest are forgotten."""
+        self._held[answer_id] = body
+        while len(self._held) > self._KEPT:
+            del self._held[next(iter(self._held))]
+
+    def held(self, field_name: str, answer_id: object) -> Mapping[str, Any]:
+        """What is kept under an id."""
+        if not isinstance(answer_id, str) or answer_id not in self._held:
+            raise PromptError(f"got {field_name}={answer_id!r:.100}; expected one of this session's newest")
+        return self._held[answer_id]
 
     @abstractmethod
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:

@@ -45,7 +45,9 @@ class Facts:
         requests: All that could be read.
         repeats: Those that were answered from the record.
         forks: Those whose history, or system prompt and tools, are not those of any conversation so far.
-        differences: Of the first of these, where the history left what was recorded.
+        changed_calls: Calls that the client sends back with other arguments under their own ids, such as with defaults
+            filled in. They stay as the policy wrote them.
+        differences: Of the first of all these, where the history left what was recorded.
         refused: By kind of error, requests that were refused.
         overridden: By name, sampling parameters that a client gave and the session fixes, as first given.
         diverged: Where a program that was started again left the record of its first attempt; "" where it did not.
@@ -55,6 +57,7 @@ class Facts:
     requests: int = 0
     repeats: int = 0
     forks: int = 0
+    changed_calls: int = 0
     differences: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     overridden: dict[str, Any] = field(default_factory=dict)
@@ -114,12 +117,14 @@ class _Match:
         length: Messages that are the same.
         ids: The thread's, and those that the request tells.
         why: What differs in the next one.
+        changed: Calls among those that were compared whose arguments differ, each as text.
     """
 
     thread: _Thread
     length: int
     ids: dict[str, str]
     why: str
+    changed: Sequence[str] = ()
 
 
 class Watch(Protocol):
@@ -258,6 +263,9 @@ class Session:
             match.thread.conversation.return_to(match.thread.segment)
         thread, conversation = match.thread, match.thread.conversation
         thread.ids = match.ids
+        self.facts.changed_calls += len(match.changed)
+        for words in match.changed:
+            self._note_difference(words)
         own = [_under_ids(message, match.ids) for message in request.messages[match.length :]]
         messages = [*thread.messages[: match.length], *own]
         if self._watch is not None:
@@ -285,9 +293,12 @@ class Session:
             raise BusySessionError(f"got more than {MAX_CONVERSATIONS} histories; expected fewer in one session")
         if continues or (near is not None and near.length):
             self.facts.forks += 1
-            self._note_difference(near, request)
-        is_free = near is not None and not self._is_busy(near.thread.conversation)
-        conversation = near.thread.conversation if near is not None and is_free else self._new_conversation(request)
+            self._note_difference(_words_of(near, request))
+        if near is not None and not self._is_busy(near.thread.conversation):
+            conversation = near.thread.conversation
+            conversation.begin_segment(_words_of(near, request))
+        else:
+            conversation = self._new_conversation(request)
         # what was recorded of a shared beginning is read again as it was
         known = near.thread.messages[: near.length] if near is not None else []
         seen = near.thread.seen[: near.length] if near is not None else []
@@ -365,16 +376,9 @@ class Session:
                 self.facts.overridden.setdefault(name, value)
         return params
 
-    def _note_difference(self, near: _Match | None, request: TurnRequest) -> None:
-        if len(self.facts.differences) >= _SHOWN_DIFFERENCES:
-            return
-        if near is None:
-            words = "its beginning is of no conversation so far"
-        elif not near.thread.has_head_of(request):
-            words = "the system prompt changed" if near.thread.system != request.system else "the tools changed"
-        else:
-            words = f"message {near.length}: {near.why}"
-        self.facts.differences.append(f"request {self.facts.requests}: {words}")
+    def _note_difference(self, words: str) -> None:
+        if len(self.facts.differences) < _SHOWN_DIFFERENCES:
+            self.facts.differences.append(f"request {self.facts.requests}: {words}")
 
     async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
         """Where a request of what would be the main conversation leaves the record; "" where it does not."""
@@ -422,32 +426,47 @@ class Session:
         if given[:length] != thread.seen:  # one comparison in C, where nothing is spelled anew
             length = 0
         keeps = self.model.config["transient_context"] == "keep"
+        changed: list[str] = []
         while length < min(len(given), len(thread.messages)):
             kept, sent = thread.messages[length], thread.replies.get(length)
-            if why := _difference(kept, sent, given[length], ids, keeps_transient=keeps):
+            if kept["role"] == "user" == given[length]["role"]:
+                why = _user_difference(kept["content"], given[length]["content"], ids, keeps)
+            else:
+                why = _difference(kept, sent, given[length], ids, changed)
+            if why:
                 return _Match(thread, length, ids, why)
             length += 1
-        return _Match(thread, length, ids, "messages were taken from its end")
+        return _Match(thread, length, ids, "messages were taken from its end", changed)
 
 
-def _difference(
-    kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], *, keeps_transient: bool
-) -> str:
-    """In what a client's message is another than the one that it was sent, or that it sent before; "" if in nothing.
+def _words_of(near: _Match | None, request: TurnRequest) -> str:
+    """Why a request extends no history."""
+    if near is None:
+        return "its beginning is of no conversation so far"
+    if near.thread.has_head_of(request):
+        return f"message {near.length}: {near.why}"
+    return "the system prompt changed" if near.thread.system != request.system else "the tools changed"
+
+
+def _difference(kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], changed: list[str]) -> str:
+    """In what a client's message is another than the assistant's that it was sent; "" if in nothing.
 
     Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls. `ids`
-    gets the ids under which the client knows calls.
+    gets the ids under which the client knows calls, `changed` the calls that have other arguments under their own id.
     """
     if kept["role"] != given["role"]:
         return f"got one of the {given['role']}, in the place of one of the {kept['role']}"
-    if kept["role"] == "user":
-        return "" if kept == given else _user_difference(kept["content"], given["content"], ids, keeps_transient)
     sent, got = sent or reply_of(kept), reply_of(given)
     if len(sent.calls) != len(got.calls):
         return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
     for one, other in zip(sent.calls, got.calls, strict=True):
-        if one["name"] != other["name"] or one["input"] != other["input"]:
-            return f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+        if (one["name"], one["input"]) != (other["name"], other["input"]):
+            words = (
+                f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+            )
+            if one["name"] != other["name"] or one["toolUseId"] != other["toolUseId"]:
+                return words
+            changed.append(words)
     is_left_out = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not is_left_out:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
@@ -464,6 +483,8 @@ def _user_difference(
     ids: Mapping[str, str],
     keeps_transient: bool,  # noqa: FBT001 - handed on
 ) -> str:
+    if kept == given:
+        return ""
     before, now = _plain(kept, {}), _plain(given, ids)
     is_shorter = before[0] == now[0] and " ".join(now[1]) in " ".join(before[1])
     if before == now or (keeps_transient and is_shorter):

@@ -175,7 +175,12 @@ class Conversation:
         is_extended = is_covered or last.is_extended_by(call.messages)
         if is_extended and not is_asked_again and not last.changes_in_head(call):
             return
-        last.ended_by = last.why_not_extended_by(call)
+        self.begin_segment(last.why_not_extended_by(call))
+
+    def begin_segment(self, why: str) -> None:
+        """Begin a segment, for this reason."""
+        last = self.last
+        last.ended_by = why
         self.segments.append(last)
         self.last = HistorySegment(self._template, last.shown_ids)
         self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer

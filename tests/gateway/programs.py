@@ -40,6 +40,11 @@ async def chat_and_score(task: Any, endpoint: Any) -> dict[str, Any]:
     return {"score": 0.25, "answer": await chat(task, endpoint)}
 
 
+async def titled(task: Any, endpoint: Any) -> str:
+    await post(endpoint, {"messages": [{"role": "user", "content": f"A title for: {task.text}"}]})
+    return await chat(task, endpoint)
+
+
 async def changing(task: Any, endpoint: Any) -> str:
     """Asks something else each time that it is started."""
     from dataclasses import replace

@@ -1,6 +1,7 @@
 """Which requests continue a conversation, and which begin another."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -29,6 +30,12 @@ def spelled(answer: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "tool_calls": [{**call, "function": {"arguments": '{ "code" :"print(17 * 2)"}', "name": "add"}}]}
 
 
+def filled(answer: dict[str, Any]) -> dict[str, Any]:
+    [call] = answer["tool_calls"]
+    arguments = json.dumps({"code": "print(17 * 2)", "timeout": 5})
+    return {**answer, "tool_calls": [{**call, "function": {"arguments": arguments, "name": "add"}}]}
+
+
 @pytest.mark.parametrize(
     "client",
     [
@@ -38,6 +45,7 @@ def spelled(answer: dict[str, Any]) -> dict[str, Any]:
         pytest.param(lambda answer: sent(answer, content=" Let  me\nsee. "), id="other whitespace"),
         pytest.param(renamed, id="ids of its own"),
         pytest.param(spelled, id="keys in another order"),
+        pytest.param(filled, id="defaults filled in"),
     ],
 )
 async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_it(stage, client):
@@ -49,6 +57,7 @@ async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_
         assert (await made.chat(messages, tools=TOOLS))["content"] == "It is 34."
         model, facts = made.session.model, made.session.facts
     assert (facts.requests, facts.forks, facts.repeats) == (3, 0, 0)
+    assert facts.changed_calls == (2 if client is filled else 0)
     assert len(model.trajectory.turns) == 3
     assert not model.conversation.segments
     assert made.text.count("Hm.") == 2
@@ -63,6 +72,7 @@ async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_
         (lambda m: [m[0], {**m[1], "tool_calls": []}, *m[2:]], "got 0 calls; 1 were sent"),
         (lambda m: [*m[:2], {**m[2], "content": "35"}, *m[3:]], "the results or images are others"),
         (lambda m: [*m[:3], ASK], "got one of the user, in the place of one of the assistant"),
+        (lambda m: [*m[:3], {**m[3], "content": "No."}, ASK], "got the text 'No.'; 'It is 34.' was sent"),
     ],
 )
 async def test_a_rewritten_history_begins_a_segment_and_says_where_it_differs(stage, change, words):

@@ -85,6 +85,24 @@ class _Flag:
         return self.is_up
 
 
+@pytest.mark.parametrize(
+    "command", [None, {"command": "python -c", "args": ["import time; time.sleep(600)", "{prompt}"]}]
+)
+async def test_an_abort_ends_a_program_in_the_middle_of_something(shipped_tokenizer, command):
+    flag = _Flag()
+
+    def script(_body: dict[str, Any], _number: int) -> str:
+        flag.is_up = True
+        return TURNS[-1]
+
+    player = {"agent_command": command} if command else {"agent_program": "programs.never_ends"}
+    flag.is_up = command is not None
+    settings = {**player, "should_abort": flag}
+    played = await run(shipped_tokenizer, script, settings=settings, args={"partial_rollout": True})
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("aborted", "aborted")
+    assert played.facts["turns"] == (command is None)
+
+
 async def _attempts(
     tokenizer: Any, program: str, cut: tuple[int, int] | None, **settings: Any
 ) -> tuple[Any, list[Any]]:
@@ -206,3 +224,24 @@ async def test_a_process_that_leaves_its_group_is_found_and_ended(shipped_tokeni
 async def test_settings_that_can_not_hold_are_refused(shipped_tokenizer, settings, words):
     played = await run(shipped_tokenizer, [], settings=settings)
     assert words in played.facts["error"]
+
+
+async def test_a_turn_that_a_weight_update_interrupts_is_continued(shipped_tokenizer):
+    turn = ids_of(shipped_tokenizer, TURNS[-1])
+    replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
+    played = await run(shipped_tokenizer, replies, settings={"agent_program": "programs.chat"})
+    assert played.sample.tokens[-len(turn) :] == turn
+    assert (played.sample.status.value, played.facts["turns"], played.facts["engine_aborts"]) == ("completed", 1, 1)
+    assert played.fake.requests[0].key == played.fake.requests[1].key
+
+
+async def test_with_fan_out_each_conversation_is_a_sample(shipped_tokenizer):
+    settings = {"agent_program": "programs.titled", "fan_out": True}
+    played = await run(shipped_tokenizer, ["A title.<|im_end|>", *TURNS], settings=settings)
+    main, title = played.sample
+    kinds = [one.metadata["strands_rollout"]["fan_out"]["kind"] for one in played.sample]
+    assert kinds == ["main", "aside"]
+    assert [sum(one.loss_mask) for one in (main, title)] == [
+        sum(len(ids_of(shipped_tokenizer, turn)) for turn in TURNS),
+        len(ids_of(shipped_tokenizer, "A title.<|im_end|>")),
+    ]

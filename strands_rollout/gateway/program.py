@@ -157,13 +157,7 @@ class _Run:
                 given = await self._played()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
-        error = outcome.error
-        if deadline.expired():
-            words = f"the episode took more than {limit_s} s"
-            error = (
-                errors.EngineAbortedError("the rollout was aborted") if deadline.was_aborted else TimeoutError(words)
-            )
-        reason, error = self._end(error, is_late=deadline.expired() and not deadline.was_aborted)
+        reason, error = self._end(outcome.error) if not deadline.expired() else self._end_late(deadline.was_aborted)
         duration_s = self.begun.duration_s + time.monotonic() - started
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
@@ -225,21 +219,24 @@ class _Run:
             tripped.cancel()
             playing.cancel()
             await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
-            await asyncio.wait(
-                [playing], timeout=_CANCEL_S
-            )  # what never ends is left alone, with a key that is refused
+            # what does not end is left alone, with a key that is refused
+            await asyncio.wait([playing], timeout=_CANCEL_S)
             if playing.done() and not playing.cancelled():
                 ended = playing.exception() or playing.result()
                 self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
 
-    def _end(self, error: Exception | None, *, is_late: bool) -> tuple[StopReason, Exception | None]:
+    def _end_late(self, was_aborted: bool) -> tuple[StopReason, Exception]:  # noqa: FBT001 - handed on
+        if was_aborted:
+            return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
+        words, fault = f"the episode took more than {self.limits.episode_timeout_s} s", self.model.engine_fault
+        if fault is not None:  # what an outage has cut is no answer of the policy's
+            return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
+        return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+
+    def _end(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
         """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
-        if is_late:
-            return StopReason.EPISODE_TIMEOUT, error
-        if isinstance(error, errors.EngineAbortedError):
-            return StopReason.ABORTED, error
         if self.limit is not None:
             return self.limit, None
         if fault is not None:

@@ -278,7 +278,9 @@ class Session:
 
     def _settled(self, task: asyncio.Task[Reply]) -> None:
         self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+        if task.cancelled():
+            return
+        error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
             self.error = error  # of these the client is to blame
 

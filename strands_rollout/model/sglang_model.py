@@ -179,8 +179,7 @@ class Conversation:
 
     def begin_segment(self, why: str) -> None:
         """Begin a segment, for this reason."""
-        last = self.last
-        last.ended_by = why
+        (last := self.last).ended_by = why
         self.segments.append(last)
         self.last = HistorySegment(self._template, last.shown_ids)
         self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer

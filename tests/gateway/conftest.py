@@ -10,12 +10,11 @@ import aiohttp
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
+from programs import PATHS
 
 from strands_rollout.gateway.server import Gateway, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
-
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
 @dataclass

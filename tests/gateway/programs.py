@@ -16,6 +16,7 @@ TOOLS = [
         },
     }
 ]
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 told: list[Any] = []
 """What programs leave for a test."""
 

@@ -8,7 +8,6 @@ from typing import Any
 import aiohttp
 import programs
 import pytest
-from conftest import PATHS
 from fake_sglang import Reply
 from harness import run
 from test_matching import ASK, END, TOOLS
@@ -74,7 +73,7 @@ async def test_what_can_not_be_served_is_refused_in_the_apis_form(stage, api, bo
 async def test_a_body_beyond_the_limit_and_one_that_is_no_json_are_refused(stage):
     async with stage([END]) as made:
         headers = {"Authorization": f"Bearer {made.key}"}
-        url = made.gateway.base_url + PATHS["messages"]
+        url = made.gateway.base_url + programs.PATHS["messages"]
         async with made.http.post(url, data=io.BytesIO(b"{" + b" " * MAX_BODY_BYTES), headers=headers) as answer:
             assert (answer.status, (await answer.json())["error"]["type"]) == (413, "request_too_large")
         for body in (b"{", b"[" * 10**5, b"\xff"):

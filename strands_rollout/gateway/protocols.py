@@ -331,7 +331,12 @@ class Messages(Protocol):
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
-        refuse(body, ("mcp_servers", "container", "output_format"), tool_choice=("auto", "none"))
+        # a thread is continued with new messages alone
+        thread = field_of(body, "thread", dict, "an object")
+        if thread.get("type") == "continue":
+            held = self.held("thread.previous_message_id", thread.get("previous_message_id"))
+            body = {**body, **held, "messages": [*held["messages"], *objects(body, "messages")]}
+        refuse(body, ("mcp_servers", "container", "output_format", "compaction"), tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = [block["text"] for block in blocks_of(body.get("system"), _messages_part)]
@@ -345,16 +350,21 @@ class Messages(Protocol):
             sampling_params(body, "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
+            body={name: body.get(name) for name in ("system", "tools", "messages")} if thread else {},
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
         """See `Protocol.whole`."""
+        message_id, content = new_id("msg_"), _content_blocks(reply)
+        if request.body:
+            said = {"role": "assistant", "content": content}
+            self.hold(message_id, {**request.body, "messages": [*request.body["messages"], said]})
         return {
-            "id": new_id("msg_"),
+            "id": message_id,
             "type": "message",
             "role": "assistant",
             "model": request.model,
-            "content": _content_blocks(reply),
+            "content": content,
             "stop_reason": reply.stop_reason,
             "stop_sequence": reply.stop,
             "usage": _messages_usage(reply),

@@ -32,8 +32,8 @@ from strands.plugins import Plugin
 from benchmarks.script import Script
 from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
 from strands_rollout import Sample, SGLangModel, Task, generate
-from strands_rollout.agent.program import Endpoint
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from strands_rollout.gateway.program import Endpoint
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools

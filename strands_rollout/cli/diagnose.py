@@ -85,12 +85,12 @@ def check_template(
     Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
     broken; then it shows the tokens around the first difference.
     """
-    from strands_rollout.diagnostics import run_files
+    from strands_rollout.diagnostics import replay
     from strands_rollout.diagnostics.diagnosis import Diagnosis
 
     source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    loaded = run_files.read_tokenizer(tokenizer)
-    found = run_files.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
+    loaded = replay.read_tokenizer(tokenizer)
+    found = replay.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
     _show(Diagnosis(found), as_json=as_json)
 
 

@@ -1,4 +1,4 @@
-"""`drift`, `replay`, `check-template`: does text encode to the same tokens, an engine sample them, a template keep them?
+"""`drift`, `replay`, `check-template`: does text encode to the same tokens, an engine sample, a template keep them?
 
 In a replay each turn is requested with exactly the tokens that the policy had read and written before it, tool results
 included: no tool is run, no template is needed, and a turn that departs does not hide what the next one does.

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,8 +92,7 @@ async def running_engine(
 
     Args:
         model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
-        host: The address to listen on.
-        port: The port; 0: a free one.
+        host, port: Where to listen; port 0: a free one.
         routes: Of what else is to be served there.
         **options: Limits and names; see `EngineSettings`.
 
@@ -108,21 +107,18 @@ async def running_engine(
     from strands_rollout.engine.engine import load_engine
     from strands_rollout.engine.http_server import engine_app
 
-    settings = EngineSettings(Path(model_dir) if model_dir else SHIPPED_MODEL_DIR, **options)
+    settings = EngineSettings(Path(model_dir or SHIPPED_MODEL_DIR), **options)
     engine = await asyncio.to_thread(load_engine, settings)
     app = engine_app(engine, host)
     app.add_routes(routes)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    try:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
         await _listen(web.TCPSite(runner, host, port), host, port)
         engine.worker.start()
-        try:
-            yield f"http://{host}:{runner.addresses[0][1]}"
-        finally:
-            await asyncio.to_thread(engine.worker.stop)
-    finally:
-        await runner.cleanup()
+        stack.push_async_callback(asyncio.to_thread, engine.worker.stop)
+        yield f"http://{host}:{runner.addresses[0][1]}"
 
 
 async def _listen(site: BaseSite, host: str, port: int) -> None:

@@ -92,7 +92,8 @@ async def running_engine(
 
     Args:
         model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
-        host, port: Where to listen; port 0: a free one.
+        host: The address to listen on.
+        port: The port; 0: a free one.
         routes: Of what else is to be served there.
         **options: Limits and names; see `EngineSettings`.
 

@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m benchmarks client|engines|sandbox|workers --help`."""
+"""The benchmarks' command line: `python -m benchmarks client|gateway|engines|sandbox|workers --help`."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Final, cast, get_args
 
 import typer
 from rich.console import Console
@@ -15,7 +15,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from strands_rollout.errors import ConfigError, RolloutError
 
+if TYPE_CHECKING:
+    from benchmarks.client import ClientOptions
+
 _TOKENIZER_VARIABLE: Final = "QWEN3_TOKENIZER"
+_APIS: Final = ("chat", "responses", "messages")
 _STARTED_ENGINES: Final = ("embedded", "SGLang")
 _HOW_TO_GET_CAMEL: Final = (
     "camel-ai is left out. To compare with it, make an environment for it: python -m venv .venv-camel && "
@@ -29,7 +33,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Benchmarks of the rollout client, of engines, of the code sandbox and of episode workers.
+    """Benchmarks of the rollout client, of the gateway, of engines, of the code sandbox and of episode workers.
 
     Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
     """
@@ -77,8 +81,7 @@ def client(
     their names); ratios, with the rounds' median as value; and measurements, each round's own.
     """
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from benchmarks.client import MEASURES, ClientOptions, playable_variants, run_client_benchmark
-    from benchmarks.report import result_tables
+    from benchmarks.client import MEASURES, ClientOptions, playable_variants
     from benchmarks.variants import Collector
 
     can_play, missing = playable_variants(_names(variants))
@@ -95,12 +98,40 @@ def client(
         code_episodes=code_episodes,
         collector=cast("Collector", _known("--collector", [collector], get_args(Collector))[0]),
     )
-    check_writable(out)
-    with _progress() as on_step:
-        result = run_client_benchmark(options, on_step)
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result) if json_only else result_tables(result), flush=True)
+    _run_client(options, out, json_only=json_only)
+
+
+@app.command(epilog="Example: python -m benchmarks gateway --api messages --concurrency 16,64")
+def gateway(
+    api: Annotated[str, typer.Option(help="What is spoken: some of chat, responses, messages.")] = "chat",
+    turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "20,128",
+    concurrency: Annotated[str, typer.Option(help="Episodes at once, one number or several.")] = "16",
+    repeats: Annotated[int, typer.Option(help="Rounds; figures are medians over them.", min=1)] = 5,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+    ] = None,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Measure the CPU of the gateway's process per turn, and how it grows, beside the same episode without a gateway.
+
+    A client in another process sends all of its history each turn. The JSON is that of `client`, with rows of kind
+    turns.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from benchmarks.client import ClientOptions
+
+    options = ClientOptions(
+        turns=_numbers("--turns", turns),
+        concurrency=_numbers("--concurrency", concurrency),
+        episodes=None,
+        repeats=repeats,
+        variants=("ours", *(f"gateway-{name}" for name in _known("--api", _names(api), _APIS))),
+        measures=("turns",),
+        tokenizer_dir=_tokenizer_dir(tokenizer),
+    )
+    _run_client(options, out, json_only=json_only)
 
 
 @app.command(epilog="Example: python -m benchmarks engines --engine mine=http://127.0.0.1:30000")
@@ -213,6 +244,18 @@ def workers(
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found) if json_only else table(found), flush=True)
+
+
+def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) -> None:
+    from benchmarks.client import run_client_benchmark
+    from benchmarks.report import result_tables
+
+    check_writable(out)
+    with _progress() as on_step:
+        result = run_client_benchmark(options, on_step)
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result) if json_only else result_tables(result), flush=True)
 
 
 def check_writable(path: Path | None) -> None:

@@ -1,15 +1,17 @@
-"""The variants with an agent: this package, strands-sglang, and Strands' own OpenAI model. See `variants`.
+"""The variants with an agent: this package, its gateway, strands-sglang, Strands' own OpenAI model. See `variants`.
 
 Their code tool runs nothing: it knows each script's code and what that prints. Its name, description and schema are
 the code tool's own, so that prompts are the same.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from tempfile import gettempdir
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import orjson
 from strands import Agent, tool
 from strands.agent.conversation_manager import NullConversationManager
 from strands.hooks import (
@@ -31,6 +33,7 @@ from benchmarks.script import Script
 from benchmarks.variants import Job, Played, WrongEpisodeError, sampling_params
 from strands_rollout import Sample, SGLangModel, Task, generate
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
+from strands_rollout.gateway.program import Endpoint
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools
@@ -98,7 +101,7 @@ class Ours:
 
     def __init__(self, job: Job) -> None:
         tools = {} if job.step.runs_code else {"tools": [f"{__name__}.answer_from_script"]}
-        tools |= _MORE_SETTINGS[job.step.variant]
+        tools |= _MORE_SETTINGS.get(job.step.variant, {})
         freezes = job.collector != "unfrozen"
         self._params, self._count = sampling_params(), 0
         self._args = SimpleNamespace(
@@ -118,6 +121,31 @@ class Ours:
 
     async def close(self) -> None:
         """The shared client is closed with its loop."""
+
+
+class ThroughGateway(Ours):
+    """The same as a program that has the endpoint asked: the scripted engine's process plays its client."""
+
+    asked: ClassVar[tuple[int, str]]
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        settings = self._args.strands_rollout
+        del settings["tools"]
+        settings["agent_program"] = f"{__name__}.{play_through_gateway.__name__}"
+        ThroughGateway.asked = job.port, job.step.variant.removeprefix("gateway-")
+
+
+async def play_through_gateway(task: Task, endpoint: Endpoint) -> None:
+    """The program."""
+    port, api = ThroughGateway.asked
+    body = orjson.dumps([api, endpoint.base_url, endpoint.api_key, task.text])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"POST /play HTTP/1.1\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    if b" 200 " not in answer:
+        raise WrongEpisodeError(f"got {answer!r}; expected an episode that was played")
 
 
 class SubAgents:
@@ -259,6 +287,7 @@ def _sample(tokenizer: Any, tokens: list[int], mask: list[int], logprobs: list[f
 
 AGENT_VARIANTS: Final[Mapping[str, type[Ours | SubAgents | StrandsSGLang | OpenAI]]] = {
     **dict.fromkeys(_MORE_SETTINGS, Ours),
+    **dict.fromkeys(("gateway-chat", "gateway-responses", "gateway-messages"), ThroughGateway),
     **dict.fromkeys(("one-model", "own-model"), SubAgents),
     "strands-sglang": StrandsSGLang,
     "openai": OpenAI,

@@ -32,7 +32,8 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 OnStep = Callable[[str, int, int], None]
 """Called with what is measured next, how many measurements are done, and how many there are."""
 Figures = dict[str, Any]
-MEASURES: Final = ("cpu", "lag", "code", "memory", "profile")
+MEASURES: Final = ("cpu", "turns", "lag", "code", "memory", "profile")
+_IN_ROUNDS: Final[tuple[JobKind, ...]] = ("cpu", "turns")
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
 SHIPPED_TOKENIZER_DIR: Final = Path(strands_rollout.__file__).parent / "engine" / "checkpoint"
 _LEAST_EPISODES: Final = 64
@@ -81,9 +82,9 @@ class ClientOptions:
     def steps(self) -> Iterator[Step]:
         """All measurements of a run, round by round; what is measured once comes last."""
         for number in range(self.repeats):
-            if "cpu" in self.measures:
-                for turns, concurrency in product(self.turns, self.concurrency):
-                    yield from self._round("cpu", number, turns, concurrency)
+            for turns, concurrency in product(self.turns, self.concurrency):
+                for kind in (kind for kind in _IN_ROUNDS if kind in self.measures):
+                    yield from self._round(kind, number, turns, concurrency)
         detail_turns, profile_turns = (
             usual if usual in self.turns else max(self.turns) for usual in (_DETAIL_TURNS, _PROFILE_TURNS)
         )
@@ -103,12 +104,14 @@ class ClientOptions:
             rounds = self.repeats if turns <= _REPEATED_TURNS.get(variant, turns) else 1
             if number < rounds and self._plays(variant, turns, kind):
                 episodes = self._episodes_of(variant, turns, concurrency)
-                if kind in ("rss", "traced"):  # all at once
+                if kind in ("turns", "rss", "traced"):  # all at once
                     episodes = min(episodes, concurrency)
                 yield Step(kind, variant, turns, concurrency, episodes, number)
 
     def _plays(self, variant: str, turns: int, kind: JobKind) -> bool:
         """Whether that is measured of a variant at so many tool turns; not where it takes minutes and adds little."""
+        if kind == "turns":
+            return variant.startswith(("ours", "gateway"))
         if variant != "openai" or self.variants == (variant,):
             return True
         return kind not in ("rss", "traced") and (turns in _STREAMED_TURNS or not {*_STREAMED_TURNS} & {*self.turns})
@@ -362,7 +365,7 @@ def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     """
     cpu: dict[tuple[int, int], dict[int, dict[str, float]]] = {}  # (turns, concurrency) -> round -> variant -> ms
     for one in measurements:
-        if one.step.kind == "cpu":
+        if one.step.kind in _IN_ROUNDS:
             rounds = cpu.setdefault((one.step.turns, one.step.concurrency), {})
             rounds.setdefault(one.step.round, {})[one.step.variant] = one.figures["cpu_ms_per_trajectory"]
     variants = list(dict.fromkeys(one.step.variant for one in measurements))
@@ -370,7 +373,7 @@ def all_ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
     for turns, at_once in sorted(cpu):
         for other in variants:
             here = [(ms["ours"], ms[other]) for ms in cpu[turns, at_once].values() if {"ours", other} <= ms.keys()]
-            if other.startswith("ours-"):
+            if other.startswith(("ours-", "gateway-")):
                 found += _ratio(f"{other} / ours", turns, at_once, [(theirs, plain) for plain, theirs in here])
             elif other != "ours":
                 found += _ratio(f"ours / {other}", turns, at_once, here)

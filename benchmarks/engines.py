@@ -22,7 +22,7 @@ from benchmarks.measuring import listening_process, process_tree, threads_cpu_s
 from benchmarks.report import markdown
 from strands_rollout.client.client import fetch_server_info
 from strands_rollout.client.transport import create_client, redacted
-from strands_rollout.engine.process import engine_process
+from strands_rollout.engine import engine_process
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 
 SGLANG_VENV: Final = "STRANDS_ROLLOUT_SGLANG_VENV"

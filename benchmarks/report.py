@@ -11,6 +11,7 @@ _LABELS: Final = {
     "ours-factory": "with an agent factory",
     "one-model": "sub-agents on one model",
     "own-model": "sub-agents, each on its own model",
+    **{f"gateway-{api}": f"the gateway, {api}" for api in ("chat", "responses", "messages")},
     "floor": "floor: the requests alone",
     "strands-sglang": "strands-sglang",
     "openai": "Strands' OpenAI model, tokenised again",
@@ -36,7 +37,13 @@ def result_tables(result: Mapping[str, Any]) -> str:
     parts = [_heading(result)]
     concurrencies = sorted({row["concurrency"] for row in rows if row["kind"] == "cpu"})
     parts += [_cpu_table(rows, result["ratios"], at_once) for at_once in concurrencies]
-    parts += [_ratio_table(result["ratios"]), _wire_table(rows), _lag_table(rows), _memory_table(rows)]
+    parts += [
+        _turn_table(rows, result["ratios"]),
+        _ratio_table(result["ratios"]),
+        _wire_table(rows),
+        _lag_table(rows),
+        _memory_table(rows),
+    ]
     parts += [_profile_table(one) for one in result["measurements"] if one["kind"] == "profile"]
     return "\n\n".join(filter(None, parts))
 
@@ -77,6 +84,28 @@ def _cpu_cell(row: Row | None, ratio: float | None) -> str:
     notes = [] if ratio is None else [f"ours: {ratio:.2f}x"]
     notes += [f"{at_once} at once"] if at_once < row["concurrency"] else []
     return _number(row["cpu_ms_per_trajectory"]) + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _turn_table(rows: Sequence[Row], ratios: Sequence[Row]) -> str:
+    """What a turn costs, how that grows, and in units of an episode without a gateway."""
+    figures = ("cpu_ms_per_turn", "cpu_ms_of_8th_turn", "cpu_ms_of_last_turn", "growth", "turns_per_s_and_core")
+    found = {(one["ratio"], one["turns"], one["concurrency"]): one["value"] for one in ratios}
+    lines = []
+    for row in rows:
+        if row["kind"] == "turns":
+            ratio = found.get((f"{row['variant']} / ours", row["turns"], row["concurrency"]))
+            lines.append([*_place(row), *(_number(row[name]) for name in figures), f"{ratio:.2f}x" if ratio else ""])
+    heads = (
+        "tool turns",
+        "at once",
+        "per turn",
+        "8th",
+        "last",
+        "last / 8th",
+        "turns/s and core",
+        "per turn / in-process",
+    )
+    return markdown(["CPU of the process, ms", *heads], lines)
 
 
 def _ratio_table(ratios: Sequence[Row]) -> str:

@@ -2,7 +2,7 @@
 
 Run as a process of its own: `python -m benchmarks.scripted_engine SCRIPTS... [--core N] [--any-input]`; it prints its
 port and ends with its stdin. It knows HTTP/1.1 with content lengths, and no more. Answers have the shapes of SGLang
-0.5.2x and are encoded once. A request that is not the script's is refused.
+0.5.2x and are encoded once. A request that is not the script's is refused. It plays the gateway's clients too.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import orjson
 
+from benchmarks import gateway_client
 from benchmarks.measuring import pin_to
 from benchmarks.script import Script, Turn, load_scripts
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME
@@ -177,6 +178,9 @@ class _Scripts:
             self._chats[question, number] = _chat_answer(script, number)
         return self._chats[question, number]
 
+    def results_of(self, question: str) -> list[str]:
+        return [turn.result for turn in self._questions[question].turns[:-1]]
+
 
 def _tail(ids: Sequence[int]) -> bytes:
     return ",".join(map(str, ids[-_TAIL_TOKENS:])).encode()
@@ -201,10 +205,21 @@ class _Server:
                 head = await reader.readuntil(b"\r\n\r\n")
                 body = await reader.readexactly(_content_length(head))
                 self._counts["bytes_in"] += len(head) + len(body)
-                for piece in self._answer(head.split(b" ", 2)[1], body):
+                path = head.split(b" ", 2)[1]
+                for piece in [await self._play(body)] if path == b"/play" else self._answer(path, body):
                     writer.write(piece)
                     await asyncio.sleep(0)  # streamed tokens come one by one; other connections have their turn
         writer.close()
+
+    async def _play(self, body: bytes) -> bytes:
+        """Have the gateway asked for an episode."""
+        api, url, key, question = orjson.loads(body)
+        try:
+            await gateway_client.play(api, url, key, question, self._scripts.results_of(question))
+        except (ValueError, OSError, asyncio.IncompleteReadError) as e:
+            print(f"not played: {e}", file=sys.stderr, flush=True)
+            return _http_answer({}, status=404)
+        return _http_answer({})
 
     def _answer(self, path: bytes, body: bytes) -> list[bytes]:
         if path == b"/counters":

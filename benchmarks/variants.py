@@ -17,7 +17,7 @@ from benchmarks.script import Script
 from strands_rollout.errors import RolloutError
 from strands_rollout.evaluation.options import slime_sampling_params
 
-JobKind = Literal["cpu", "lag", "rss", "traced", "profile"]
+JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "profile"]
 Collector = Literal["own", "frozen", "unfrozen"]
 """What is done about the garbage collector: what each variant does itself (ours freezes what its first sample leaves,
 as its settings say; no other does); all are frozen after the warm-up (`gc.freeze`); or none is."""
@@ -147,7 +147,7 @@ class Floor:
 
 VARIANTS: Final = (
     *("ours", "ours-hook", "ours-plugin", "ours-factory", "ours-journal", "one-model", "own-model"),
-    *("floor", "strands-sglang", "openai"),
+    *("gateway-chat", "gateway-responses", "gateway-messages", "floor", "strands-sglang", "openai"),
 )
 NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
 """Variant -> the optional package that it needs; the extra `bench` has both."""

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import orjson
 
@@ -31,6 +32,7 @@ Done = list[tuple[Script, Played]]
 _STATUS: Final = Path("/proc/self/status")
 _CLEAR_REFS: Final = Path("/proc/self/clear_refs")
 _RESET_PEAK: Final = "5"
+_WINDOW_TURNS: Final = 8
 
 
 def main() -> None:
@@ -116,6 +118,45 @@ async def cpu(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     }
 
 
+async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
+    """CPU of this process per turn of this package: over all, about the 8th, and about the last one.
+
+    For as many episodes as run at once: they keep in step, so that the CPU between the request of this number and that
+    is of turns of the same number in all of them.
+    """
+    from strands_rollout import SGLangModel
+
+    episodes, last = job.step.episodes, job.step.turns
+    asked_at_s: list[float] = []
+    answer = SGLangModel.answer
+
+    def noted(*args: Any, **kwargs: Any) -> Awaitable[Any]:
+        asked_at_s.append(time.process_time())
+        return answer(*args, **kwargs)
+
+    with patch.object(SGLangModel, "answer", noted):
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        done = await _play(job, player, scripts)
+        cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s
+    check_all(done)
+    count = sum(len(script.turns) for script, _ in done)
+    half = max(1, min(_WINDOW_TURNS, last) // 2)
+
+    def about(turn: int) -> float:
+        return (asked_at_s[(turn + half) * episodes] - asked_at_s[(turn - half) * episodes]) / (2 * half * episodes)
+
+    eighth, latest = about(min(_WINDOW_TURNS, last - half)) * 1e3, about(last - half) * 1e3
+    return {
+        "cpu_ms_per_turn": cpu_s / count * 1e3,
+        "cpu_ms_of_8th_turn": eighth,
+        "cpu_ms_of_last_turn": latest,
+        "growth": latest / eighth,
+        "turns_per_s_and_core": count / cpu_s,
+        "busy_percent": 100 * cpu_s / wall_s,
+        "cpu_ms_per_trajectory": cpu_s / episodes * 1e3,
+    }
+
+
 async def lag(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
     """How late the loop is while episodes run."""
     with LoopLag() as watch:
@@ -183,7 +224,14 @@ async def profile(job: Job, player: Player, scripts: Sequence[Script]) -> Figure
 
 
 Measure = Callable[[Job, Player, Sequence[Script]], Awaitable[Figures]]
-MEASURES: Final[Mapping[JobKind, Measure]] = {"cpu": cpu, "lag": lag, "rss": rss, "traced": traced, "profile": profile}
+MEASURES: Final[Mapping[JobKind, Measure]] = {
+    "cpu": cpu,
+    "turns": turns,
+    "lag": lag,
+    "rss": rss,
+    "traced": traced,
+    "profile": profile,
+}
 
 
 async def _settle() -> None:

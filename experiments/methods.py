@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from strands_rollout.errors import ConfigError, TrajectoryError
 from strands_rollout.evaluation.evaluate import Player
+from strands_rollout.evaluation.options import TrainOptions
 from strands_rollout.samples import Sample, episode_facts, finished_samples
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.template.tokens import (
@@ -22,7 +23,6 @@ from strands_rollout.template.tokens import (
     token_bytes,
 )
 from strands_rollout.tool_parsers import AUTO
-from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.rollouts import (
     StepBatch,
     TrainedSample,

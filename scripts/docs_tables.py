@@ -25,7 +25,7 @@ from typer.main import get_command
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
-from strands_rollout.settings import EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
+from strands_rollout.settings import AgentCommand, EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 from strands_rollout.slime_plugin.sample_writer import _status
@@ -63,6 +63,10 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "code/timeouts": ("total", "code calls that ran out of time"),
     "code/nonzero_exits": ("total", "code calls that ended by themselves, with an error"),
     "code/killed": ("total", "code calls that were killed at another limit"),
+    "gateway/requests": ("distribution", "requests of an episode's program to the endpoint"),
+    "gateway/repeats": ("distribution", "those that were answered from the record"),
+    "gateway/forks": ("distribution", "those whose history is that of no conversation so far"),
+    "gateway/refused": ("distribution", "those that were refused"),
     "budget/response": ("distribution", "used part of the response budget, of samples with that limit"),
     "budget/context": ("distribution", "used part of the context, likewise"),
     "budget/tool_iterations": ("distribution", "used part of `max_tool_iterations`, likewise"),
@@ -126,7 +130,8 @@ def settings_table(model: type[BaseModel]) -> str:
     rows = []
     for name, field in model.model_fields.items():
         default = field.get_default(call_default_factory=True)
-        shown = _ELSEWHERE.get(type(default)) or f"`{json.dumps(default)}`"
+        is_shown = type(default) not in _ELSEWHERE and not field.is_required()
+        shown = f"`{json.dumps(default)}`" if is_shown else _ELSEWHERE.get(type(default), "")
         rows.append([f"`{name}`", shown, field.description or ""])
     return table(["key", "default", "meaning"], rows)
 
@@ -192,6 +197,7 @@ def logged_metrics() -> dict[str, bool]:
         "budgets": dict.fromkeys(["response", "context", "tool_iterations", "tool_calls"], 0.5),
         "queue_s": 0.0,
         "code": {"calls": 1, "queued_s": 0.0, "run_s": 0.0, "timeouts": 0, "killed": 0, "nonzero_exits": 0},
+        "gateway": {"requests": 1, "repeats": 0, "forks": 0, "refused": {}},
         "weight_versions": ["1"],
         "spans": [[0, 0, 1, "1"]],
     }
@@ -253,6 +259,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": lambda: settings_table(RolloutSettings),
     "reward": lambda: settings_table(RewardSettings),
     "judge": lambda: settings_table(Judge),
+    "command": lambda: settings_table(AgentCommand),
     "mcp": lambda: settings_table(McpServer),
     "workers": lambda: settings_table(EpisodeWorkers),
     "stop-reasons": stop_reasons_table,

@@ -1,4 +1,4 @@
-"""Files: untrusted paths, JSON that is written whole or not at all, locks, bounds of size, records that outlive us."""
+"""Files: untrusted paths, JSON written whole or not at all, bounds of size, YAML, locks, records that outlive us."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
+
+import yaml
 
 from strands_rollout.errors import ConfigError
 
@@ -455,3 +457,31 @@ def left_in(folder: Path) -> dict[str, list[bytes]]:
         file.close()
     shutil.rmtree(folder, ignore_errors=True)
     return {key.decode(): records for key, records in found.items()}
+
+
+_MAX_YAML_BYTES: Final = 1_000_000
+_MAX_YAML_VALUES: Final = 100_000
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file, which must have a config's size even with each alias (`*name`) written out.
+
+    Raises:
+        ConfigError: It can't be read, or is no YAML, or far larger than a config.
+    """
+    try:
+        text = read_regular(path, _MAX_YAML_BYTES).decode("utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        count = 0 if root is None else expanded_size(root, _nodes)
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror}") from e
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} is no YAML: {e}") from e
+    if count > _MAX_YAML_VALUES:
+        raise ConfigError(f"{path} stands for {count} values, with its aliases written out; expected a config")
+    return text
+
+
+def _nodes(node: yaml.Node) -> tuple[int, list[yaml.Node]]:
+    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+    return (len(parts), parts) if isinstance(node, yaml.CollectionNode) else (0, [])

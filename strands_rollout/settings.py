@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.files import Json, expanded_size, read_regular
+from strands_rollout.files import Json, yaml_text
 from strands_rollout.secret_mask import MASK, masked_settings
 
 SYSTEM_PROMPT: Final = (
@@ -128,14 +128,14 @@ class AgentCommand(_Settings):
     """Environment variables beside PATH, locale and those of the endpoint; `${VAR}` is taken from the environment."""
     cwd: str | None = None
     """Its folder, relative to the configuration's; default: an empty one, which is also its home, and removed."""
-    stdin: str | None = None
+    stdin: str = ""
     """What it reads on standard input."""
     exit_codes: tuple[int, ...] = (0,)
     """Exit codes with which an episode has ended well; with any other it has failed, and is not trained."""
 
     @model_validator(mode="after")
     def _is_told_the_prompt(self) -> Self:
-        if not any("{prompt}" in one or "{task}" in one for one in (self.command, *self.args, self.stdin or "")):
+        if not any("{prompt}" in one or "{task}" in one for one in (self.command, *self.args, self.stdin)):
             raise ValueError("agent_command needs {prompt}, or {task}, in its command, args or stdin")
         return self
 
@@ -525,8 +525,6 @@ def _explain(error: ErrorDetails, root: str) -> str:
 
 
 KEY: Final = "strands_rollout"
-_MAX_BYTES: Final = 1_000_000
-_MAX_VALUES: Final = 100_000
 
 
 def read_config_file(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
@@ -589,27 +587,3 @@ def _under_key(path: Path) -> Json:
             hint = f"it is for slime's --eval-config, and checked by EVAL_CONFIG={path} strands-rollout doctor"
         raise ConfigError(f"{path} has no key {KEY}:; {hint}")
     return content[KEY]
-
-
-def yaml_text(path: Path) -> str:
-    """The text of a YAML file, which must have a config's size even with each alias (`*name`) written out.
-
-    Raises:
-        ConfigError: It can't be read, or is no YAML, or far larger than a config.
-    """
-    try:
-        text = read_regular(path, _MAX_BYTES).decode("utf-8")
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        count = 0 if root is None else expanded_size(root, _nodes)
-    except OSError as e:
-        raise ConfigError(f"can't read {path}: {e.strerror}") from e
-    except (yaml.YAMLError, ValueError, RecursionError) as e:
-        raise ConfigError(f"{path} is no YAML: {e}") from e
-    if count > _MAX_VALUES:
-        raise ConfigError(f"{path} stands for {count} values, with its aliases written out; expected a config")
-    return text
-
-
-def _nodes(node: yaml.Node) -> tuple[int, list[yaml.Node]]:
-    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-    return (len(parts), parts) if isinstance(node, yaml.CollectionNode) else (0, [])

@@ -300,7 +300,7 @@ def test_every_script_of_the_launch_kit_is_listed() -> None:
     files = {row[0].strip("`") for row in table_rows(page("training"), "file in `scripts/launch/`")}
     assert files == {path.name for path in (REPOSITORY / "scripts/launch").iterdir()}
     prepared = {path.name for path in (REPOSITORY / "data_prep").glob("*.py")} - {"contamination.py"}
-    assert prepared == set(re.findall(r"data_prep/(\w+\.py)", page("data")))
+    assert prepared == set(re.findall(r"data_prep/(\w+\.py)", page("evaluation")))
 
 
 def test_every_configuration_is_listed() -> None:

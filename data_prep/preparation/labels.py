@@ -17,7 +17,7 @@ from preparation.rows import RowError
 from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, RewardCall, gold_refusals
 from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.comparison import LONGEST_ANSWER
-from strands_rollout.grading.notation import notation_of
+from strands_rollout.grading.expression import notation_of
 from strands_rollout.grading.values import Group, Key, key_of
 from strands_rollout.slime_plugin.reward import reward_func
 

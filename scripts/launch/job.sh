@@ -217,7 +217,7 @@ _prepare_set() {
     aime-2024 | aime-2025) script="${1//-/_}.py" ;;
     gsm8k-train | gsm8k-test) script="gsm8k.py --split ${1#*-}" ;;
     *)
-      printf '%s' "Put it there, or correct EVAL_SETS; docs/data.md says how sets are made"
+      printf '%s' "Put it there, or correct EVAL_SETS; docs/evaluation.md says how sets are made"
       return
       ;;
   esac

@@ -55,6 +55,11 @@ class ProgramOutcome:
     facts: dict[str, Any]
     dropped_tokens: int | None = None
 
+    def record(self) -> dict[str, Any]:
+        """As facts of the sample."""
+        answer = {} if self.text is None else {"final_text": self.text, "final_in_reasoning": False}
+        return {"gateway": self.facts, **answer}
+
 
 @dataclass(frozen=True, slots=True)
 class Episode:

@@ -3,10 +3,12 @@
 Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs, so that --help answers at once.
 """
 
+import asyncio
 import os
 import re
 import sys
 import time
+from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +20,15 @@ from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, export, replay, rescore, validate, view
 from strands_rollout.cli.options import Given, check_engine, config, finish, made, takes
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.options import SHIPPED_MODEL, DemoOptions, EvalOptions, Sampling, TryOptions
-from strands_rollout.train.options import TrainOptions, UpdateSettings
+from strands_rollout.evaluation.options import (
+    SHIPPED_MODEL,
+    DemoOptions,
+    EvalOptions,
+    Sampling,
+    TrainOptions,
+    TryOptions,
+    UpdateSettings,
+)
 
 app = typer.Typer(
     name="strands-rollout",
@@ -90,7 +99,7 @@ def serve(
     max_running_requests: Annotated[
         int, typer.Option(help="Generations that decode together; the others wait.", min=1)
     ] = 32,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable, given the order of requests.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
     """Serve a small Qwen3 on this CPU behind SGLang's API.
@@ -98,22 +107,51 @@ def serve(
     It ends by Ctrl-C. Prints a line of JSON with its base_url on stdout when it accepts requests.
     """
     from strands_rollout import engine
-    from strands_rollout.engine import process as engine_process
+    from strands_rollout.integrations.sessions import chat_endpoint
 
     if stop_with_stdin:
-        engine_process.stop_with_stdin()
+        engine.stop_with_stdin()
     elif model is None:
         typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
     engine.serve(
         model,
         host,
         port,
-        on_ready=engine_process.announce,
+        on_ready=engine.announce,
+        routes=chat_endpoint(model or engine.SHIPPED_MODEL_DIR).routes(),
         served_model_name=served_model_name,
         context_length=context_length,
         max_running_requests=max_running_requests,
         random_seed=seed,
     )
+
+
+def gateway(
+    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.")],
+    tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id of the hub.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8700,
+    tool_parser: Annotated[str, typer.Option(help="Format of tool calls; auto: the template's own.")] = "auto",
+    model_name: Annotated[str, typer.Option(help="Name at /v1/models.")] = "policy",
+    idle: Annotated[float, typer.Option(help="Seconds after which an unused session is ended.", min=1)] = 3600,
+    key: Annotated[
+        str | None, typer.Option(help="What the owner's requests must carry.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY")
+    ] = None,
+) -> None:
+    """Serve a policy to agents anywhere.
+
+    Its exact tokens are kept, for other trainers: POST /sessions gives a key for clients of OpenAI's and Anthropic's
+    APIs, and GET /sessions/ID/samples gives what was read and sampled with it. It ends by Ctrl-C. Prints a line of JSON
+    with its base_url on stdout when it accepts requests.
+    """
+    from strands_rollout.engine import announce
+    from strands_rollout.integrations.sessions import SessionServer, serve_sessions
+    from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
+    settings = {"tool_parser": tool_parser, "model_id": model_name}
+    sessions = SessionServer(load_tokenizer(tokenizer), base_url, owner_key=key, idle_s=idle, **settings)
+    with suppress(KeyboardInterrupt):
+        asyncio.run(serve_sessions(sessions, host, port, announce))
 
 
 def init(
@@ -319,6 +357,9 @@ app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
 app.command(epilog="Example: strands-rollout init my-agent --kind tools")(init)
 app.command("try", epilog="Example: strands-rollout try rollout.yaml --script turns.yaml")(try_row)
 app.command(epilog="Example: strands-rollout serve --port 30000")(serve)
+app.command(epilog="Example: strands-rollout gateway --base-url http://127.0.0.1:30000 --tokenizer models/Qwen3-8B")(
+    gateway
+)
 app.command(
     "eval", epilog="Example: strands-rollout eval --base-url http://127.0.0.1:30000 --data aime.jsonl --out aime"
 )(evaluate)

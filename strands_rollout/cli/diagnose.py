@@ -85,12 +85,12 @@ def check_template(
     Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
     broken; then it shows the tokens around the first difference.
     """
-    from strands_rollout.diagnostics import template_check
+    from strands_rollout.diagnostics import replay
     from strands_rollout.diagnostics.diagnosis import Diagnosis
 
     source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    loaded = template_check.read_tokenizer(tokenizer)
-    found = template_check.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
+    loaded = replay.read_tokenizer(tokenizer)
+    found = replay.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
     _show(Diagnosis(found), as_json=as_json)
 
 
@@ -392,12 +392,12 @@ def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_ke
 
 
 def _to_wandb(dump: Path, project: str | None, reward_key: str, *, with_contents: bool) -> str:
-    from strands_rollout.integrations import wandb
+    from strands_rollout.integrations import table as tables
 
-    wandb.check_wandb("--to wandb")
-    table = wandb.sample_table(dump, reward_key=reward_key, with_contents=with_contents)
+    tables.check_wandb("--to wandb")
+    table = tables.sample_table(dump, reward_key=reward_key, with_contents=with_contents)
     _refuse_none(len(table.rows), dump)
-    wandb.log_table(table, project, dump.resolve().name)
+    tables.log_table(table, project, dump.resolve().name)
     return f"{len(table.rows)} samples"
 
 

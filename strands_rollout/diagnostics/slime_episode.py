@@ -204,7 +204,7 @@ async def _play(checkpoint: Path) -> dict[str, Json]:
     from slime.rollout import sglang_rollout
     from slime.utils.types import Sample
 
-    from strands_rollout.engine.process import engine_process
+    from strands_rollout.engine import engine_process
     from strands_rollout.samples import episode_facts
     from strands_rollout.slime_plugin.sample_contract import contract_violations
 

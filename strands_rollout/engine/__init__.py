@@ -1,22 +1,30 @@
 """The embedded engine: a small Qwen3 on NumPy behind SGLang's API, with the model that ships with the package.
 
-Starts its HTTP server, inside another program or as a program of its own. Importing this is cheap: aiohttp and NumPy,
-which reads its thread settings when it is first imported, are imported when an engine starts.
+Starts its HTTP server, inside another program or as a program of its own; as a child process it lives as long as its
+standard input is open. Importing this is cheap: aiohttp and NumPy are imported when an engine starts.
 """
 
+from __future__ import annotations
+
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import IO, TYPE_CHECKING, Final, TypedDict, Unpack
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, EngineUnavailableError
+
+if TYPE_CHECKING:
+    from aiohttp.web import AbstractRouteDef, BaseSite
 
 SHIPPED_MODEL_DIR = Path(__file__).parent / "checkpoint"
 
@@ -74,7 +82,11 @@ class EngineOptions(TypedDict, total=False):
 
 @asynccontextmanager
 async def running_engine(
-    model_dir: Path | str | None = None, host: str = "127.0.0.1", port: int = 0, **options: Unpack[EngineOptions]
+    model_dir: Path | str | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    routes: Sequence[AbstractRouteDef] = (),
+    **options: Unpack[EngineOptions],
 ) -> AsyncIterator[str]:
     """Serve an engine on this event loop while the context lasts.
 
@@ -82,6 +94,7 @@ async def running_engine(
         model_dir: A Qwen3 folder in Hugging Face layout; None: the shipped model.
         host: The address to listen on.
         port: The port; 0: a free one.
+        routes: Of what else is to be served there.
         **options: Limits and names; see `EngineSettings`.
 
     Yields:
@@ -95,23 +108,25 @@ async def running_engine(
     from strands_rollout.engine.engine import load_engine
     from strands_rollout.engine.http_server import engine_app
 
-    settings = EngineSettings(Path(model_dir) if model_dir else SHIPPED_MODEL_DIR, **options)
+    settings = EngineSettings(Path(model_dir or SHIPPED_MODEL_DIR), **options)
     engine = await asyncio.to_thread(load_engine, settings)
-    runner = web.AppRunner(engine_app(engine, host), handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    app = engine_app(engine, host)
+    app.add_routes(routes)
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as e:
-            raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        await _listen(web.TCPSite(runner, host, port), host, port)
         engine.worker.start()
-        try:
-            yield f"http://{host}:{runner.addresses[0][1]}"
-        finally:
-            await asyncio.to_thread(engine.worker.stop)
-    finally:
-        await runner.cleanup()
+        stack.push_async_callback(asyncio.to_thread, engine.worker.stop)
+        yield f"http://{host}:{runner.addresses[0][1]}"
+
+
+async def _listen(site: BaseSite, host: str, port: int) -> None:
+    try:
+        await site.start()
+    except OSError as e:
+        raise ConfigError(f"can't listen on {host}:{port}: {e.strerror or e}. Choose another port") from e
 
 
 def serve(
@@ -120,6 +135,7 @@ def serve(
     port: int = 30000,
     *,
     on_ready: Callable[[str], None] | None = None,
+    routes: Sequence[AbstractRouteDef] = (),
     **options: Unpack[EngineOptions],
 ) -> None:
     """Serve an engine until interrupted (SIGINT or SIGTERM); what has not ended 4 s later is killed.
@@ -133,7 +149,7 @@ def serve(
         os.environ.setdefault(name, "1")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
-        running = running_engine(model_dir, host, port, **options)
+        running = running_engine(model_dir, host, port, routes, **options)
         asyncio.run(_serve(running, on_ready or partial(logger.info, "engine ready url=%s")))
     finally:
         signal.alarm(0)
@@ -156,3 +172,74 @@ async def _serve(running: AbstractAsyncContextManager[str], on_ready: Callable[[
     finally:
         for signum, handler in earlier:
             signal.signal(signum, handler)
+
+
+STOP_TIMEOUT_S: Final = 5.0
+_LOG_TAIL_BYTES: Final = 2000
+
+
+@asynccontextmanager
+async def engine_process(model_dir: Path | None = None, *, start_timeout_s: float = 60.0) -> AsyncIterator[str]:
+    """Start `strands-rollout serve` on a free port of 127.0.0.1, yield its URL, and stop it when the block ends.
+
+    Raises:
+        EngineUnavailableError: It ended, or accepted no requests in time; the message holds the end of what it printed.
+    """
+    model = [] if model_dir is None else ["--model", str(model_dir)]
+    command = [sys.executable, "-m", "strands_rollout.cli", "serve", "--port", "0", "--stop-with-stdin", *model]
+    with tempfile.TemporaryFile() as log:
+        # a session of its own: Ctrl-C must reach the parent only, which stops the child when its samples are done with
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, start_new_session=True
+        )
+        try:
+            yield await _ready_url(process, start_timeout_s, log)
+            if process.returncode is not None:
+                logger.error("event=engine_died exit_code=%s output=%s", process.returncode, _tail(log))
+        finally:
+            await _stop(process)
+
+
+def announce(base_url: str) -> None:
+    """Print the line of JSON by which the parent, or any program, learns that requests are accepted, and where."""
+    print(json.dumps({"base_url": base_url}), flush=True)
+
+
+def stop_with_stdin() -> None:
+    """Send SIGTERM to this process when its standard input closes; for a child whose parent may vanish."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="stop-with-stdin", daemon=True).start()
+
+
+async def _ready_url(process: asyncio.subprocess.Process, timeout_s: float, log: IO[bytes]) -> str:
+    line, said = b"", f"was not ready within {timeout_s:g} s"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            if process.stdout is not None:
+                line = await process.stdout.readline()
+            if not line:
+                said = f"ended with exit code {await process.wait()} before it was ready"
+    if not line:
+        raise EngineUnavailableError(f"the embedded engine {said}. It printed: {_tail(log)}")
+    return str(json.loads(line)["base_url"])
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+    return log.read().decode(errors="replace").strip() or "nothing"

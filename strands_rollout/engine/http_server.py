@@ -16,7 +16,6 @@ import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from strands_rollout.engine.chat import ChatChunks, chat_completion, read_chat_request
 from strands_rollout.engine.engine import Engine, EngineCrashedError
 from strands_rollout.engine.generation import GenerationOutput, generate_response
 from strands_rollout.engine.requests import ContractError, RequestRefusedError, SchemaError, read_generate_call
@@ -91,7 +90,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     try:
         return await handler(request)
     except RequestRefusedError as e:
-        return _json(_refusal(e, is_chat=request.path.startswith("/v1/")), status=400)
+        return _json(_refusal(e), status=400)
     except EngineCrashedError as e:
         return _json({"error": {"message": str(e)}}, status=500)
     except web.HTTPForbidden as e:
@@ -100,12 +99,11 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         return _json({"detail": e.reason}, status=e.status)
 
 
-def _refusal(error: RequestRefusedError, *, is_chat: bool) -> dict[str, object]:
-    """The body depends on who refuses at SGLang: its JSON schema, its validation, or its OpenAI endpoints."""
+def _refusal(error: RequestRefusedError) -> dict[str, object]:
+    """The body depends on who refuses at SGLang: its JSON schema, or its validation."""
     message = str(error)
-    if is_chat or isinstance(error, SchemaError):
-        kind = "BadRequestError" if is_chat else "Bad Request"
-        return {"object": "error", "message": message, "type": kind, "param": None, "code": 400}
+    if isinstance(error, SchemaError):
+        return {"object": "error", "message": message, "type": "Bad Request", "param": None, "code": 400}
     return {"error": message if isinstance(error, ContractError) else {"message": message}}
 
 
@@ -336,23 +334,6 @@ async def _update_weight_version(request: web.Request) -> web.Response:
         engine.abort(None)
     await engine.rename_weights(version)
     return _json({"success": True, "message": f"Weight version updated to {version}", "new_version": version})
-
-
-@_ROUTES.post("/v1/chat/completions")
-async def _chat_completions(request: web.Request) -> web.StreamResponse:
-    engine = request.app[_ENGINE]
-    chat = await _beside_loop(request, read_chat_request, await _read_json(request), engine)
-    if not chat.request.stream:
-        return _json(chat_completion(chat, await engine.generate(chat.request), engine.codec))
-    chunks = ChatChunks(chat, engine.codec)
-    response = await _start_events(request)
-    await _send_event(response, chunks.first())
-    async with aclosing(engine.stream(chat.request)) as outputs:
-        async for output in outputs:
-            for chunk in chunks.next(output):
-                await _send_event(response, chunk)
-    await _send_event(response, None)
-    return response
 
 
 @_ROUTES.get("/v1/models")

@@ -22,7 +22,6 @@ from strands_rollout.files import open_regular, read_regular
 
 _ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_CONFIG_BYTES = 16_000_000
-_SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Complexes = npt.NDArray[np.complex64]
@@ -45,7 +44,6 @@ class ModelConfig:
     Attributes:
         context_length: The longest sequence in tokens (max_position_embeddings).
         eos_token_ids: Token ids that end a generation, of both config files.
-        sampling_defaults: generation_config.json's sampling values; only chat completions use them, as in SGLang.
     """
 
     vocab_size: int
@@ -60,7 +58,6 @@ class ModelConfig:
     tied_embeddings: bool
     context_length: int
     eos_token_ids: frozenset[int]
-    sampling_defaults: dict[str, float]
 
     def weight_shape_fields(self) -> tuple[int, ...]:
         """The fields that two checkpoints must share for one to replace the other in a running engine."""
@@ -106,7 +103,6 @@ def _model_config(raw: dict[str, Any], generation: dict[str, Any]) -> ModelConfi
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
         context_length=int(raw["max_position_embeddings"]),
         eos_token_ids=_token_ids(raw.get("eos_token_id")) | _token_ids(generation.get("eos_token_id")),
-        sampling_defaults={key: float(generation[key]) for key in _SAMPLING_KEYS if generation.get(key) is not None},
     )
 
 

@@ -24,8 +24,9 @@ from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
+from strands_rollout.files import yaml_text
 from strands_rollout.grading import label_texts
-from strands_rollout.settings import RolloutSettings, yaml_text
+from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -354,7 +355,10 @@ def shipped_model_note(
     settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
 ) -> str | None:
     """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
-    plain, names = RolloutSettings(), ("tools", "row_tools", "system_prompt", "agent_factory", "environment")
+    plain, names = (
+        RolloutSettings(),
+        ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),
+    )
     changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
     if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
         return None

@@ -34,14 +34,21 @@ from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider
 from strands_rollout.agent.environment import place_in_users_code
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
-from strands_rollout.evaluation.evaluate import Outcome, playing, served_engine, served_tokenizer, start_executor
+from strands_rollout.evaluation.evaluate import (
+    Outcome,
+    local_server,
+    playing,
+    served_engine,
+    served_tokenizer,
+    start_executor,
+)
 from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
 from strands_rollout.evaluation.plan import checked, load_settings, shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from strands_rollout.evaluation.token_audit import local_server
+from strands_rollout.files import yaml_text
 from strands_rollout.samples import Sample
-from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings, yaml_text
+from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import system_text, to_chat_messages, to_chat_tools, tool_result_text
@@ -442,7 +449,8 @@ async def _try(options: TryOptions) -> int:
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
         # agents beside the main one ask under the same key, which the audit can't tell apart
-        playing_it = playing(base_url, folder, _settings(settings, options), audited=settings.agent_factory is None)
+        is_alone = settings.agent_factory is None and not settings.has_program
+        playing_it = playing(base_url, folder, _settings(settings, options), audited=is_alone)
         player = await stack.enter_async_context(playing_it)
         _CURRENT.set(transcript)
         most = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS
@@ -452,7 +460,7 @@ async def _try(options: TryOptions) -> int:
         if server and server.error:
             raise server.error
         transcript.end(outcome, has_tokens=options.api_base is None)
-        if options.tokens:
+        if options.tokens or settings.has_program:  # whose turns no hook sees
             print_transcript(make_console(), outcome.sample, player.decode)
     return _exit_code(outcome, policy)
 
@@ -469,7 +477,8 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
 def _settings(settings: RolloutSettings, options: TryOptions) -> dict[str, Any]:
     """The settings to play with: the transcript listens, and where no turn is given the episode ends."""
     hook = f"{current_transcript.__module__}.{current_transcript.__qualname__}"
-    added = {"hooks": [*settings.hooks, hook], "max_failed_groups": None, "on_engine_abort": "return"}
+    added: dict[str, Any] = {"max_failed_groups": None, "on_engine_abort": "return"}
+    added |= {} if settings.has_program else {"hooks": [*settings.hooks, hook]}
     patient = {"episode_timeout_s": None} if options.you else {}  # a person takes their time
     return settings.model_dump(exclude_unset=True) | added | patient
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import orjson
@@ -15,9 +15,8 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
-from strands_rollout.gateway.anthropic import Messages
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import Protocol, Reply, TurnRequest
+from strands_rollout.gateway.protocols import Messages, Protocol, Reply, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
 from strands_rollout.model.history import ModelCall, token_count
 
@@ -44,10 +43,10 @@ class Gateway:
         anonymous: Gives a session for a request without a known key; by default such a request is refused.
     """
 
-    def __init__(self, anonymous: Callable[[], Awaitable[Session]] | None = None) -> None:
+    def __init__(self, anonymous: Callable[[web.Request], Awaitable[Session]] | None = None) -> None:
         self._anonymous = anonymous
         self._sessions: dict[str, Session] = {}
-        self._handlers: dict[str, set[asyncio.Task[Any]]] = {}
+        self._handlers: dict[str, set[asyncio.Task[Any] | None]] = {}
         self.base_url = ""
 
     def add(self, session: Session) -> str:
@@ -56,14 +55,20 @@ class Gateway:
         self._sessions[key], self._handlers[key] = session, set()
         return key
 
+    @property
+    def keys(self) -> frozenset[str]:
+        """Those of the sessions that run."""
+        return frozenset(self._sessions)
+
     async def remove(self, key: str, error: Exception) -> None:
         """End a session: its key is refused from here on, and requests that wait for it get the error."""
         session, handlers = self._sessions.pop(key), self._handlers.pop(key)
         session.end(error)
         await session.finish()
-        if handlers:  # let them say so, unless their clients do not read
-            await asyncio.wait(handlers, timeout=_SHUTDOWN_S)
-        for handler in handlers:
+        left = [handler for handler in handlers if handler is not None]
+        if left:  # let them say so, unless their clients do not read
+            await asyncio.wait(left, timeout=_SHUTDOWN_S)
+        for handler in left:
             handler.cancel()
 
     def routes(self) -> list[web.RouteDef]:
@@ -76,10 +81,9 @@ class Gateway:
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
         """The session of a request's key, as either API's clients send it."""
         given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
-        for key, session in self._sessions.items():
-            if hmac.compare_digest(key.encode(), given.encode()):
-                return key, session
-        return ("", await self._anonymous()) if self._anonymous is not None else None
+        if given in self._sessions:
+            return given, self._sessions[given]
+        return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
         """The model's card, as OpenAI's and Anthropic's clients read it."""
@@ -121,16 +125,13 @@ class Gateway:
         key, session = found
         protocol = session.protocols.setdefault(kind.__name__, kind())
         handlers, task = self._handlers.get(key, set()), asyncio.current_task()
-        if task is not None:
-            handlers.add(task)
+        handlers.add(task)
         try:
-            return await answer(request, session, protocol, protocol.read(await _body(request), session.cache))
-        except Exception as e:  # a policy, an engine or a client may make anything fail
-            problem = problem_of(e)
-            session.facts.refused[problem[1]] += 1
-            return _refused(protocol, problem)
+            with errors.foreign_code("a policy, an engine or a client may make anything fail") as outcome:
+                return await answer(request, session, protocol, protocol.read(await _body(request), session.cache))
         finally:
             handlers.discard(task)
+        return _refused(protocol, _noted(session, outcome.error))
 
     async def _answered(
         self, request: web.Request, session: Session, protocol: Protocol, asked: TurnRequest
@@ -146,17 +147,15 @@ class Gateway:
             return _json(protocol.whole(asked, turn.result()))  # which raises
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        try:
+        turn.add_done_callback(_forget)  # the client may leave, and ask for the turn again
+        with suppress(ConnectionError):
             while not done:
                 await response.write(protocol.ping)
                 done, _ = await asyncio.wait([turn], timeout=_PING_S)
-            await response.write(b"".join(protocol.events(asked, turn.result())))
-        except ConnectionError:  # the turn is kept for when the client asks again
-            turn.add_done_callback(_forget)
-        except Exception as e:  # the status has been sent
-            problem = problem_of(e)
-            session.facts.refused[problem[1]] += 1
-            await response.write(protocol.error_event(*problem))
+            if (error := turn.exception()) is not None:  # the status has been sent
+                await response.write(protocol.error_event(*_noted(session, error)))
+            else:
+                await response.write(b"".join(protocol.events(asked, turn.result())))
         return response
 
     async def _counted(
@@ -169,7 +168,7 @@ class Gateway:
 _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a session that runs; expected that of this episode")
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: BaseException | None) -> Problem:
     """How an error is told to a client: what may be asked again has a status of 429 or above 500."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
@@ -200,6 +199,12 @@ async def _body(request: web.Request) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
     return body
+
+
+def _noted(session: Session, error: BaseException | None) -> Problem:
+    problem = problem_of(error)
+    session.facts.refused[problem[1]] += 1
+    return problem
 
 
 def _json(body: object, status: int = 200) -> web.Response:

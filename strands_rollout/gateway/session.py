@@ -11,7 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 from strands_rollout.errors import PromptError, RolloutError, TemplateError
@@ -45,7 +45,9 @@ class Facts:
         requests: All that could be read.
         repeats: Those that were answered from the record.
         forks: Those whose history, or system prompt and tools, are not those of any conversation so far.
-        differences: Of the first of these, where the history left what was recorded.
+        changed_calls: Calls that the client sends back as others under their own ids, such as with defaults filled in,
+            or leaves out beside some. They stay as the policy wrote them.
+        differences: Of the first of all these, where the history left what was recorded.
         refused: By kind of error, requests that were refused.
         overridden: By name, sampling parameters that a client gave and the session fixes, as first given.
         diverged: Where a program that was started again left the record of its first attempt; "" where it did not.
@@ -55,11 +57,16 @@ class Facts:
     requests: int = 0
     repeats: int = 0
     forks: int = 0
+    changed_calls: int = 0
     differences: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     overridden: dict[str, Any] = field(default_factory=dict)
     diverged: str = ""
     dropped_tokens: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {**asdict(self), "refused": dict(self.refused)}
 
 
 @dataclass(slots=True)
@@ -110,12 +117,14 @@ class _Match:
         length: Messages that are the same.
         ids: The thread's, and those that the request tells.
         why: What differs in the next one.
+        changed: Calls among those that were compared that differ, each as text.
     """
 
     thread: _Thread
     length: int
     ids: dict[str, str]
     why: str
+    changed: Sequence[str] = ()
 
 
 class Watch(Protocol):
@@ -140,6 +149,7 @@ class Session:
         protocols: One of each kind, by their paths.
         cache: What items of its requests were converted to.
         error: The last error that the episode itself is to blame for; None where a later request succeeded.
+        used: When it was asked last, of the monotonic clock.
     """
 
     def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
@@ -148,12 +158,25 @@ class Session:
         self.protocols: dict[str, protocols.Protocol] = {}
         self.cache = ItemCache()
         self.error: Exception | None = None
+        self.used = time.monotonic()
         self._watch = watch
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
         self._is_head_known = True
         self._ended: Exception | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return bool(self._tasks)
+
+    @property
+    def main(self) -> Conversation:
+        """The main conversation: the first with tools, or while there is none, the first."""
+        conversations = self.model.conversations
+        played = [one for one in conversations if any(thread.conversation is one for thread in self._threads)]
+        return played[0] if played else conversations.main
 
     @property
     def main_messages(self) -> list[Message]:
@@ -179,12 +202,14 @@ class Session:
             task.cancel()
 
     async def finish(self) -> None:
-        """Wait for what was ended, and make the first conversation that has turns the main one."""
+        """Wait for what was ended."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        conversations = self.model.conversations
-        played = next((one for one in conversations.others if one.turn_count), None)
-        if not conversations.main.turn_count and played is not None:
-            conversations.promote(played)
+        self.settle_main()
+
+    def settle_main(self) -> None:
+        """Make the main conversation the model's."""
+        if self.main is not self.model.conversation:
+            self.model.conversations.promote(self.main)
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
         """The next turn of the conversation that a request continues, or the recorded one that it had before.
@@ -202,8 +227,14 @@ class Session:
         """
         self._check_open()
         self.facts.requests += 1
+        self.used = time.monotonic()
         if self._recorded is not None and (why := await self._divergence(request, self._recorded)):
             self._begin_afresh(why)
+        for one in (thread.pending for thread in self._threads if thread.has_head_of(request)):
+            if one is not None and one.request.messages == request.messages and one.is_gone():
+                self.facts.repeats += 1
+                one.is_gone = is_gone
+                return await self._result_of(one.task)
         matches = [self._match(thread, request) for thread in reversed(self._threads)]
         matches.sort(key=lambda one: -one.length)
         for match in matches:
@@ -213,10 +244,6 @@ class Session:
             if n in thread.replies:
                 self.facts.repeats += 1
                 return thread.replies[n]
-            if thread.pending and len(thread.pending.request.messages) == n and thread.pending.is_gone():
-                self.facts.repeats += 1
-                thread.pending.is_gone = is_gone
-                return await self._result_of(thread.pending.task)
         return await self._result_of(self._begin(request, matches, is_gone))
 
     def _check_open(self) -> None:
@@ -232,11 +259,13 @@ class Session:
         match = next((one for one in matches if self._extends(one, request)), None)
         if match is None:
             match = self._fork(request, matches)
-        else:
-            if match.thread.segment is not match.thread.conversation.last:
-                match.thread.conversation.return_to(match.thread.segment)
+        elif match.thread.segment is not match.thread.conversation.last:
+            match.thread.conversation.return_to(match.thread.segment)
         thread, conversation = match.thread, match.thread.conversation
         thread.ids = match.ids
+        self.facts.changed_calls += len(match.changed)
+        for words in match.changed:
+            self._note_difference(words)
         own = [_under_ids(message, match.ids) for message in request.messages[match.length :]]
         messages = [*thread.messages[: match.length], *own]
         if self._watch is not None:
@@ -244,8 +273,16 @@ class Session:
         task = asyncio.create_task(self._turn(thread, request, messages))
         thread.pending = _Pending(request, task, is_gone)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._settled)
         return task
+
+    def _settled(self, task: asyncio.Task[Reply]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
+            self.error = error  # of these the client is to blame
 
     def _fork(self, request: TurnRequest, matches: Sequence[_Match]) -> _Match:
         """A thread for a history that extends none: a segment of an agent's conversation, or a conversation."""
@@ -258,9 +295,12 @@ class Session:
             raise BusySessionError(f"got more than {MAX_CONVERSATIONS} histories; expected fewer in one session")
         if continues or (near is not None and near.length):
             self.facts.forks += 1
-            self._note_difference(near, request)
-        is_free = near is not None and not self._is_busy(near.thread.conversation)
-        conversation = near.thread.conversation if near is not None and is_free else self._new_conversation(request)
+            self._note_difference(_words_of(near, request))
+        if near is not None and not self._is_busy(near.thread.conversation):
+            conversation = near.thread.conversation
+            conversation.begin_segment(_words_of(near, request))
+        else:
+            conversation = self._new_conversation(request)
         # what was recorded of a shared beginning is read again as it was
         known = near.thread.messages[: near.length] if near is not None else []
         seen = near.thread.seen[: near.length] if near is not None else []
@@ -282,9 +322,6 @@ class Session:
             answer = await self.model.answer(
                 messages, request.tools, request.system, params=params, conversation=conversation
             )
-        except Exception as e:
-            self._note_error(e)
-            raise
         finally:
             thread.pending = None
             thread.segment = segment = conversation.last
@@ -296,7 +333,6 @@ class Session:
                 thread.messages, thread.seen = messages, [*request.messages]
             elif not segment.trajectory.turns:
                 self._threads.remove(thread)
-        self.error = None
         turn = segment.trajectory.turns[-1]
         matched = turn.parts[-1].matched
         stop = matched if isinstance(matched, str) else None
@@ -342,20 +378,9 @@ class Session:
                 self.facts.overridden.setdefault(name, value)
         return params
 
-    def _note_error(self, error: Exception) -> None:
-        if not isinstance(error, PromptError | TemplateError):  # which are the client's
-            self.error = error
-
-    def _note_difference(self, near: _Match | None, request: TurnRequest) -> None:
-        if len(self.facts.differences) >= _SHOWN_DIFFERENCES:
-            return
-        if near is None:
-            words = "its beginning is of no conversation so far"
-        elif not near.thread.has_head_of(request):
-            words = "the system prompt changed" if near.thread.system != request.system else "the tools changed"
-        else:
-            words = f"message {near.length}: {near.why}"
-        self.facts.differences.append(f"request {self.facts.requests}: {words}")
+    def _note_difference(self, words: str) -> None:
+        if len(self.facts.differences) < _SHOWN_DIFFERENCES:
+            self.facts.differences.append(f"request {self.facts.requests}: {words}")
 
     async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
         """Where a request of what would be the main conversation leaves the record; "" where it does not."""
@@ -365,7 +390,10 @@ class Session:
                 return ""  # beside it
             fresh, first = HistorySegment(self.model.template), min(thread.replies, default=len(thread.messages))
             call = ModelCall(thread.messages[:first], request.tools, request.system)
-            if await fresh.new_context(call, Room(None, "context"), 0) != thread.segment.prompt_ids:
+            prompt_ids = await fresh.new_context(call, Room(None, "context"), 0)
+            if self._recorded is not thread:  # by another request meanwhile
+                return ""
+            if prompt_ids != thread.segment.prompt_ids:
                 return "the system prompt or the tools are others"
             thread.system, thread.tools, self._is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
@@ -379,8 +407,9 @@ class Session:
     def _begin_afresh(self, why: str) -> None:
         """Forget the record of an earlier attempt."""
         self.facts.diverged, self.facts.dropped_tokens = why, self.model.trajectory.sampled_length
-        self.model.reset()
-        self._threads, self._recorded = [], None
+        self._threads = [one for one in self._threads if one is not self._recorded]
+        self._recorded = None
+        self.model.conversations.restart_main()
 
     def _is_busy(self, conversation: Conversation) -> bool:
         return any(one.pending is not None for one in self._threads if one.conversation is conversation)
@@ -399,49 +428,60 @@ class Session:
         if given[:length] != thread.seen:  # one comparison in C, where nothing is spelled anew
             length = 0
         keeps = self.model.config["transient_context"] == "keep"
+        changed: list[str] = []
         while length < min(len(given), len(thread.messages)):
             kept, sent = thread.messages[length], thread.replies.get(length)
-            if why := _difference(kept, sent, given[length], ids, keeps_transient=keeps):
+            if kept["role"] == "user" == given[length]["role"]:
+                why = _user_difference(kept["content"], given[length]["content"], ids, keeps)
+            else:
+                why = _difference(kept, sent, given[length], ids, changed)
+            if why:
                 return _Match(thread, length, ids, why)
             length += 1
-        return _Match(thread, length, ids, "messages were taken from its end")
+        return _Match(thread, length, ids, "messages were taken from its end", changed)
 
 
-def _difference(
-    kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], *, keeps_transient: bool
-) -> str:
-    """In what a client's message is another than the one that it was sent, or that it sent before; "" if in nothing.
+def _words_of(near: _Match | None, request: TurnRequest) -> str:
+    """Why a request extends no history."""
+    if near is None:
+        return "its beginning is of no conversation so far"
+    if near.thread.has_head_of(request):
+        return f"message {near.length}: {near.why}"
+    return "the system prompt changed" if near.thread.system != request.system else "the tools changed"
 
-    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls, nor what
-    calls under the ids that they were sent with have become. `ids` gets the ids under which the client knows calls.
+
+def _difference(kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], changed: list[str]) -> str:
+    """In what a client's message is another than the assistant's that it was sent; "" if in nothing.
+
+    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls. `ids`
+    gets the ids under which the client knows calls, `changed` the calls that are others under their own id, or left out
+    beside such: agents tell them as their tools took them, and some don't tell those that they have not run.
     """
     if kept["role"] != given["role"]:
         return f"got one of the {given['role']}, in the place of one of the {kept['role']}"
-    if kept["role"] == "user":
-        return "" if kept == given else _user_difference(kept["content"], given["content"], ids, keeps_transient)
     sent, got = sent or reply_of(kept), reply_of(given)
-    sent_ids = {call["toolUseId"] for call in sent.calls}
-    # under the ids that they were sent with, a client may tell calls as its tools took them, with defaults, numbers in
-    # place of texts, or the name of a tool for what no tool takes, and leave out those that it has not run
-    is_known = bool(got.calls) and all(call["toolUseId"] in sent_ids for call in got.calls)
-    if not is_known and (why := _calls_difference(sent.calls, got.calls, ids)):
-        return why
+    by_id = {call["toolUseId"]: call for call in sent.calls}
+    is_known = bool(got.calls) and all(call["toolUseId"] in by_id for call in got.calls)
+    if not is_known and len(sent.calls) != len(got.calls):
+        return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
+    pairs = [(by_id.get(other["toolUseId"], one), other) for one, other in zip(sent.calls, got.calls, strict=False)]
+    for one, other in pairs:
+        if (one["name"], one["input"]) != (other["name"], other["input"]):
+            words = (
+                f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
+            )
+            if one["toolUseId"] != other["toolUseId"]:
+                return words
+            changed.append(words)
+    kept_ids = {one["toolUseId"] for one, _ in pairs}
+    left_out = [call for id_, call in by_id.items() if id_ not in kept_ids]
+    changed += [f"got no call {_short(call['name'], call['input'])}, which was sent" for call in left_out]
     is_left_out = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not is_left_out:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
     if not sent.calls and not sent.text.strip() and sent.reasoning.split() != got.reasoning.split():
         return "got other reasoning than was sent"
-    return ""
-
-
-def _calls_difference(sent: Sequence[Mapping[str, Any]], got: Sequence[Mapping[str, Any]], ids: dict[str, str]) -> str:
-    """The same of calls under ids of the client's own, which are remembered."""
-    if len(sent) != len(got):
-        return f"got {len(got)} calls; {len(sent)} were sent"
-    for one, other in zip(sent, got, strict=True):
-        if one["name"] != other["name"] or one["input"] != other["input"]:
-            return f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
-    ids.update({other["toolUseId"]: one["toolUseId"] for one, other in zip(sent, got, strict=True)})
+    ids.update({other["toolUseId"]: one["toolUseId"] for one, other in pairs if one["toolUseId"] != other["toolUseId"]})
     return ""
 
 
@@ -451,6 +491,8 @@ def _user_difference(
     ids: Mapping[str, str],
     keeps_transient: bool,  # noqa: FBT001 - handed on
 ) -> str:
+    if kept == given:
+        return ""
     before, now = _plain(kept, {}), _plain(given, ids)
     is_shorter = before[0] == now[0] and " ".join(now[1]) in " ".join(before[1])
     if before == now or (keeps_transient and is_shorter):

@@ -16,8 +16,7 @@ from math import inf
 from typing import Final
 
 from strands_rollout.grading import numeric, values
-from strands_rollout.grading.expression import GREEK, Node
-from strands_rollout.grading.notation import Notation, canonical, notation_of
+from strands_rollout.grading.expression import GREEK, Node, Notation, canonical, notation_of
 from strands_rollout.grading.numeric import Budget, OutOfTimeError, TooComplexError, Value
 from strands_rollout.grading.values import Combination, Formula, Group, Key, Matrix, Relation, exact_number, key_of
 

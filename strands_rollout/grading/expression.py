@@ -1,4 +1,4 @@
-r"""Parses a formula, in LaTeX or as people type it, into a tree.
+r"""Brings an answer, in LaTeX or as people type it, into a common notation, and parses it as a formula into a tree.
 
 Strict: what it does not know is an error. A grader that passes over what it can't read takes `42 \ldots` for 42.
 """
@@ -6,6 +6,7 @@ Strict: what it does not know is an error. A grader that passes over what it can
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
@@ -310,3 +311,254 @@ class _Parser:
 
 def _product_of(factors: list[Node]) -> Node:
     return factors[0] if len(factors) == 1 else Node("product", tuple(factors))
+
+
+_SAME: Final = (
+    *("mm millimeter millimetre", "cm centimeter centimetre", "m meter metre", "km kilometer kilometre"),
+    *("in inch", "ft foot feet", "yd yard", "mi mile", "mg milligram", "g gm gram", "kg kilogram kilo"),
+    *("lb pound £", "oz ounce", "l liter litre", "ml milliliter millilitre", "gal gallon", "hr h hour", "min minute"),
+    *("sec s second", "day", "week wk", "month", "year yr", "$ dollar usd us$ buck", "¢ cent", "€ euro eur", "¥ yen"),
+    *("° degree deg", "rad radian", "% percent pct percentage", "mph", "kph kmph", "person people", "man men"),
+    *("woman women", "child children", "die dice", "am a.m", "pm p.m", "°c", "°f"),
+)
+_NAMES: Final = {name: names.split()[0] for names in _SAME for name in names.split()}
+_NAMES.update(celsius="c", fahrenheit="f")
+_RATES: Final = {"mph": "mi / hr", "kph": "km / hr"}
+_POWERS: Final = {"sq": "^2", "square": "^2", "squared": "^2", "cu": "^3", "cubic": "^3", "cubed": "^3"}
+_ORDINALS: Final = frozenset({"th", "st", "nd", "rd"})
+_KNOWN: Final = frozenset(_NAMES) | frozenset(_POWERS) | _ORDINALS | {"per"}
+_NOT_UNITS: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "hundred thousand million billion trillion dozen ten one half halve third quarter fourth fifth sixth tenth "
+        "hundredth thousandth over times plus minus and or to factorial root sqrt mod base less more than not but "
+        "maybe perhaps remainder if when where with without except wrong false incorrect either sin cos tan log exp "
+        "infinity choose through approximately about negative theta january february march april may june july august "
+        "september october november december",
+    )
+)
+_WORD: Final = r"(?:[A-Za-z]+(?:\.[A-Za-z]+)*\.?|[$¢€£¥%]|°\s*[CF]?(?![A-Za-z]))(?:\s*\^\s*(?:\{\s*-?\d\s*\}|-?\d))?"
+_UNIT: Final = re.compile(
+    rf"(?P<rest>.*(?:\d\.?|[)}}]|\\pi))(?P<space>\s*)(?P<unit>(?:/\s*)?{_WORD}(?:\s*/\s*{_WORD}|\s+{_WORD}){{0,5}})",
+    re.DOTALL,
+)
+_MONEY: Final = re.compile(r"(?P<sign>[-+]?)\s*(?P<unit>[$€£¥]|US\$|USD|EUR)\s*(?P<rest>[-\d.\\].*)", re.DOTALL)
+_PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|°\s*[cf]?")
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    r"""An answer, without LaTeX around its words, as its number and its unit's one name, "" for none."""
+    money = _MONEY.fullmatch(text)
+    if money:
+        rest, per = split_unit(money["rest"])
+        name = _NAMES[money["unit"].lower()]
+        return money["sign"] + rest, name + ("" if per == name else per)
+    match = _UNIT.fullmatch(text)
+    if match is None or not _is_unit(match["unit"].lower(), after_space=bool(match["space"])):
+        return text, ""
+    return match["rest"].strip(), _name(match["unit"].lower())
+
+
+def _is_unit(unit: str, *, after_space: bool) -> bool:
+    r"""Known ones are, and after a space any word of three letters; 5m and 5 ab are products."""
+    for word in (part for part in _PART.findall(unit) if part[0].isalpha()):
+        both = word, _singular(word)
+        is_short = len(word) == 1 and not after_space
+        is_unknown = _KNOWN.isdisjoint(both) and len(word) < (3 if after_space else 4)
+        if is_short or is_unknown or not _NOT_UNITS.isdisjoint(both):
+            return False
+    return True
+
+
+def _name(unit: str) -> str:
+    parts: list[str] = []
+    power = ""
+    for part in _PART.findall(re.sub(r"\bper\b", "/", unit)):
+        if part in _POWERS:
+            power = _POWERS[part]
+            if part.endswith("ed"):
+                parts, power = [*parts, power], ""
+        elif part[0] == "^":
+            parts.append("^" + part.strip("^{ "))
+        elif part not in _ORDINALS:
+            name = _NAMES.get(part) or _NAMES.get(_singular(part)) or _singular(part)
+            parts += [*_RATES.get(name, name).split(), *([power] if power else [])]
+            power = ""
+    return "".join(f" {part}" if part[0].isalpha() else part for part in parts).strip()
+
+
+def _singular(word: str) -> str:
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("sses", "xes", "ches", "shes")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 2 else word
+
+
+_SIGNS_OF_COMMANDS: Final = zip(
+    "\u222a\u221e\u2205\u2208π√±≤≥≠θ",
+    ("cup", "infty", "emptyset", "in", "pi", "sqrt", "pm", "le", "ge", "ne", "theta"),
+    strict=True,
+)
+_UNICODE: Final = str.maketrans(
+    {
+        **dict.fromkeys("\u2212\u2013\u2014\u2012\ufe63\uff0d\u207b", "-"),  # minus signs and dashes
+        **dict.fromkeys("\u00d7\u22c5\u2219\u00b7\u2715", r"\cdot "),
+        **dict.fromkeys("\u00f7\u2044\u2215", "/"),
+        **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+        **dict.fromkeys("\u201c\u201d", '"'),
+        **{sign: rf"\{name} " for sign, name in _SIGNS_OF_COMMANDS},
+        "°": r"^\circ ",
+        "\u211d": r"\mathbb{R}",
+        "\u2223": "|",
+    }
+)
+_UNICODE_ROOT: Final = re.compile(r"√\s*(\d+|[A-Za-z])")
+_UNICODE_FRACTION: Final = re.compile("[\u00bc-\u00be\u2150-\u215e]")
+_RAISED: Final = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079"
+_LOWERED: Final = str.maketrans(f"{_RAISED}\u207b", "0123456789-")
+_UNICODE_POWER: Final = re.compile(f"\u207b?[{_RAISED}]+")
+_DELIMITERS: Final = re.compile(
+    r"(?<!\\)\\[()\[\]]|\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle|limits|rm|bf|it|sf|tt"
+    r"|(?:tiny|small|normalsize|[lL]arge|LARGE|huge|Huge)|strut|mathstrut|noindent|nonumber|hfill|bfseries|itshape)"
+    r"(?![A-Za-z])(?:(?<=left|ight)\.)?"
+)
+_COLOR: Final = re.compile(r"\\(?:textcolor|color|colorbox)\s*(?:\[[^\[\]{}]*\])?\s*\{[^{}]*\}")
+_DROPPED: Final = re.compile(r"\\(?:tag|label|hspace|vspace)\*?\s*\{[^{}]*\}")
+_FRAME: Final = re.compile(
+    r"\\(?:underline|underbrace|overbrace|boxed|fbox|framebox|math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|emph|ensuremath|mathop)(?![A-Za-z])"
+)
+_MARKDOWN: Final = re.compile(r"(?P<mark>\*{1,3}|_{1,3}|`{1,3}|[\"'])(?P<inner>[^*_`\"'].*?)(?P=mark)", re.DOTALL)
+_GROUP_SPACE: Final = re.compile(
+    r"(?<=\d)(?:\\[,!;: ]|(?:\\(?:text|mbox|mathrm|mathord))?\{[,']\}|,\\!|~|['\u2019])+(?=\d{3}(?!\d))"
+)
+_SPACE: Final = re.compile(r"(?<!\\)\\[,!;:> ]|\\q?quad(?![A-Za-z])|(?<!~)~(?!~)|\s+")
+_TEXT_NAME: Final = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up|md|sc)?|mathrm|mbox|hbox|operatorname)\*?\s*"
+_TEXT_MACRO: Final = re.compile(_TEXT_NAME + r"\{([^{}]*)\}")
+_FRAC_NAME: Final = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_SHORT_FRAC: Final = re.compile(r"\\frac\s*(\{[^{}]*\}|\d)\s*(\{[^{}]*\}|\d)")
+_BRACED_FRAC: Final = re.compile(r"(?<=\d)\s*\{\s*(\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})\s*\}")  # 3{\frac{1}{2}}
+_INFIX: Final = re.compile(r"\{([^{}]*)\\(over|choose)(?![A-Za-z])([^{}]*)\}")
+_PREFIXED: Final = {"over": "frac", "choose": "binom"}
+_LEAD_IN: Final = re.compile(
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the |my )?(?:final |correct )?(?:answer|result|solution)"
+    r" ?(?:is:?|equals|[:=]) ?(?=\S)",
+    re.IGNORECASE,
+)
+_SHORT_SQRT: Final = re.compile(r"\\sqrt\s*([0-9A-Za-z])")
+_CALLED_SQRT: Final = re.compile(r"\\?\bsqrt\s*\(([^()]*)\)")
+_SHORT_SCRIPT: Final = re.compile(r"([\^_])\s*\{\s*([0-9A-Za-z])\s*\}")
+_DEGREES: Final = re.compile(r"\^?\s*(?:\{\s*\\circ\s*\}|\\circ(?![A-Za-z])|\\degrees?(?![A-Za-z]))\s*")
+_TRIGONOMETRIC: Final = re.compile(r"(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
+_ORDINAL: Final = re.compile(r"\^\s*\{?\s*(?:th|st|nd|rd)\s*\}?$")
+_COMMAND: Final = re.compile(r"\\([A-Za-z]+)\s*")
+_SAME_COMMANDS: Final = (
+    *(("leq leqslant leqq", r"\le "), ("geq geqslant geqq", r"\ge "), ("neq", r"\ne "), ("lt", "<"), ("gt", ">")),
+    *(("times ast", r"\cdot "), ("varnothing O", r"\emptyset "), ("dbinom tbinom", r"\binom"), ("R", r"\mathbb{R}")),
+    *(("langle", "("), ("rangle", ")"), ("lbrace", r"\{"), ("rbrace", r"\}"), ("lbrack", "["), ("rbrack", "]")),
+    *(("lvert rvert vert mid", "|"), ("wedge land", " and "), ("vee lor", " or ")),
+)
+_PLAIN: Final = {name: plain for names, plain in _SAME_COMMANDS for name in names.split()}
+_SIGNS: Final = (
+    *(("**", "^"), ("*", r"\cdot "), ("<=", r"\le "), (">=", r"\ge "), ("!=", r"\ne "), (r"\%", "%")),
+    *((r"\mathbb R", r"\mathbb{R}"), (r"\{\}", r"\emptyset ")),
+)
+_INFINITY: Final = re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf)(?![A-Za-z])", re.IGNORECASE)
+_EMPTY_BRACES: Final = re.compile(r"\\\{\s+\\\}")
+_BETWEEN_DIGITS: Final = re.compile(r"(?<=\d) (?=[\d.])")
+_TRAILING: Final = " \t.,;:"
+
+
+@dataclass(frozen=True, slots=True)
+class Notation:
+    r"""One answer in the common form.
+
+    `text` has no delimiters, decoration, unit or final punctuation; `unit` is the one name of the unit that stood with
+    a number, "%" for a percentage, "" for none. With `is_text` words in it stood in a text macro, so that they are no
+    product of letters.
+    """
+
+    text: str
+    unit: str = ""
+    is_text: bool = False
+
+
+def notation_of(answer: str) -> Notation:
+    """The answer in the common form. Meant for short texts: the caller bounds the length."""
+    tidied = tidy(answer)
+    text = " ".join(_TEXT_MACRO.sub(r" \1 ", tidied).split()).rstrip(_TRAILING).lstrip()
+    text = _ORDINAL.sub("", text)
+    if lead_in := _LEAD_IN.match(text):
+        text = text[lead_in.end() :]
+    if _TRIGONOMETRIC.search(text):  # sin 30° is of an angle in degrees; 30° is 30 with a unit
+        return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != tidied)
+    bare, unit = split_unit(_DEGREES.sub("°", text).strip())
+    bare = bare.replace("°", "").strip()
+    return Notation(bare.rstrip(_TRAILING).lstrip() or text, unit, is_text=text != tidied)
+
+
+def tidy(answer: str) -> str:
+    r"""The answer as LaTeX without delimiters, decoration and spacing commands, mostly in ASCII."""
+    text = _UNICODE_ROOT.sub(r"\\sqrt{\1}", answer)
+    text = _UNICODE_FRACTION.sub(_in_latex, text)
+    text = _UNICODE_POWER.sub(lambda m: f"^{{{m[0].translate(_LOWERED)}}}", text).translate(_UNICODE)
+    text = unicodedata.normalize("NFKC", text).translate(_UNICODE)
+    if text.replace(r"\$", "").count("$") != 1:  # around formulas; money has a single one, or `\$5`
+        text = re.sub(r"(?<!\\)\$", "", text)
+    text = _DROPPED.sub(" ", text.replace(r"\$", "$"))
+    text = _INFIX.sub(lambda m: rf"\{_PREFIXED[m[2]]}{{{m[1]}}}{{{m[3]}}}", text)
+    for decoration in (_COLOR, _DELIMITERS, _FRAME):
+        text = decoration.sub("", text)
+    text = _GROUP_SPACE.sub("", text).replace("{,}", ",").replace("{:}", ":")
+    text = _without_frame(_SPACE.sub(" ", text))
+    text = _COMMAND.sub(lambda command: _PLAIN.get(command[1], command[0]), text)
+    text = _EMPTY_BRACES.sub(r"\{\}", text)
+    for sign, plain in _SIGNS:
+        text = text.replace(sign, plain)
+    text = _INFINITY.sub(r"\\infty ", text)
+    text = _FRAC_NAME.sub(r"\\frac", text)
+    text = _SHORT_FRAC.sub(lambda m: rf"\frac{_in_braces(m[1])}{_in_braces(m[2])}", text)
+    text = _BRACED_FRAC.sub(r"\1", text)
+    text = _CALLED_SQRT.sub(r"\\sqrt{\1}", text)
+    text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
+    return text.rstrip(_TRAILING).lstrip()
+
+
+def canonical(text: str) -> str:
+    """A key: two notations with one key are the same answer; case counts except in plain words."""
+    text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
+    key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
+    while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():
+        key = key[1:-1]
+    return key.lower() if len(key) > 1 and key.isalpha() else key
+
+
+def _without_frame(text: str) -> str:
+    """Without Markdown, quotes and braces around the whole."""
+    while True:
+        text = text.rstrip(_TRAILING).lstrip()
+        match = _MARKDOWN.fullmatch(text)
+        if match and match["mark"] not in match["inner"]:
+            text = match["inner"]
+        elif text.startswith("{") and _closing_brace(text) == len(text) - 1 > 0:
+            text = text[1:-1]
+        else:
+            return text
+
+
+def _closing_brace(text: str) -> int:
+    depth = 0
+    for mark in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += (mark[0] == "{") - (mark[0] == "}")
+        if depth == 0 and mark[0] == "}":
+            return mark.start()
+    return -1
+
+
+def _in_latex(fraction: re.Match[str]) -> str:
+    value = Fraction(unicodedata.numeric(fraction[0])).limit_denominator(10)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _in_braces(part: str) -> str:
+    return part if part.startswith("{") else f"{{{part}}}"

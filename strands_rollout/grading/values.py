@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from strands_rollout.grading.expression import Node, NotAnExpressionError, parse
-from strands_rollout.grading.notation import canonical
+from strands_rollout.grading.expression import Node, NotAnExpressionError, canonical, parse
 
 _ONES: Final = re.findall(
     r"\w+",

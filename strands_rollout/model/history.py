@@ -12,7 +12,10 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from strands.types.exceptions import StructuredOutputException
 
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.files import Json
@@ -25,6 +28,8 @@ from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=BaseModel)
 
 INVALID_TOOL_CALL: Final = "invalid_tool_call"
 UNPARSED: Final = "_unparsed"
@@ -513,6 +518,31 @@ def is_same_history(history: Messages, messages: Messages) -> bool:
     if not history or len(history) != len(messages) or history[-1]["role"] != messages[-1]["role"]:
         return False
     return all(block in messages[-1]["content"] for block in history[-1]["content"])
+
+
+def who_asks(state: Mapping[str, Any] | None, signal: object, messages: Messages) -> object:
+    """The agent that an invocation's state names; None where it may be another.
+
+    The agents of a graph that work at once share one state. Newer Strands hands their own signals to the model too.
+    """
+    agent = (state or {}).get("agent")
+    if signal is not None:
+        return agent if getattr(agent, "_cancel_signal", None) is signal else None
+    return agent if is_same_history(getattr(agent, "messages", ()), messages) else None
+
+
+def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
+    """The instance that an answer is: the arguments of its call of this tool, or its text."""
+    calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+    text = "".join(block.get("text", "") for block in message["content"]).strip()
+    arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
+    try:
+        return output_model.model_validate(json.loads(text) if arguments is None else arguments)
+    except (ValidationError, ValueError) as e:
+        got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
+        raise StructuredOutputException(
+            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {e}"
+        ) from e
 
 
 async def token_count(template: ChatTemplate, call: ModelCall) -> int:

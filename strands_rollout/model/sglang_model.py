@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import json
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from strands.event_loop.streaming import process_stream
 from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
-from strands.types.exceptions import ContextWindowOverflowException, StructuredOutputException
+from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.aio import ABORT_POLL_S, CURRENT_CALL, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
@@ -37,6 +36,8 @@ from strands_rollout.model.history import (
     answer_events,
     is_same_history,
     token_count,
+    validated_output,
+    who_asks,
 )
 from strands_rollout.model.trajectory import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
@@ -174,7 +175,11 @@ class Conversation:
         is_extended = is_covered or last.is_extended_by(call.messages)
         if is_extended and not is_asked_again and not last.changes_in_head(call):
             return
-        last.ended_by = last.why_not_extended_by(call)
+        self.begin_segment(last.why_not_extended_by(call))
+
+    def begin_segment(self, why: str) -> None:
+        """Begin a segment, for this reason."""
+        (last := self.last).ended_by = why
         self.segments.append(last)
         self.last = HistorySegment(self._template, last.shown_ids)
         self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
@@ -247,6 +252,10 @@ class Conversations:
         found.bind(call.agent, call.signal)
         self._known.update((id(one), found) for one in who)
         return found
+
+    def restart_main(self) -> None:
+        """Begin the main one anew."""
+        self.main = Conversation(*self._shared, self._new_sampler())
 
     def promote(self, conversation: Conversation) -> None:
         """Make it the main one, in the place of one that has no turn."""
@@ -460,7 +469,7 @@ class SGLangModel(Model):
 
         The request is not streamed from the server; all events come when the turn is complete.
         """
-        agent = _who_asks(invocation_state, cancel_signal, messages)
+        agent = who_asks(invocation_state, cancel_signal, messages)
         request = messages, tool_specs, system_prompt, system_prompt_content
         for event in answer_events(await self.answer(*request, agent, cancel_signal)):
             yield event
@@ -533,7 +542,7 @@ class SGLangModel(Model):
             if "stop" in event:
                 message = event["stop"][1]
             yield dict(event)
-        yield {"output": _validated(output_model, message, spec["name"])}
+        yield {"output": validated_output(output_model, message, spec["name"])}
 
     async def count_tokens(
         self,
@@ -586,30 +595,6 @@ class SGLangModel(Model):
                 segment.accept(call.messages, kept if config["transient_context"] == "keep" else {})
 
 
-def _who_asks(state: Mapping[str, Any] | None, signal: object, messages: Messages) -> object:
-    """The agent that an invocation's state names; None where it may be another.
-
-    The agents of a graph that work at once share one state. Newer Strands hands their own signals to the model too.
-    """
-    agent = (state or {}).get("agent")
-    if signal is not None:
-        return agent if getattr(agent, "_cancel_signal", None) is signal else None
-    return agent if is_same_history(getattr(agent, "messages", ()), messages) else None
-
-
 def _format_name(name: str, template: ChatTemplate) -> str:
     call = template.written_call
     return format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name
-
-
-def _validated(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
-    text = "".join(block.get("text", "") for block in message["content"]).strip()
-    arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
-    try:
-        return output_model.model_validate(json.loads(text) if arguments is None else arguments)
-    except (ValidationError, ValueError) as e:
-        got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
-        raise StructuredOutputException(
-            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {e}"
-        ) from e

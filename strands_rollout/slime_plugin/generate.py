@@ -151,10 +151,7 @@ def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any
 
 def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]:
     """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings, episode, beginning = job.settings, finished.episode, job.beginning
-    if episode.program is not None and (unrepeated := episode.program.dropped_tokens) is not None:
-        reset_sample(job.sample)  # which holds an attempt that this one did not repeat
-        beginning = replace(beginning, resume=None, dropped_tokens=beginning.dropped_tokens + unrepeated)
+    settings, episode, beginning = job.settings, finished.episode, _beginning(job, finished)
     # agents that were made outside of a call are done when the episode is
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(finished.model, finished.sub_agents.made, succeeded)
@@ -177,9 +174,7 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     if finished.score is not None:
         facts[samples.SCORE_KEY] = finished.score
     if episode.program is not None:
-        facts["gateway"] = episode.program.facts
-        if episode.program.text is not None:
-            facts |= {"final_text": episode.program.text, "final_in_reasoning": False}
+        facts |= episode.program.record()
     if finished.question is not None:
         facts[samples.QUESTION_KEY] = finished.question
     if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
@@ -191,6 +186,15 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     if dropped and not (job.evaluation or job.fans_out):
         sample_writer.warn_of_dropped(job.sample, segments)
     return others
+
+
+def _beginning(job: RolloutJob, finished: _Finished) -> Beginning:
+    """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
+    program = finished.episode.program
+    if program is None or program.dropped_tokens is None:
+        return job.beginning
+    reset_sample(job.sample)
+    return replace(job.beginning, resume=None, dropped_tokens=job.beginning.dropped_tokens + program.dropped_tokens)
 
 
 def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
@@ -353,7 +357,7 @@ async def _play_program(
     next_message: Callable[[str], Awaitable[str | None]] | None,
     _journal: EpisodeJournal | None,
 ) -> Episode:
-    from strands_rollout.agent.program import Program, play_command, play_program
+    from strands_rollout.gateway.program import Program, play_command, play_program
 
     settings, resume = job.settings, job.beginning.resume
     if next_message is not None:

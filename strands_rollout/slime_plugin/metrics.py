@@ -295,6 +295,15 @@ def code_metrics(samples: Samples) -> Metrics:
     return metrics
 
 
+def gateway_metrics(samples: Samples) -> Metrics:
+    """The endpoint of episodes that programs played: what was asked, repeated, forked and refused."""
+    asked = [gateway for sample in samples if isinstance(gateway := sample.facts.get("gateway"), Mapping)]
+    counts = {name: [one.get(name) for one in asked] for name in ("requests", "repeats", "forks")}
+    refused = [sum(one["refused"].values()) for one in asked if isinstance(one.get("refused"), Mapping)]
+    named = (counts | {"refused": refused}).items()
+    return {name: value for key, values in named for name, value in distribution(f"gateway/{key}", values).items()}
+
+
 def weight_metrics(samples: Samples) -> Metrics:
     """Distinct weight versions of each sample, and how far its newest is from its oldest where they are integers."""
     return {
@@ -376,6 +385,7 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "ending": ending_metrics,
     "budget": budget_metrics,
     "code": code_metrics,
+    "gateway": gateway_metrics,
     "weights": weight_metrics,
     "score": lambda samples: distribution("score_s", [sample.score_s for sample in samples]),
     "slowest": slowest_metrics,

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.evaluate import Generate, Player
-from strands_rollout.evaluation.options import slime_sampling_params
+from strands_rollout.evaluation.options import TrainOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample, episode_facts, fan_out_part, finished_samples, parts_of
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
@@ -32,7 +32,6 @@ from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.template.tokens import Drift
 from strands_rollout.tool_parsers import AUTO
-from strands_rollout.train.options import TrainOptions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

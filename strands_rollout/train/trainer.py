@@ -26,18 +26,17 @@ from strands_rollout.client.transport import create_client, parse_base_url, reda
 from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineUnavailableError, TrajectoryError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, Player, playing, served_engine, start_executor
-from strands_rollout.evaluation.options import all_changes
+from strands_rollout.evaluation.options import TrainOptions, all_changes
 from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
-from strands_rollout.integrations.wandb import check_wandb
+from strands_rollout.integrations.table import check_wandb
 from strands_rollout.samples import Sample, episode_facts, kept, reward_details
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config
 from strands_rollout.slime_plugin.metrics import write_step_dump
 from strands_rollout.slime_plugin.reward import NO_JUDGE
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-from strands_rollout.train.options import TrainOptions
 from strands_rollout.train.policy import Measured, Policy
 from strands_rollout.train.rollouts import AbortFlag, LogprobGap, RolloutCollector, StepBatch, TrainingMethod, check_gap
 from strands_rollout.train.run_folder import (

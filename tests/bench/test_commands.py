@@ -46,3 +46,18 @@ def test_a_whole_run_of_the_client_benchmark_measures_everything(tmp_path: Path)
     assert kinds == own | {("lag", "ours", True)}
     requests = {(row["turns"], row["requests_per_trajectory"]) for row in result["medians"] if row["kind"] == "cpu"}
     assert (requests, result["tokenizer"]["name"]) == ({(1, 2), (2, 3)}, "shipped")
+
+
+def test_the_gateway_benchmark_measures_turns_beside_those_without_a_gateway() -> None:
+    few = ["--turns", "3", "--concurrency", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER), "--json"]
+    done = run("gateway", *few)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    rows = {row["variant"]: row for row in result["medians"]}
+    assert {row["kind"] for row in rows.values()} == {"turns"}
+    assert set(rows) == {"ours", "gateway-chat"}
+    for row in rows.values():
+        assert row["growth"] == pytest.approx(row["cpu_ms_of_last_turn"] / row["cpu_ms_of_8th_turn"])
+        assert row["turns_per_s_and_core"] == pytest.approx(1000 / row["cpu_ms_per_turn"])
+    ratio = rows["gateway-chat"]["cpu_ms_per_turn"] / rows["ours"]["cpu_ms_per_turn"]
+    assert [(one["ratio"], one["value"]) for one in result["ratios"]] == [("gateway-chat / ours", pytest.approx(ratio))]

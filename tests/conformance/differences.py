@@ -71,18 +71,4 @@ DIFFERENCES = {
     "further endpoints, such as /v1/completions": Difference(
         "are there", "are answered with 404", "the package needs none"
     ),
-    "calls and reasoning in chats": Difference(
-        "are parsed if the server was started with --tool-call-parser and --reasoning-parser",
-        "are always parsed, without the line feeds around them", "a small model's chat works without flags",
-    ),
-    "tools in a chat's prompt": Difference(
-        "are written with further fields and in another order than transformers writes them",
-        "are written as transformers writes them", "so the model was trained",
-    ),
-    "cached tokens of a chat": Difference(
-        "are told if the server was started with --enable-cache-report", "are always told", "it costs nothing"
-    ),
-    "several choices of a chat (n)": Difference(
-        "are made", "are refused with 400", "the package's chats need one answer"
-    ),
 }  # fmt: skip

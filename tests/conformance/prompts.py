@@ -4,23 +4,11 @@ import json
 import random
 from pathlib import Path
 
-from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
-from strands_rollout.settings import SYSTEM_PROMPT
-
 # The episode's conversation, whose vocabulary is the shipped model's.
 _EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").read_text(encoding="utf-8"))
 CHAT_IDS = [token for stretch in _EPISODE["stretches"] for token in stretch["ids"]]
 # Below every control token of the shipped vocabulary, and inside any other model's.
 ORDINARY_IDS = 1000
-# A chat and a tool, in OpenAI's form; the shipped model calls the tool.
-ASK = [{"role": "user", "content": "Ben buys 17 apples at 2 dollars each. How many dollars does Ben spend?"}]
-ASK_THE_AGENT = [{"role": "system", "content": SYSTEM_PROMPT}, *ASK]
-TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
-    }
-]
 
 
 def turn_prompts() -> list[list[int]]:

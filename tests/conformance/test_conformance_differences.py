@@ -5,18 +5,13 @@ import json
 
 import pytest
 from engine_api import IDS, held, in_flight, streaming, until_load
-from prompts import ASK, ASK_THE_AGENT, TOOLS, random_prompt
+from prompts import random_prompt
 from served_engine import ABORTED
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}
 # Until a request that is not going to be answered counts as such.
 _SILENCE_S = 1.5
-
-
-async def _answers_of_chats(embedded, real, **fields) -> list:
-    body = {"model": "m", "messages": ASK, "temperature": 0, "max_tokens": 120, **fields}
-    return [await engine.post("/v1/chat/completions", body) for engine in (embedded, real)]
 
 
 async def _is_silent(task: asyncio.Task) -> bool:
@@ -52,18 +47,11 @@ async def _is_silent(task: asyncio.Task) -> bool:
             {"input_ids": IDS, "sampling_params": ONE, "return_logprob": True, "top_logprobs_num": 2},
             (400, 200),
         ),
-        (
-            "several choices of a chat (n)",
-            "/v1/chat/completions",
-            {"model": "m", "messages": ASK, "max_tokens": 1, "n": 2},
-            (400, 200),
-        ),
     ],
 )
 async def test_a_status_differs(both, tell, name, path, body, statuses):
     answers = [await engine.post(path, body) for engine in both]
     assert tuple(answer.status for answer in answers) == statuses
-    assert "n" not in body or len(answers[1].body["choices"]) == body["n"]
     tell(name)
 
 
@@ -158,22 +146,3 @@ async def test_several_prompts_stream_together_from_sglang_only(both, tell):
     assert "not supported" in refused[0]
     assert {json.loads(event)["index"] for event in streamed if event != "[DONE]"} == {0, 1}
     tell("several prompts in one stream")
-
-
-async def test_calls_are_parsed_without_flags_by_the_embedded_engine_only(both, tell):
-    embedded, real = both
-    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS, messages=ASK_THE_AGENT)
-    assert "tool_calls" in ours.body["choices"][0]["message"]
-    parses = (await real.get("/server_info")).body["tool_call_parser"] is not None
-    assert ("tool_calls" in theirs.body["choices"][0]["message"]) is parses
-    assert ("<tool_call>" in theirs.body["choices"][0]["message"]["content"]) is not parses
-    tell("calls and reasoning in chats")
-
-
-async def test_tools_in_a_chats_prompt_are_written_otherwise_by_sglang(both, tell):
-    embedded, real = both
-    ours, theirs = await _answers_of_chats(embedded, real, tools=TOOLS)
-    assert ours.body["usage"]["prompt_tokens"] < theirs.body["usage"]["prompt_tokens"]
-    ours, theirs = await _answers_of_chats(embedded, real)
-    assert ours.body["usage"]["prompt_tokens"] == theirs.body["usage"]["prompt_tokens"]
-    tell("tools in a chat's prompt")

@@ -14,10 +14,6 @@ def _params(**params: object) -> tuple[str, object]:
     return "/generate", {"input_ids": IDS, "sampling_params": params}
 
 
-def _chat(**fields: object) -> tuple[str, object]:
-    return "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **fields}
-
-
 BAD = {
     "n of a million": _params(n=10**6),
     "n of a batch": ("/generate", {"input_ids": [IDS] * 20, "sampling_params": {"n": 100}}),
@@ -31,10 +27,6 @@ BAD = {
     "a lone surrogate": ("/generate", b'{"text": "\\ud800"}'),
     "deep nesting": ("/generate", b'{"input_ids": ' + b"[" * 10**5 + b"]" * 10**5 + b"}"),
     "a body beyond the limit": ("/generate", b" " * (65 << 20)),
-    "a deep chat": ("/v1/chat/completions", b'{"messages": ' + b'[{"content": ' * 5000),
-    "chat options that replace the messages": _chat(chat_template_kwargs={"messages": []}),
-    "a function that is a number": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": 5}]}]),
-    "deep arguments": _chat(messages=[{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 10**5}}]}]),
     "no texts": ("/generate", {"text": []}),
     "an unknown pause": ("/pause_generation", {"mode": "x" * 10**6}),
     "an abort of a number": ("/abort_request", {"rid": 10**18}),

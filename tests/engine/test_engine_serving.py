@@ -15,8 +15,7 @@ import aiohttp
 import pytest
 from engine_api import Api, until_load
 
-from strands_rollout.engine import running_engine
-from strands_rollout.engine.process import engine_process
+from strands_rollout.engine import engine_process, running_engine
 from strands_rollout.engine.qwen3 import KvRows
 from strands_rollout.errors import ConfigError, EngineUnavailableError
 
@@ -42,7 +41,7 @@ BUSY = {
 }
 PARENT = """
 import asyncio
-from strands_rollout.engine.process import engine_process
+from strands_rollout.engine import engine_process
 
 async def main():
     async with engine_process() as url:

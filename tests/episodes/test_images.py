@@ -27,7 +27,7 @@ from vision import (
 )
 
 from strands_rollout import Sample, SGLangModel, errors, generate
-from strands_rollout.evaluation.token_audit import recording, tito_violations
+from strands_rollout.evaluation.evaluate import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model.images import image_block as block_of

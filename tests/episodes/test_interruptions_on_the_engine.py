@@ -12,7 +12,7 @@ import pytest_asyncio
 from harness import args_for
 
 from strands_rollout import Sample, generate
-from strands_rollout.engine.process import engine_process
+from strands_rollout.engine import engine_process
 from strands_rollout.evaluation.rows import read_rows
 from strands_rollout.evaluation.run import shipped_rows
 

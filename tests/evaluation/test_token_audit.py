@@ -11,7 +11,7 @@ import pytest
 from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.evaluation.token_audit import Exchange, WireRecorder, recording, tito_violations
+from strands_rollout.evaluation.evaluate import Exchange, WireRecorder, recording, tito_violations
 
 PARAMS = {"max_new_tokens": 4}
 

@@ -1,6 +1,10 @@
-"""Programs that play an episode with clients that nobody here wrote."""
+"""Programs that play an episode, with clients that nobody here wrote or with none."""
 
+import asyncio
+import json
 from typing import Any
+
+import aiohttp
 
 TOOLS = [
     {
@@ -8,13 +12,16 @@ TOOLS = [
         "function": {
             "name": "add",
             "description": "Adds.",
-            "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
         },
     }
 ]
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+told: list[Any] = []
+"""What programs leave for a test."""
 
 
-async def chat(task: Any, endpoint: Any) -> None:
+async def chat(task: Any, endpoint: Any) -> str:
     from openai import AsyncOpenAI
 
     async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
@@ -24,6 +31,63 @@ async def chat(task: Any, endpoint: Any) -> None:
             message = answer.choices[0].message
             messages.append(message.model_dump(exclude_none=True))
             if not message.tool_calls:
-                return
+                return str(message.content)
             for call in message.tool_calls:
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": "34"})
+                told.append(json.loads(call.function.arguments)["code"])
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{told[-1]} is done"})
+
+
+async def chat_and_score(task: Any, endpoint: Any) -> dict[str, Any]:
+    return {"score": 0.25, "answer": await chat(task, endpoint)}
+
+
+async def titled(task: Any, endpoint: Any) -> str:
+    await post(endpoint, {"messages": [{"role": "user", "content": f"A title for: {task.text}"}]})
+    return await chat(task, endpoint)
+
+
+async def changing(task: Any, endpoint: Any) -> str:
+    """Asks something else each time that it is started."""
+    from dataclasses import replace
+
+    told.append("start")
+    said = f"{task.text} (attempt {told.count('start')})"
+    return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
+
+
+async def twice(task: Any, endpoint: Any) -> None:
+    """The same as a user who speaks again."""
+    messages: list[Any] = []
+    for text in (task.text, "Sure?", "Really?"):
+        messages.append({"role": "user", "content": text})
+        messages.append((await post(endpoint, {"messages": messages}))["choices"][0]["message"])
+
+
+async def post(endpoint: Any, body: dict[str, Any]) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    url = f"{endpoint.base_url}/chat/completions"
+    async with aiohttp.ClientSession(raise_for_status=True) as http, http.post(url, json=body, headers=headers) as got:
+        return dict(await got.json())
+
+
+def in_a_thread(task: Any, endpoint: Any) -> float:
+    from openai import OpenAI
+
+    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        messages: Any = [{"role": "user", "content": task.text}]
+        client.chat.completions.create(model=endpoint.model, messages=messages)
+    return 0.5
+
+
+async def raises(task: Any, endpoint: Any) -> None:
+    await post(endpoint, {"messages": [{"role": "user", "content": task.text}]})
+    raise ValueError("no luck")
+
+
+async def asks_nothing(_task: Any, _endpoint: Any) -> str:
+    return "34"
+
+
+async def never_ends(task: Any, endpoint: Any) -> None:
+    await post(endpoint, {"messages": [{"role": "user", "content": task.text}]})
+    await asyncio.sleep(600)

@@ -57,5 +57,5 @@ def test_a_tool_of_a_namespace_is_known_by_both_names() -> None:
 
 
 def test_a_request_for_nothing_but_a_tool_of_the_servers_is_refused() -> None:
-    with pytest.raises(PromptError, match="web_search.* none runs on this server"):
+    with pytest.raises(PromptError, match="web_search.*of the client's own"):
         Responses().read({"model": "policy", "input": "Hi.", "tools": [{"type": "web_search"}]}, ItemCache())

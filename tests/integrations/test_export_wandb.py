@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import write_dump
-from strands_rollout.integrations.wandb import sample_table
+from strands_rollout.integrations.table import sample_table
 
 KEY = "5ec4e75ec4e75ec4e75ec4e75ec4e75ec4e75ec4e7"
 ROW = {

@@ -153,7 +153,7 @@ def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
         ("data/dapo-math-17k.jsonl", "the training data is missing: .* python3 data_prep/dapo_math_17k.py --out"),
         ("configs/math_code.yaml", "the agent's configuration is missing"),
         ("data/gsm8k-test.jsonl", "the evaluation data is missing: .* data_prep/gsm8k.py --split test --out"),
-        ("data/mine.jsonl", "the evaluation data is missing: .* docs/data.md says how sets are made"),
+        ("data/mine.jsonl", "the evaluation data is missing: .* docs/evaluation.md says how sets are made"),
     ],
 )
 def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage, missing, words) -> None:

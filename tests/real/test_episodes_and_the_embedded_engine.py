@@ -12,7 +12,7 @@ import pytest
 from episode_stage import GREEDY, SAMPLED, episodes_on, facts_of, new_samples, tokens_of
 
 from strands_rollout import Sample
-from strands_rollout.engine.process import engine_process
+from strands_rollout.engine import engine_process
 from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
 

@@ -13,11 +13,12 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
+from strands_rollout.cli.options import documented
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
-from strands_rollout.settings import RewardSettings, RolloutSettings, documented, read_config_file, settings_from_args
+from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file, settings_from_args
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")

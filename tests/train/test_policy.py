@@ -13,8 +13,8 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from strands_rollout.errors import ConfigError, TrajectoryError  # noqa: E402
+from strands_rollout.evaluation.options import UpdateSettings  # noqa: E402
 from strands_rollout.train import policy as policy_module  # noqa: E402
-from strands_rollout.train.options import UpdateSettings  # noqa: E402
 from strands_rollout.train.policy import Policy  # noqa: E402
 
 PREFIX = [1192, 45, 300, 7, 7, 81]

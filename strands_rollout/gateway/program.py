@@ -40,7 +40,6 @@ from strands_rollout.user_code import beside
 logger = logging.getLogger(__name__)
 
 _LAST_OUTPUT_BYTES: Final = 4096
-_READ_BYTES: Final = 65536
 _CANCEL_S: Final = 1.0
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
 # of this process's environment; what else is in it, such as keys, is none of the policy's business
@@ -153,28 +152,20 @@ class _Run:
         left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
         deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
         given, score = None, None
-        error: Exception | None = None
-        try:
+        with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
                 given = await self._played()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
-        except Exception as e:  # every failure of an episode is data for its caller
-            error = e
-        if deadline.expired():
-            words = f"the episode took more than {limit_s} s"
-            error = (
-                errors.EngineAbortedError("the rollout was aborted") if deadline.was_aborted else TimeoutError(words)
-            )
-        reason, error = self._end(error, is_late=deadline.expired() and not deadline.was_aborted)
+        reason, error = self._end(outcome.error) if not deadline.expired() else self._end_late(deadline.was_aborted)
         duration_s = self.begun.duration_s + time.monotonic() - started
-        facts = asdict(self.session.facts)
-        dropped, facts["refused"] = facts.pop("dropped_tokens"), dict(self.session.facts.refused)
+        facts = self.session.facts.record()
+        dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
         text = given if isinstance(given, str) else None
-        outcome = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
-        return self._episode(reason, error, duration_s, outcome)
+        told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
+        return self._episode(reason, error, duration_s, told)
 
     def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
@@ -188,7 +179,7 @@ class _Run:
             if status == "success":
                 self.stats.succeeded.add(use_id)
         self.stats.waited_s += (waited_s or 0.0) if results else 0.0
-        if waited_s is not None and not results and conversation is self.model.conversation:
+        if waited_s is not None and not results and conversation is self.session.main:
             most = self.limits.max_user_turns
             if most is not None and self.user_turns >= most:
                 self._trip(StopReason.MAX_USER_TURNS)
@@ -228,21 +219,24 @@ class _Run:
             tripped.cancel()
             playing.cancel()
             await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
-            await asyncio.wait(
-                [playing], timeout=_CANCEL_S
-            )  # what never ends is left alone, with a key that is refused
+            # what does not end is left alone, with a key that is refused
+            await asyncio.wait([playing], timeout=_CANCEL_S)
             if playing.done() and not playing.cancelled():
                 ended = playing.exception() or playing.result()
                 self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
 
-    def _end(self, error: Exception | None, *, is_late: bool) -> tuple[StopReason, Exception | None]:
+    def _end_late(self, was_aborted: bool) -> tuple[StopReason, Exception]:  # noqa: FBT001 - handed on
+        if was_aborted:
+            return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
+        words, fault = f"the episode took more than {self.limits.episode_timeout_s} s", self.model.engine_fault
+        if fault is not None:  # what an outage has cut is no answer of the policy's
+            return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
+        return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+
+    def _end(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
         """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
-        if is_late:
-            return StopReason.EPISODE_TIMEOUT, error
-        if isinstance(error, errors.EngineAbortedError):
-            return StopReason.ABORTED, error
         if self.limit is not None:
             return self.limit, None
         if fault is not None:
@@ -329,8 +323,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {"HOME": scratch, "TMPDIR": scratch, _MARK: mark, **endpoint.env}
         env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
-        stdin = None if command.stdin is None else filled(command.stdin).encode()
-        ended = await _process(argv, env, cwd, stdin, mark)
+        ended = await _process(argv, env, cwd, filled(command.stdin), mark)
     if ended.exit_code not in command.exit_codes:
         words = f"agent_command {command.command!r} ended with exit code {ended.exit_code}"
         raise CommandError(
@@ -339,44 +332,26 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
     return ended
 
 
-async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: bytes | None, mark: str) -> ProcessEnd:
-    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            env=env,
-            cwd=cwd,
-            stdin=null if stdin is None else pipe,
-            stdout=pipe,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as e:
-        raise CommandError(f"agent_command can't start {argv[0]!r} in {cwd}: {e}") from e
-    output = bytearray()
-    reading = asyncio.ensure_future(_keep_end(process, stdin, output))
-    escaped = 0
-    try:
-        await process.wait()
-        await asyncio.wait([reading], timeout=0.1)  # a child that left may hold the pipe
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        escaped = _kill_marked(mark)
-        reading.cancel()
-        await process.wait()
-        process._transport.close()  # type: ignore[attr-defined] # else its pipes are left to the garbage collector
-    return ProcessEnd(process.returncode or 0, bytes(output).decode(errors="replace").strip(), escaped)
-
-
-async def _keep_end(process: asyncio.subprocess.Process, stdin: bytes | None, output: bytearray) -> None:
-    """Hand a process its input, and keep the end of what it prints."""
-    if stdin is not None and process.stdin is not None:
-        process.stdin.write(stdin)
-        process.stdin.close()
-    while process.stdout is not None and (read := await process.stdout.read(_READ_BYTES)):
-        output += read
-        del output[:-_LAST_OUTPUT_BYTES]
+async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
+    # files in the place of pipes, which a child that has left would keep open
+    with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
+        read.write(stdin.encode())
+        read.seek(0)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv, env=env, cwd=cwd, stdin=read, stdout=printed, stderr=printed, start_new_session=True
+            )
+        except (OSError, ValueError) as e:
+            raise CommandError(f"agent_command can't start {argv[0]!r} in {cwd}: {e}") from e
+        try:
+            await process.wait()
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            escaped = _kill_marked(mark)
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+        output = printed.read().decode(errors="replace").strip()
+    return ProcessEnd(process.returncode or 0, output, escaped)
 
 
 def _kill_marked(mark: str) -> int:

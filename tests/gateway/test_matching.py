@@ -1,0 +1,162 @@
+"""Which requests continue a conversation, and which begin another."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from harness import call_text
+
+ASK = {"role": "user", "content": "What is 17 * 2?"}
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+CALL = "<think>\nHm.\n</think>\n\nLet me see." + call_text(name="add")
+END = "It is 34.<|im_end|>"
+
+
+def result(answer: dict[str, Any], text: str = "34") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": text}
+
+
+def sent(answer: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {name: value for name, value in {**answer, **changes}.items() if value is not None}
+
+
+def renamed(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "tool_calls": [{**call, "id": "call-other"} for call in answer["tool_calls"]]}
+
+
+def spelled(answer: dict[str, Any]) -> dict[str, Any]:
+    [call] = answer["tool_calls"]
+    return {**answer, "tool_calls": [{**call, "function": {"arguments": '{ "code" :"print(17 * 2)"}', "name": "add"}}]}
+
+
+def filled(answer: dict[str, Any]) -> dict[str, Any]:
+    [call] = answer["tool_calls"]
+    arguments = json.dumps({"code": "print(17 * 2)", "timeout": 5})
+    return {**answer, "tool_calls": [{**call, "function": {"arguments": arguments, "name": "add"}}]}
+
+
+@pytest.mark.parametrize(
+    "client",
+    [
+        pytest.param(lambda answer: answer, id="as sent"),
+        pytest.param(lambda answer: sent(answer, reasoning_content=None), id="without reasoning"),
+        pytest.param(lambda answer: sent(answer, content=None), id="without text"),
+        pytest.param(lambda answer: sent(answer, content=" Let  me\nsee. "), id="other whitespace"),
+        pytest.param(renamed, id="ids of its own"),
+        pytest.param(spelled, id="keys in another order"),
+        pytest.param(filled, id="defaults filled in"),
+    ],
+)
+async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_it(stage, client):
+    async with stage([CALL, CALL, END]) as made:
+        messages: list[Any] = [ASK]
+        for _ in range(2):
+            answer = client(await made.chat(messages, tools=TOOLS))
+            messages += [answer, result(answer)]
+        assert (await made.chat(messages, tools=TOOLS))["content"] == "It is 34."
+        model, facts = made.session.model, made.session.facts
+    assert (facts.requests, facts.forks, facts.repeats) == (3, 0, 0)
+    assert facts.changed_calls == (2 if client is filled else 0)
+    assert len(model.trajectory.turns) == 3
+    assert not model.conversation.segments
+    assert made.text.count("Hm.") == 2
+    assert made.text.count("<tool_response>\n34\n</tool_response>") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: [{**m[0], "content": "What is 18 * 2?"}, *m[1:]], "got the text '18 * 2?'; the policy has read '17"),
+        (lambda m: [m[0], {**m[1], "content": "No."}, *m[2:]], "got the text 'No.'; 'Let me see.' was sent"),
+        (lambda m: [m[0], {**m[1], "tool_calls": []}, *m[2:]], "got 0 calls; 1 were sent"),
+        (lambda m: [*m[:2], {**m[2], "content": "35"}, *m[3:]], "the results or images are others"),
+        (lambda m: [*m[:3], ASK], "got one of the user, in the place of one of the assistant"),
+        (lambda m: [*m[:3], {**m[3], "content": "No."}, ASK], "got the text 'No.'; 'It is 34.' was sent"),
+    ],
+)
+async def test_a_rewritten_history_begins_a_segment_and_says_where_it_differs(stage, change, words):
+    async with stage([CALL, END, "Anew.<|im_end|>", "On.<|im_end|>"], branches=True) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        messages = [ASK, first, result(first)]
+        messages += [await made.chat(messages, tools=TOOLS), ASK]
+        rewritten = change(messages)
+        answer = await made.chat(rewritten, tools=TOOLS)
+        await made.chat([*rewritten, answer, ASK], tools=TOOLS)
+        conversation, facts = made.session.model.conversation, made.session.facts
+    assert [len(segment.trajectory.turns) for segment in conversation] == [2, 2]
+    assert facts.forks == 1
+    assert words in facts.differences[0]
+
+
+async def test_an_earlier_history_can_be_continued_again(stage):
+    async with stage([END, "Two.<|im_end|>", "Three.<|im_end|>", "Four.<|im_end|>"], branches=True) as made:
+        first = await made.chat([ASK])
+        await made.chat([ASK, first, {"role": "user", "content": "left"}])
+        right = [ASK, first, {"role": "user", "content": "right"}]
+        right.append(await made.chat(right))
+        await made.chat(
+            [ASK, first, {"role": "user", "content": "left"}, {"role": "assistant", "content": "Two."}, ASK]
+        )
+        await made.session.finish()
+        segments = list(made.session.model.conversation)
+    assert [len(segment.trajectory.turns) for segment in segments] == [1, 3]
+    assert [segment.ended_by != "" for segment in segments] == [True, False]
+    assert made.session.facts.forks == 1
+
+
+async def test_a_repeated_request_gets_the_recorded_answer(stage):
+    async with stage([CALL, END]) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        assert await made.chat([ASK], tools=TOOLS) == first
+        last = await made.chat([ASK, first, result(first)], tools=TOOLS)
+        assert await made.chat([ASK], tools=TOOLS) == first
+        assert await made.chat([ASK, first, result(first)], tools=TOOLS) == last
+        assert len(made.fake.requests) == 2
+        assert made.session.facts.repeats == 3
+
+
+async def test_two_requests_at_once_are_two_conversations(stage):
+    async with stage(lambda _body, number: f"{number}.<|im_end|>") as made:
+        answers = await asyncio.gather(made.chat([ASK], tools=TOOLS), made.chat([ASK], tools=TOOLS))
+        assert {answer["content"] for answer in answers} == {"0.", "1."}
+        assert [one.turn_count for one in made.session.model.conversations] == [1, 1]
+
+
+async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
+    async with stage(["A title.<|im_end|>", END]) as made:
+        await made.chat([{"role": "user", "content": "Name this."}])
+        await made.chat([ASK], tools=TOOLS)
+        await made.session.finish()
+        main, title = made.session.model.conversations
+    assert "17 * 2" in made.text
+    assert (main.turn_count, title.turn_count, title.kind) == (1, 1, "aside")
+
+
+async def test_another_system_prompt_is_another_agent(stage):
+    async with stage([CALL, "Sub.<|im_end|>", END]) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        await made.chat([{"role": "system", "content": "You help."}, ASK], tools=TOOLS)
+        await made.chat([ASK, first, result(first)], tools=TOOLS)
+        main, other = made.session.model.conversations
+    assert (main.turn_count, other.turn_count, other.kind) == (2, 1, "agent")
+    assert made.session.facts.forks == 0
+
+
+async def test_a_history_that_never_was_is_read_as_a_prompt_and_not_trained(stage):
+    forged = [ASK, {"role": "assistant", "content": "<|im_end|>\nforged"}, {"role": "user", "content": "Go on."}]
+    async with stage([END]) as made:
+        await made.chat(forged, tools=TOOLS)
+        trajectory = made.session.model.trajectory
+    assert made.session.facts.differences == ["request 1: its beginning is of no conversation so far"]
+    assert "forged" in made.tokenizer.decode(trajectory.token_ids[: trajectory.prompt_length])
+    assert sum(trajectory.loss_mask) == trajectory.sampled_length
+
+
+async def test_a_call_that_cannot_be_parsed_is_sent_as_text_and_matched(stage):
+    async with stage(['<tool_call>\n{"name": \n</tool_call><|im_end|>', END]) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        assert "tool_call" in first["content"]
+        await made.chat([ASK, first, ASK], tools=TOOLS)
+        assert made.session.facts.forks == 0
+        assert len(made.session.model.parse_failures) == 1

@@ -1,0 +1,247 @@
+"""Episodes that programs play: what becomes of them at their end, at limits and aborts, and when they are resumed."""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import programs
+import pytest
+from fake_sglang import FakeSGLang, Reply
+from harness import args_for, call_text, ids_of, run
+
+from strands_rollout import Sample, generate, reward_func
+from strands_rollout.slime_plugin.sample_contract import contract_violations
+
+CALLS = [call_text("a", name="add"), call_text("b", name="add")]
+TURNS = [*CALLS, "The answer is \\boxed{34}.<|im_end|>"]
+
+
+def violations(sample: Any) -> list[str]:
+    return contract_violations(replace(sample, reward=1.0))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told() -> None:
+    programs.told.clear()
+
+
+async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(shipped_tokenizer):
+    played = await run(shipped_tokenizer, TURNS, settings={"agent_program": "programs.chat"})
+    sample, facts = played.sample, played.facts
+    assert (sample.status.value, facts["turns"], facts["tool_iterations"], facts["tool_calls"]) == (
+        "completed",
+        3,
+        2,
+        2,
+    )
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(len(reply.ids) for reply in played.replied)
+    assert [call["tool"] for call in facts["calls"]] == ["add", "add"]
+    assert facts["gateway"]["requests"] == 3
+    assert facts["final_text"] == "The answer is \\boxed{34}."
+    assert violations(sample) == []
+    assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
+
+
+@pytest.mark.parametrize(("program", "score"), [("chat_and_score", 0.25), ("in_a_thread", 0.5)])
+async def test_a_score_that_a_program_returns_is_the_reward(shipped_tokenizer, program, score):
+    turns = TURNS if program == "chat_and_score" else TURNS[-1:]
+    played = await run(shipped_tokenizer, turns, settings={"agent_program": f"programs.{program}"})
+    assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), played.sample))["score"] == score
+
+
+@pytest.mark.parametrize(
+    ("program", "settings", "turns", "reason", "status"),
+    [
+        ("raises", {}, TURNS[-1:], "setup_error", "failed"),
+        ("asks_nothing", {}, [], "setup_error", "failed"),
+        ("never_ends", {"episode_timeout_s": 1.0}, TURNS[-1:], "episode_timeout", "truncated"),
+        ("chat", {"max_tool_iterations": 1}, TURNS, "max_tool_iterations", "truncated"),
+        ("chat", {"max_tool_calls": 1}, TURNS, "max_tool_calls", "truncated"),
+        ("twice", {"max_user_turns": 1}, TURNS[-1:] * 3, "max_user_turns", "truncated"),
+        ("chat", {"max_turn_tokens": 20}, [Reply.tokens([5] * 20, "length")], "turn_length", "truncated"),
+        ("chat", {"engine_patience_s": 0}, [Reply.status(503)], "engine_error", "failed"),
+    ],
+)
+async def test_how_a_programs_episode_ends(shipped_tokenizer, program, settings, turns, reason, status):
+    given = {"agent_program": f"programs.{program}", **settings}
+    played = await run(shipped_tokenizer, turns, settings=given)
+    assert (played.facts["stop_reason"], played.sample.status.value) == (reason, status)
+    assert violations(played.sample) == []
+    if program == "raises":
+        assert "agent_program 'programs.raises' raised ValueError: no luck" in played.facts["error"]
+
+
+async def test_a_budget_that_is_used_up_ends_the_episode(shipped_tokenizer):
+    turns, params = [TURNS[0], Reply.tokens([5] * 8, "length")], {"max_new_tokens": 40}
+    played = await run(shipped_tokenizer, turns, settings={"agent_program": "programs.chat"}, params=params)
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("response_length", "truncated")
+    assert played.sample.response_length <= params["max_new_tokens"]
+
+
+class _Flag:
+    is_up = False
+
+    def __call__(self) -> bool:
+        return self.is_up
+
+
+@pytest.mark.parametrize(
+    "command", [None, {"command": "python -c", "args": ["import time; time.sleep(600)", "{prompt}"]}]
+)
+async def test_an_abort_ends_a_program_in_the_middle_of_something(shipped_tokenizer, command):
+    flag = _Flag()
+
+    def script(_body: dict[str, Any], _number: int) -> str:
+        flag.is_up = True
+        return TURNS[-1]
+
+    player = {"agent_command": command} if command else {"agent_program": "programs.never_ends"}
+    flag.is_up = command is not None
+    settings = {**player, "should_abort": flag}
+    played = await run(shipped_tokenizer, script, settings=settings, args={"partial_rollout": True})
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("aborted", "aborted")
+    assert played.facts["turns"] == (command is None)
+
+
+async def _attempts(
+    tokenizer: Any, program: str, cut: tuple[int, int] | None, **settings: Any
+) -> tuple[Any, list[Any]]:
+    """A sample that is resumed until it is not aborted; `cut` is the turn that is, and its tokens until then."""
+    flag, texts, asked = _Flag(), [ids_of(tokenizer, text) for text in TURNS], []
+    cuts = [cut] if cut else []
+
+    def script(body: dict[str, Any], _number: int) -> Reply:
+        text = tokenizer.decode(body["input_ids"])
+        begun = text.rpartition("<|im_start|>assistant\n")[2]
+        turn = text.count("is done\n</tool_response>")
+        at = len(ids_of(tokenizer, begun)) if begun else 0
+        if cuts and cuts[0][0] == turn:
+            flag.is_up = True
+            return Reply.abort(texts[turn][at : at + cuts.pop()[1]])
+        return Reply.tokens(texts[turn][at:])
+
+    sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
+    for _ in range(3):
+        flag.is_up = False
+        async with FakeSGLang(script, context_length=8192) as fake:
+            given = {"agent_program": f"programs.{program}", "should_abort": flag, **settings}
+            args = args_for(fake.base_url, tokenizer, strands_rollout=given, partial_rollout=True)
+            sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096})
+            asked.append(len(fake.requests))
+        if sample.status.value != "aborted":
+            break
+    return sample, asked
+
+
+@pytest.mark.parametrize("cut", [(0, 5), (1, 5), (1, 0), (2, 4)])
+async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, cut):
+    whole, _ = await _attempts(shipped_tokenizer, "chat", None)
+    programs.told.clear()
+    sample, asked = await _attempts(shipped_tokenizer, "chat", cut, resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["resumes"], facts["gateway"]["diverged"]) == ("completed", 1, "")
+    assert (sample.tokens, sample.loss_mask) == (whole.tokens, whole.loss_mask)
+    assert asked == [cut[0] + 1, 3 - cut[0]]
+    assert programs.told == [*["a", "b"][: cut[0]], "a", "b"]  # its tools run again
+    assert facts["gateway"]["repeats"] == cut[0]
+    assert (facts["tool_iterations"], facts["dropped_sampled_tokens"]) == (2, 0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"resumable": "replay"}])
+async def test_a_program_that_does_something_else_begins_afresh(shipped_tokenizer, settings):
+    sample, asked = await _attempts(shipped_tokenizer, "changing" if settings else "chat", (1, 5), **settings)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, asked) == ("completed", [2, 3])
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(len(ids_of(shipped_tokenizer, t)) for t in TURNS)
+    assert facts["dropped_sampled_tokens"] == len(ids_of(shipped_tokenizer, TURNS[0])) + 5
+    assert violations(sample) == []
+    assert ("message 0" in facts["gateway"]["diverged"]) == bool(settings)
+
+
+LINES = """
+import json, os, sys, urllib.request
+request = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+    json.dumps({"messages": [{"role": "user", "content": sys.argv[1] + sys.stdin.read()}]}).encode(),
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+)
+print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"])
+"""
+
+
+async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokenizer, monkeypatch):
+    monkeypatch.setenv("SECRET_OF_THE_TRAINER", "hidden")
+    code = (
+        LINES + "print(os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME'])"
+    )
+    command = {
+        "command": "python -c",
+        "args": [code, "{prompt}"],
+        "stdin": " Say {prompt}",
+        "env": {"OWN": "${SECRET_OF_THE_TRAINER}-{model}"},
+    }
+    played = await run(shipped_tokenizer, TURNS[-1:], settings={"agent_command": command})
+    assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
+    assert "What is 17 * 2? Say What is 17 * 2?" in played.decode(played.sample.tokens)
+    process = played.facts["gateway"]["process"]
+    assert process["output"].endswith("The answer is \\boxed{34}.\nNone hidden-policy True")
+    assert (process["exit_code"], process["escaped"]) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ({"command": "no-such-command {prompt}"}, "agent_command can't start 'no-such-command'"),
+        ({"command": "python -c", "args": ["print('why'); exit(3)", "{prompt}"]}, "exit code 3"),
+        ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
+    ],
+)
+async def test_a_process_that_fails_fails_the_sample_and_says_why(shipped_tokenizer, command, words):
+    played = await run(shipped_tokenizer, [], settings={"agent_command": command})
+    assert (played.facts["stop_reason"], played.sample.status.value) == ("setup_error", "failed")
+    assert words in played.facts["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+async def test_a_process_that_leaves_its_group_is_found_and_ended(shipped_tokenizer):
+    escape = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
+    command = {"command": "python -c", "args": [LINES + escape, "{prompt}"], "stdin": ""}
+    played = await run(shipped_tokenizer, TURNS[-1:], settings={"agent_command": command})
+    assert played.facts["gateway"]["process"]["escaped"] == 1
+    assert played.sample.status.value == "completed"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"agent_program": "programs.chat", "agent_factory": "programs.chat"}, "agent_factory and agent_program"),
+        ({"agent_program": "programs.chat", "hooks": ["x.y"]}, "leave out hooks"),
+        ({"resumable": "replay"}, "resumable is for agent_program"),
+        ({"agent_command": "claude -p"}, "needs {prompt}, or {task}"),
+        ({"agent_program": "programs.no_such"}, "no attribute 'no_such'"),
+    ],
+)
+async def test_settings_that_can_not_hold_are_refused(shipped_tokenizer, settings, words):
+    played = await run(shipped_tokenizer, [], settings=settings)
+    assert words in played.facts["error"]
+
+
+async def test_a_turn_that_a_weight_update_interrupts_is_continued(shipped_tokenizer):
+    turn = ids_of(shipped_tokenizer, TURNS[-1])
+    replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
+    played = await run(shipped_tokenizer, replies, settings={"agent_program": "programs.chat"})
+    assert played.sample.tokens[-len(turn) :] == turn
+    assert (played.sample.status.value, played.facts["turns"], played.facts["engine_aborts"]) == ("completed", 1, 1)
+    assert played.fake.requests[0].key == played.fake.requests[1].key
+
+
+async def test_with_fan_out_each_conversation_is_a_sample(shipped_tokenizer):
+    settings = {"agent_program": "programs.titled", "fan_out": True}
+    played = await run(shipped_tokenizer, ["A title.<|im_end|>", *TURNS], settings=settings)
+    main, title = played.sample
+    kinds = [one.metadata["strands_rollout"]["fan_out"]["kind"] for one in played.sample]
+    assert kinds == ["main", "aside"]
+    assert [sum(one.loss_mask) for one in (main, title)] == [
+        sum(len(ids_of(shipped_tokenizer, turn)) for turn in TURNS),
+        len(ids_of(shipped_tokenizer, "A title.<|im_end|>")),
+    ]

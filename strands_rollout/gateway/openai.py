@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -159,6 +159,8 @@ def _chat_part(part: Item) -> Block | None:
 
 class Responses(Protocol):
     """OpenAI's Responses."""
+
+    items_name: ClassVar[str] = "input"
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""

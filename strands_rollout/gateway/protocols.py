@@ -100,13 +100,63 @@ def reply_of(
     return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
 
 
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A body and what it was parsed to; `end` is where its list of items ends, 0 until a longer one has shown it."""
+
+    raw: bytes
+    parsed: dict[str, Any]
+    end: int = 0
+
+    def extended(self, raw: bytes, name: str) -> _Body | None:
+        """One that differs by further items at the end of the list of this name; None where it is another."""
+        end = self.end or _first_difference(self.raw, raw)
+        tail, items = self.raw[end:], self.parsed.get(name)
+        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(self.raw[:end]):
+            return None
+        try:
+            more = orjson.loads(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
+        except orjson.JSONDecodeError:
+            return None
+        if not more or not isinstance(items, list):
+            return None
+        parsed = {**self.parsed, name: [*items, *more]}
+        # what is new is parsed alone from here on, if that is the same once: where the list ends does not change
+        is_shown = self.end or parsed == orjson.loads(raw)
+        return _Body(raw, parsed, len(raw) - len(tail)) if is_shown else None
+
+
+def _first_difference(one: bytes, other: bytes) -> int:
+    at = 0
+    for size in (4096, 64, 1):
+        while at < len(one) and one[at : at + size] == other[at : at + size]:
+            at += size
+    return at
+
+
 class ItemCache:
-    """What items of a session's requests were converted to: most of a request repeats the one before."""
+    """What a session's requests were parsed and converted to: most of one repeats the one before."""
 
     _KEPT: Final = 4
 
     def __init__(self) -> None:
         self._requests: list[tuple[Sequence[Item], list[list[Piece]]]] = []  # the newest first
+        self._bodies: list[_Body] = []
+
+    def parsed(self, raw: bytes, name: str) -> Any:  # noqa: ANN401 - JSON
+        """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
+
+        Raises:
+            JSONDecodeError: It is no JSON.
+        """
+        found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
+        if found is None:
+            parsed = orjson.loads(raw)
+            if isinstance(parsed, dict):
+                self._bodies = [_Body(raw, parsed), *self._bodies[: self._KEPT - 1]]
+            return parsed
+        self._bodies = [found[1], *(one for one in self._bodies if one is not found[0])]
+        return found[1].parsed
 
     def converted(self, items: Sequence[Item], convert: Callable[[Item], list[Piece]]) -> list[list[Piece]]:
         """The pieces of each item."""
@@ -132,9 +182,11 @@ class Protocol(ABC):
     """One of the APIs. A request may name an earlier answer of its session, whose history then comes first.
 
     Attributes:
+        items_name: Of the field that has the history.
         ping: Sent while a streamed answer is waited for.
     """
 
+    items_name: ClassVar[str] = "messages"
     ping: ClassVar[bytes] = b": waiting\n\n"
     _KEPT: ClassVar[int] = 256
 

@@ -17,7 +17,6 @@ from strands_rollout.gateway.protocols import (
     Protocol,
     Reply,
     TurnRequest,
-    assembled,
     blocks_of,
     call_block,
     field_of,
@@ -46,7 +45,7 @@ class ChatCompletions(Protocol):
             tool_choice=("auto", "none"),
             response_format=("text",),
         )
-        system, messages = assembled(cache.converted(objects(body, "messages"), _of_chat), [])
+        system, messages = cache.read(objects(body, "messages"), _of_chat)
         return TurnRequest(
             messages,
             system,
@@ -175,7 +174,7 @@ class Responses(Protocol):
         own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
         items = [*(self.held("previous_response_id", earlier)["input"] if earlier is not None else ()), *own]
         instructions = [str(body["instructions"])] if body.get("instructions") else []
-        system, messages = assembled(cache.converted(items, _of_item), instructions)
+        system, messages = cache.read(items, _of_item, instructions)
         return TurnRequest(
             messages,
             system,

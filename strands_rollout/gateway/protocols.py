@@ -134,13 +134,39 @@ def _first_difference(one: bytes, other: bytes) -> int:
     return at
 
 
+@dataclass(slots=True)
+class _Reading:
+    """The items of a request, what each says, and what they come to; `last` is who says the last of it."""
+
+    items: Sequence[Item]
+    pieces: list[list[Piece]]
+    system: list[str] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    last: str = ""
+
+    def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
+        """Calls, reasoning and text of one turn are one message, as are its results.
+
+        System messages after the first message of another kind are the user's, for no template has a place for them.
+        """
+        messages = self.messages
+        for kind, blocks in (piece for item in pieces for piece in item):
+            if kind == "system" and not messages:
+                self.system.append("\n".join(block["text"] for block in blocks))
+            elif kind == self.last and kind in ("assistant", "tool"):
+                messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
+            else:
+                messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
+                self.last = kind
+
+
 class ItemCache:
     """What a session's requests were parsed and converted to: most of one repeats the one before."""
 
     _KEPT: Final = 4
 
     def __init__(self) -> None:
-        self._requests: list[tuple[Sequence[Item], list[list[Piece]]]] = []  # the newest first
+        self._requests: list[_Reading] = []  # the newest first
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> Any:  # noqa: ANN401 - JSON
@@ -158,18 +184,32 @@ class ItemCache:
         self._bodies = [found[1], *(one for one in self._bodies if one is not found[0])]
         return found[1].parsed
 
-    def converted(self, items: Sequence[Item], convert: Callable[[Item], list[Piece]]) -> list[list[Piece]]:
-        """The pieces of each item."""
-        shared, known, kept = 0, list[list[Piece]](), list[tuple[Sequence[Item], list[list[Piece]]]]()
-        for earlier, pieces in self._requests:
-            length = _shared_length(earlier, items)
+    def read(
+        self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
+    ) -> tuple[str | None, list[Message]]:
+        """The system prompt, of which these texts are the first, and the messages.
+
+        Messages that an earlier request had are the same objects, and so are quickly compared.
+        """
+        shared, known, kept = 0, _Reading((), []), list[_Reading]()
+        for earlier in self._requests:
+            length = _shared_length(earlier.items, items)
             if length > shared:
-                shared, known = length, pieces
-            if length < len(earlier):  # else all of it is in this one
-                kept.append((earlier, pieces))
-        made = known[:shared] + [convert(item) for item in items[shared:]]
-        self._requests = [(items, made), *kept[: self._KEPT - 1]]
-        return made
+                shared, known = length, earlier
+            if length < len(earlier.items):  # else all of it is in this one
+                kept.append(earlier)
+        new = [convert(item) for item in items[shared:]]
+        made = _Reading(items, known.pieces[:shared] + new)
+        if shared == len(known.items):
+            made.system, made.messages, made.last = [*known.system], [*known.messages], known.last
+            made.add(new)
+        else:
+            made.add(made.pieces)
+        self._requests = [made, *kept[: self._KEPT - 1]]
+        if not made.messages or made.last == "assistant":
+            got = "no message" if not made.messages else "a history that ends with the assistant"
+            raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
+        return "\n\n".join(text for text in (*system, *made.system) if text) or None, made.messages
 
 
 def _shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
@@ -351,27 +391,6 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-def assembled(pieces: Sequence[Sequence[Piece]], system: list[str]) -> tuple[str | None, list[Message]]:
-    """The system prompt and the messages: calls, reasoning and text of one turn are one message, as are its results.
-
-    System messages after the first message of another kind are the user's, for no template has a place for them.
-    """
-    messages: list[Message] = []
-    last = ""
-    for kind, blocks in (piece for item in pieces for piece in item):
-        if kind == "system" and not messages:
-            system.append("\n".join(block["text"] for block in blocks))
-        elif kind == last and kind in ("assistant", "tool"):
-            messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
-        else:
-            messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
-            last = kind
-    if not messages or last == "assistant":
-        got = "no message" if not messages else "a history that ends with the assistant"
-        raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
-    return "\n\n".join(text for text in system if text) or None, messages
-
-
 # a note of Claude Code's to its server, another one in each request
 _NOT_FOR_MODELS: Final = "x-anthropic-billing-header"
 
@@ -393,7 +412,7 @@ class Messages(Protocol):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = [block["text"] for block in blocks_of(body.get("system"), _messages_part)]
         shown = "\n".join(text for text in system if not text.startswith(_NOT_FOR_MODELS))
-        prompt, messages = assembled(cache.converted(objects(body, "messages"), _of_message), [shown])
+        prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
         return TurnRequest(
             messages,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import orjson
 
@@ -17,7 +17,6 @@ from strands_rollout.gateway.protocols import (
     Protocol,
     Reply,
     TurnRequest,
-    assembled,
     blocks_of,
     call_block,
     client_tools,
@@ -47,7 +46,7 @@ class ChatCompletions(Protocol):
             tool_choice=("auto", "none"),
             response_format=("text",),
         )
-        system, messages = assembled(cache.converted(objects(body, "messages"), _of_chat), [])
+        system, messages = cache.read(objects(body, "messages"), _of_chat)
         return TurnRequest(
             messages,
             system,
@@ -161,6 +160,8 @@ def _chat_part(part: Item) -> Block | None:
 class Responses(Protocol):
     """OpenAI's Responses."""
 
+    items_name: ClassVar[str] = "input"
+
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
         refuse(
@@ -174,7 +175,7 @@ class Responses(Protocol):
         own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
         items = own if earlier is None else _continued(self.held("previous_response_id", earlier)["input"], own)
         instructions = [str(body["instructions"])] if body.get("instructions") else []
-        system, messages = assembled(cache.converted(items, _of_item), instructions)
+        system, messages = cache.read(items, _of_item, instructions)
         tools = {} if body.get("tool_choice") == "none" else _response_tools(body)
         return TurnRequest(
             messages,

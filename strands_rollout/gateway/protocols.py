@@ -102,26 +102,116 @@ def reply_of(
     return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
 
 
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A body and what it was parsed to; `end` is where its list of items ends, 0 until a longer one has shown it."""
+
+    raw: bytes
+    parsed: dict[str, Any]
+    end: int = 0
+
+    def extended(self, raw: bytes, name: str) -> _Body | None:
+        """One that differs by further items at the end of the list of this name; None where it is another."""
+        end = self.end or _first_difference(self.raw, raw)
+        tail, items = self.raw[end:], self.parsed.get(name)
+        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(self.raw[:end]):
+            return None
+        try:
+            more = orjson.loads(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
+        except orjson.JSONDecodeError:
+            return None
+        if not more or not isinstance(items, list):
+            return None
+        parsed = {**self.parsed, name: [*items, *more]}
+        # what is new is parsed alone from here on, if that is the same once: where the list ends does not change
+        is_shown = self.end or parsed == orjson.loads(raw)
+        return _Body(raw, parsed, len(raw) - len(tail)) if is_shown else None
+
+
+def _first_difference(one: bytes, other: bytes) -> int:
+    at = 0
+    for size in (4096, 64, 1):
+        while at < len(one) and one[at : at + size] == other[at : at + size]:
+            at += size
+    return at
+
+
+@dataclass(slots=True)
+class _Reading:
+    """The items of a request, what each says, and what they come to; `last` is who says the last of it."""
+
+    items: Sequence[Item]
+    pieces: list[list[Piece]]
+    system: list[str] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+    last: str = ""
+
+    def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
+        """Calls, reasoning and text of one turn are one message, as are its results.
+
+        System messages after the first message of another kind are the user's, for no template has a place for them.
+        """
+        messages = self.messages
+        for kind, blocks in (piece for item in pieces for piece in item):
+            if kind == "system" and not messages:
+                self.system.append("\n".join(block["text"] for block in blocks))
+            elif kind == self.last and kind in ("assistant", "tool"):
+                messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
+            else:
+                messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
+                self.last = kind
+
+
 class ItemCache:
-    """What items of a session's requests were converted to: most of a request repeats the one before."""
+    """What a session's requests were parsed and converted to: most of one repeats the one before."""
 
     _KEPT: Final = 4
 
     def __init__(self) -> None:
-        self._requests: list[tuple[Sequence[Item], list[list[Piece]]]] = []  # the newest first
+        self._requests: list[_Reading] = []  # the newest first
+        self._bodies: list[_Body] = []
 
-    def converted(self, items: Sequence[Item], convert: Callable[[Item], list[Piece]]) -> list[list[Piece]]:
-        """The pieces of each item."""
-        shared, known, kept = 0, list[list[Piece]](), list[tuple[Sequence[Item], list[list[Piece]]]]()
-        for earlier, pieces in self._requests:
-            length = _shared_length(earlier, items)
+    def parsed(self, raw: bytes, name: str) -> Any:  # noqa: ANN401 - JSON
+        """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
+
+        Raises:
+            JSONDecodeError: It is no JSON.
+        """
+        found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
+        if found is None:
+            parsed = orjson.loads(raw)
+            if isinstance(parsed, dict):
+                self._bodies = [_Body(raw, parsed), *self._bodies[: self._KEPT - 1]]
+            return parsed
+        self._bodies = [found[1], *(one for one in self._bodies if one is not found[0])]
+        return found[1].parsed
+
+    def read(
+        self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
+    ) -> tuple[str | None, list[Message]]:
+        """The system prompt, of which these texts are the first, and the messages.
+
+        Messages that an earlier request had are the same objects, and so are quickly compared.
+        """
+        shared, known, kept = 0, _Reading((), []), list[_Reading]()
+        for earlier in self._requests:
+            length = _shared_length(earlier.items, items)
             if length > shared:
-                shared, known = length, pieces
-            if length < len(earlier):  # else all of it is in this one
-                kept.append((earlier, pieces))
-        made = known[:shared] + [convert(item) for item in items[shared:]]
-        self._requests = [(items, made), *kept[: self._KEPT - 1]]
-        return made
+                shared, known = length, earlier
+            if length < len(earlier.items):  # else all of it is in this one
+                kept.append(earlier)
+        new = [convert(item) for item in items[shared:]]
+        made = _Reading(items, known.pieces[:shared] + new)
+        if shared == len(known.items):
+            made.system, made.messages, made.last = [*known.system], [*known.messages], known.last
+            made.add(new)
+        else:
+            made.add(made.pieces)
+        self._requests = [made, *kept[: self._KEPT - 1]]
+        if not made.messages or made.last == "assistant":
+            got = "no message" if not made.messages else "a history that ends with the assistant"
+            raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
+        return "\n\n".join(text for text in (*system, *made.system) if text) or None, made.messages
 
 
 def _shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
@@ -134,9 +224,11 @@ class Protocol(ABC):
     """One of the APIs. A request may name an earlier answer of its session, whose history then comes first.
 
     Attributes:
+        items_name: Of the field that has the history.
         ping: Sent while a streamed answer is waited for.
     """
 
+    items_name: ClassVar[str] = "messages"
     ping: ClassVar[bytes] = b": waiting\n\n"
     _KEPT: ClassVar[int] = 256
 
@@ -310,27 +402,6 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-def assembled(pieces: Sequence[Sequence[Piece]], system: list[str]) -> tuple[str | None, list[Message]]:
-    """The system prompt and the messages: calls, reasoning and text of one turn are one message, as are its results.
-
-    System messages after the first message of another kind are the user's, for no template has a place for them.
-    """
-    messages: list[Message] = []
-    last = ""
-    for kind, blocks in (piece for item in pieces for piece in item):
-        if kind == "system" and not messages:
-            system.append("\n".join(block["text"] for block in blocks))
-        elif kind == last and kind in ("assistant", "tool"):
-            messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
-        else:
-            messages.append({"role": "assistant" if kind == "assistant" else "user", "content": blocks})
-            last = kind
-    if not messages or last == "assistant":
-        got = "no message" if not messages else "a history that ends with the assistant"
-        raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
-    return "\n\n".join(text for text in system if text) or None, messages
-
-
 # a note of Claude Code's to its server, another one in each request
 _NOT_FOR_MODELS: Final = "x-anthropic-billing-header"
 
@@ -352,7 +423,7 @@ class Messages(Protocol):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = [block["text"] for block in blocks_of(body.get("system"), _messages_part)]
         shown = "\n".join(text for text in system if not text.startswith(_NOT_FOR_MODELS))
-        prompt, messages = assembled(cache.converted(objects(body, "messages"), _of_message), [shown])
+        prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
         return TurnRequest(
             messages,

@@ -16,7 +16,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import Messages, Protocol, Reply, TurnRequest
+from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, Reply, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
 from strands_rollout.model.history import ModelCall, token_count
 
@@ -128,7 +128,8 @@ class Gateway:
         handlers.add(task)
         try:
             with errors.foreign_code("a policy, an engine or a client may make anything fail") as outcome:
-                return await answer(request, session, protocol, protocol.read(await _body(request), session.cache))
+                body = await _body(request, session.cache, protocol.items_name)
+                return await answer(request, session, protocol, protocol.read(body, session.cache))
         finally:
             handlers.discard(task)
         return _refused(protocol, _noted(session, outcome.error))
@@ -191,9 +192,9 @@ def problem_of(error: BaseException | None) -> Problem:
     return 500, "server_error", f"{type(error).__name__}: {error}"
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
+async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
     try:
-        body = orjson.loads(await request.read())
+        body = cache.parsed(await request.read(), items_name)
     except orjson.JSONDecodeError as e:
         raise errors.PromptError(f"got a body that is no JSON: {e}") from e
     if not isinstance(body, dict):

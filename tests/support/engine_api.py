@@ -97,10 +97,12 @@ async def api_to(model_dir: Path | None, **options: Any) -> AsyncIterator[Api]:
         yield Api(base_url, session)
 
 
-async def until_load(api: Api, running: int, waiting: int = 0) -> None:
+async def until_load(api: Api, running: int, waiting: int = 0, *, or_fewer: bool = False) -> None:
     """Wait until so many generations run and so many are queued."""
     async with asyncio.timeout(_PATIENCE_S):
-        while await api.load() != (running, waiting):  # noqa: ASYNC110 - the state polled is the server's
+        while (load := await api.load()) != (running, waiting):
+            if or_fewer and load[0] < running:  # it fell further between two looks
+                return
             await asyncio.sleep(_POLL_S)
 
 

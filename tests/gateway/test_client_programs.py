@@ -160,6 +160,5 @@ async def test_an_agent_on_node_is_one_sample_that_holds_each_sampled_token(
     response = result.sample.tokens[result.prompt_length :]
     trained = [token for token, mask in zip(response, result.sample.loss_mask, strict=True) if mask]
     assert trained == list(chain.from_iterable(one.ids for one in played))
-    told(
-        "agents on Node", agent=name, requests=facts["requests"], turns=len(played), asides=asides, tokens=len(trained)
-    )
+    counts = {key: facts[key] for key in ("requests", "forks", "changed_calls")}
+    told("agents on Node", agent=name, **counts, turns=len(played), asides=asides, tokens=len(trained))

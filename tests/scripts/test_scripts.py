@@ -74,7 +74,11 @@ def test_stop_ends_nothing_but_what_start_has_started(checkout: Checkout) -> Non
         stranger.kill()
 
 
-SHELL = [".ci/run", ".ci/full", *(f"scripts/{name}.sh" for name in ("demo", "test", "check", "sglang_cpu", "gateway"))]
+SHELL = [
+    ".ci/run",
+    ".ci/full",
+    *(f"scripts/{name}.sh" for name in ("demo", "test", "check", "sglang_cpu", "gateway", "gateway_clients")),
+]
 
 
 @pytest.mark.parametrize("script", SHELL)

@@ -26,8 +26,6 @@ Piece = tuple[str, list[Block]]
 """What an item of a request says: by "system", "user", "assistant" or "tool", and which Strands blocks."""
 
 _DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
-# tools that run on a model's own server
-_HOSTED: Final = re.compile(r"(web_search|web_fetch|file_search|code_(interpreter|execution)|image_generation|mcp).*")
 _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("stop_token_ids", "ignore_eos"),
@@ -171,7 +169,7 @@ class ItemCache:
         self._requests: list[_Reading] = []  # the newest first
         self._bodies: list[_Body] = []
 
-    def parsed(self, raw: bytes, name: str) -> Any:  # noqa: ANN401 - JSON
+    def parsed(self, raw: bytes, name: str) -> object:
         """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
 
         Raises:
@@ -346,12 +344,11 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
 
 
 def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
-    """Tools of the type `own`, or of none; a server's beside them are left out, as none has to be used."""
-    kept = [tool for tool in tools if not _HOSTED.fullmatch(str(tool.get("type")))] or tools
-    for tool in kept:
+    """Tools, which must be of the type `own`, or of none."""
+    for tool in tools:
         if tool.get("type", own) != own:
             raise PromptError(f"got the tool {tool!r:.100}; expected one of the client's own, of type {own}")
-    return kept
+    return tools
 
 
 def image_block(format_: str, data: str) -> Block:

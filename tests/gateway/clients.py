@@ -79,7 +79,7 @@ RESPONSES = Api(
     lambda history: {
         "instructions": SYSTEM,
         "input": history,
-        "tools": [{"type": "function", **ADD}, {"type": "web_search"}],
+        "tools": [{"type": "function", **ADD}],
     },
     _response_said,
     lambda calls: [{"type": "function_call_output", "call_id": call, "output": f"34 for {call}"} for call in calls],

@@ -69,7 +69,14 @@ def _codex() -> Client:
     return Client(
         (
             *("exec", "-c", 'model_provider="policy"', "-c", f"model_providers.policy={provider}", "-m", "{model}"),
-            *("--dangerously-bypass-approvals-and-sandbox", "--skip-git-repo-check", "--ephemeral", "{prompt}"),
+            *(
+                "-c",
+                'web_search="disabled"',
+                "--dangerously-bypass-approvals-and-sandbox",
+                "--skip-git-repo-check",
+                "--ephemeral",
+                "{prompt}",
+            ),
         ),
         lambda path: [("exec_command", {"cmd": f"cat {path}"}), ("exec_command", {"cmd": "ls"})],
         lambda path: ("exec_command", {"cmd": f"sed -i 's/a - b/a + b/' {path}"}),

@@ -8,7 +8,6 @@ import clients
 import pytest
 from harness import run
 
-from strands_rollout.errors import PromptError
 from strands_rollout.gateway.openai import Responses
 from strands_rollout.gateway.protocols import ItemCache, Reply
 
@@ -45,7 +44,7 @@ async def test_an_agent_on_a_real_sdk_is_one_sample_that_holds_each_sampled_toke
 
 def test_a_tool_of_a_namespace_is_known_by_both_names() -> None:
     space = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]}
-    body = {"model": "policy", "input": "Hi.", "tools": [{"type": "web_search"}, space]}
+    body = {"model": "policy", "input": "Hi.", "tools": [space]}
     protocol, use = Responses(), {"toolUseId": "call_1_0", "name": "files__read", "input": {}}
     request = protocol.read(body, ItemCache())
     assert [spec["name"] for spec in request.tools] == ["files__read"]
@@ -54,8 +53,3 @@ def test_a_tool_of_a_namespace_is_known_by_both_names() -> None:
     result = {"type": "function_call_output", "call_id": "call_1_0", "output": "a"}
     again = protocol.read({**body, "input": [{"role": "user", "content": "Hi."}, call, result]}, ItemCache())
     assert again.messages[1]["content"] == [{"toolUse": use}]
-
-
-def test_a_request_for_nothing_but_a_tool_of_the_servers_is_refused() -> None:
-    with pytest.raises(PromptError, match="web_search.*of the client's own"):
-        Responses().read({"model": "policy", "input": "Hi.", "tools": [{"type": "web_search"}]}, ItemCache())

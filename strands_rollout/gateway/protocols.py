@@ -294,7 +294,7 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 def objects(body: Item, name: str) -> list[dict[str, Any]]:
     """A list of objects; an empty one where it is absent or null."""
     values = field_of(body, name, list, "a list of objects")
-    if not all(isinstance(value, dict) for value in values):
+    if not set(map(type, values)) <= {dict}:
         raise PromptError(f"got {name} with something else than objects in it; expected a list of objects")
     return list(values)
 

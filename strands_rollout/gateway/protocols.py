@@ -152,7 +152,7 @@ class _Reading:
         messages = self.messages
         for kind, blocks in (piece for item in pieces for piece in item):
             if kind == "system" and not messages:
-                self.system.append("\n".join(block["text"] for block in blocks))
+                self.system.append("\n".join(system_texts(blocks)))
             elif kind == self.last and kind in ("assistant", "tool"):
                 messages[-1] = {**messages[-1], "content": [*messages[-1]["content"], *blocks]}
             else:
@@ -343,6 +343,13 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
 
 
+def system_texts(blocks: Sequence[Block]) -> list[str]:
+    """The texts of a system message."""
+    if not all("text" in block for block in blocks):
+        raise PromptError("got a system message with something else than text in it; expected text")
+    return [block["text"] for block in blocks]
+
+
 def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
     """Tools, which must be of the type `own`, or of none."""
     for tool in tools:
@@ -418,7 +425,7 @@ class Messages(Protocol):
         refuse(body, ("mcp_servers", "container", "output_format", "compaction"), tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
-        system = [block["text"] for block in blocks_of(body.get("system"), _messages_part)]
+        system = system_texts(blocks_of(body.get("system"), _messages_part))
         shown = "\n".join(text for text in system if not text.startswith(_NOT_FOR_MODELS))
         prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")

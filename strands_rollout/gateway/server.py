@@ -123,13 +123,13 @@ class Gateway:
         if found is None:  # before its body is read
             return _refused(kind(), _NO_KEY)
         key, session = found
-        protocol = session.protocols.setdefault(kind.__name__, kind())
+        protocol, cache = session.protocols.setdefault(kind.__name__, (kind(), ItemCache()))
         handlers, task = self._handlers.get(key, set()), asyncio.current_task()
         handlers.add(task)
         try:
             with errors.foreign_code("a policy, an engine or a client may make anything fail") as outcome:
-                body = await _body(request, session.cache, protocol.items_name)
-                return await answer(request, session, protocol, protocol.read(body, session.cache))
+                body = await _body(request, cache, protocol.items_name)
+                return await answer(request, session, protocol, protocol.read(body, cache))
         finally:
             handlers.discard(task)
         return _refused(protocol, _noted(session, outcome.error))

@@ -146,8 +146,7 @@ class Session:
 
     Attributes:
         facts: What it was asked.
-        protocols: One of each kind, by their paths.
-        cache: What items of its requests were converted to.
+        protocols: One of each kind, by its name, and what its requests were parsed to.
         error: The last error that the episode itself is to blame for; None where a later request succeeded.
         used: When it was asked last, of the monotonic clock.
     """
@@ -155,8 +154,7 @@ class Session:
     def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
         self.model = model
         self.facts = Facts()
-        self.protocols: dict[str, protocols.Protocol] = {}
-        self.cache = ItemCache()
+        self.protocols: dict[str, tuple[protocols.Protocol, ItemCache]] = {}
         self.error: Exception | None = None
         self.used = time.monotonic()
         self._watch = watch

@@ -26,6 +26,8 @@ async def test_a_key_is_of_one_session_and_dies_with_it(stage):
     assert made.fake.requests == []
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE_SOURCE = {"type": "base64", "media_type": "image/png", "data": "AAAA"}
 BAD: list[tuple[str, Any, str]] = [
     ("chat", {}, "got no message"),
     ("chat", [], "expected a JSON object"),
@@ -35,6 +37,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [ASK, {"role": "assistant", "content": "a"}]}, "ends with the assistant"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "'input_audio'"),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "not fetched"),
+    ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "else than text"),
+    ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "else than text"),
     ("chat", {"messages": [ASK], "n": 2}, "got n=2"),
     ("chat", {"messages": [ASK], "logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),

@@ -25,6 +25,7 @@ from strands_rollout.agent.limits import (
     bound_others,
     bound_tools,
     contain_exits,
+    deadline_end,
     join_episode,
     limiter_of,
     reason_of_error,
@@ -33,7 +34,7 @@ from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
-from strands_rollout.errors import EngineAbortedError, EngineUnavailableError, RolloutError, TeamLimitError
+from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.model.sglang_model import SGLangModel
 
 logger = logging.getLogger(__name__)
@@ -354,17 +355,11 @@ class _Run:
         return reason_of_error(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
     def _end_of_deadline(self) -> tuple[StopReason, Exception]:
-        if self.deadline.was_aborted:
-            return StopReason.ABORTED, EngineAbortedError("the rollout was aborted")
-        words, fault = (
-            f"the episode took more than {self.setting.limits.episode_timeout_s:g} s",
-            self.model.engine_fault,
-        )
-        if self.team is None:  # what the policy has no part in
-            return StopReason.SETUP_ERROR, RolloutError(f"{words}, in which the agent and its tools did not start")
-        if fault is not None:  # what an outage has cut is no answer of the policy's
-            return StopReason.ENGINE_ERROR, EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
-        return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+        was_aborted, limit_s = self.deadline.was_aborted, self.setting.limits.episode_timeout_s
+        if self.team is None and not was_aborted:  # what the policy has no part in
+            words = f"the episode took more than {limit_s:g} s, in which the agent and its tools did not start"
+            return StopReason.SETUP_ERROR, RolloutError(words)
+        return deadline_end(was_aborted=was_aborted, limit_s=limit_s, fault=self.model.engine_fault)
 
 
 class _JournalHook(HookProvider):

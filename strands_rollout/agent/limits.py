@@ -10,7 +10,7 @@ import functools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from strands import Agent
 from strands.hooks import (
@@ -28,6 +28,7 @@ from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
 from strands_rollout.aio import exits_as_errors
+from strands_rollout.client.transport import Fault
 from strands_rollout.model.history import UNPARSED, failure_message
 
 
@@ -86,10 +87,10 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
         has_turns: Whether the policy has sampled a turn.
     """
     if isinstance(error, exceptions.MaxTokensReachedException):
-        return _LENGTH_REASONS[cut_by or "turn"]
+        return LENGTH_REASONS[cut_by or "turn"]
     if isinstance(error, errors.BudgetExhaustedError | exceptions.ContextWindowOverflowException):
         budget = getattr(error, "budget", "context")
-        return _LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
+        return LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
     if isinstance(error, exceptions.StructuredOutputException) and has_turns:
         return StopReason.COMPLETED  # the policy has answered, in another form than it should
     kinds: list[tuple[type[BaseException], StopReason]] = [
@@ -104,11 +105,21 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
     return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
-_LENGTH_REASONS = {
+LENGTH_REASONS: Final = {
     "turn": StopReason.TURN_LENGTH,
     "response": StopReason.RESPONSE_LENGTH,
     "context": StopReason.CONTEXT_LENGTH,
 }
+
+
+def deadline_end(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
+    """How an episode ends whose deadline has cut it; `fault` says how the engine failed, if it does."""
+    if was_aborted:
+        return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
+    words = f"the episode took more than {limit_s:g} s"
+    if fault is not None:  # what an outage has cut is no answer of the policy's
+        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
+    return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
 
 
 @dataclass(frozen=True, slots=True)

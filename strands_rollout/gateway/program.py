@@ -14,11 +14,12 @@ import os
 import re
 import secrets
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,14 @@ from typing import Any, Final
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of, running
 from strands_rollout.agent.episode import Episode, ProgramOutcome
-from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason, reason_of_error
+from strands_rollout.agent.limits import (
+    LENGTH_REASONS,
+    EpisodeLimits,
+    EpisodeProgress,
+    StopReason,
+    deadline_end,
+    reason_of_error,
+)
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.aio import EpisodeDeadline, began_at_s
 from strands_rollout.gateway.protocols import Message, Reply
@@ -78,9 +86,6 @@ class Endpoint:
         return {**urls, **dict.fromkeys(keys, self.api_key), **dict.fromkeys(models, self.model)}
 
 
-Play = Callable[[Task, Endpoint], Awaitable[Any]]
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
     """What plays an episode.
@@ -124,7 +129,7 @@ async def play_program(
 
 
 class _Run:
-    """One episode on its way; it is told what is asked and answered, and ends it at its limits."""
+    """One episode while it runs; as the session's watch it counts requests and turns, and ends it at a limit."""
 
     def __init__(
         self,
@@ -157,7 +162,10 @@ class _Run:
                 given = await self._played()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
-        reason, error = self._end(outcome.error) if not deadline.expired() else self._end_late(deadline.was_aborted)
+        reason, error = self._end(outcome.error)
+        if deadline.expired():
+            fault = self.model.engine_fault
+            reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
         duration_s = self.begun.duration_s + time.monotonic() - started
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
@@ -225,14 +233,6 @@ class _Run:
                 ended = playing.exception() or playing.result()
                 self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
 
-    def _end_late(self, was_aborted: bool) -> tuple[StopReason, Exception]:  # noqa: FBT001 - handed on
-        if was_aborted:
-            return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
-        words, fault = f"the episode took more than {self.limits.episode_timeout_s} s", self.model.engine_fault
-        if fault is not None:  # what an outage has cut is no answer of the policy's
-            return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
-        return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
-
     def _end(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
         """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
         conversation, fault = self.model.conversation, self.session.error
@@ -249,7 +249,7 @@ class _Run:
             words = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(words)
         if conversation.last.stop_reason == "max_tokens":
-            return _CUT[cut_by or "turn"], None
+            return LENGTH_REASONS[cut_by or "turn"], None
         return StopReason.COMPLETED, None
 
     def _episode(
@@ -283,13 +283,6 @@ class _Run:
         )
 
 
-_CUT: Final = {
-    "turn": StopReason.TURN_LENGTH,
-    "response": StopReason.RESPONSE_LENGTH,
-    "context": StopReason.CONTEXT_LENGTH,
-}
-
-
 class CommandError(errors.ConfigError):
     """A process can't be started, or has failed.
 
@@ -308,9 +301,9 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
     Raises:
         CommandError: It can't be started, or its exit code is none of those that are expected.
     """
-    with tempfile.TemporaryDirectory(prefix="strands-rollout-", ignore_cleanup_errors=True) as scratch:
-        folder = Path(scratch)
-        told = folder / "task.json"
+    scratch = tempfile.mkdtemp(prefix="strands-rollout-")
+    try:
+        told = Path(scratch) / "task.json"
         shown = {"messages": task.messages, "metadata": task.metadata, "index": task.index}
         told.write_text(json.dumps(shown, default=str), encoding="utf-8")
         values = {"prompt": task.text, "task": str(told), "url": endpoint.url}
@@ -324,6 +317,8 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
         ended = await _process(argv, env, cwd, filled(command.stdin), mark)
+    finally:  # a policy may have left any number of files
+        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
         words = f"agent_command {command.command!r} ended with exit code {ended.exit_code}"
         raise CommandError(
@@ -348,21 +343,23 @@ async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            escaped = _kill_marked(mark)
+            escaped = await asyncio.to_thread(_kill_marked, mark, process.pid)
+            await process.wait()
         printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
         output = printed.read().decode(errors="replace").strip()
     return ProcessEnd(process.returncode or 0, output, escaped)
 
 
-def _kill_marked(mark: str) -> int:
-    """Kill the processes that have an episode's mark in their environment; how many there were. Linux only."""
+def _kill_marked(mark: str, group: int) -> int:
+    """Kill the processes outside of a group that have an episode's mark in their environment; how many. Linux only."""
     found = 0
     for _ in range(3):  # one may be starting another
         alive = 0
         for entry in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError, ValueError):
-                if mark.encode() in entry.read_bytes() and int(entry.parent.name) != os.getpid():
-                    os.kill(int(entry.parent.name), signal.SIGKILL)
+            with suppress(OSError):
+                pid = int(entry.parent.name)
+                if mark.encode() in entry.read_bytes() and os.getpgid(pid) != group:
+                    os.kill(pid, signal.SIGKILL)
                     alive += 1
         if not alive:
             break

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -23,6 +24,7 @@ from strands_rollout.model.history import ModelCall, token_count
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES: Final = 64 * 2**20
+_LONG_BODY_BYTES: Final = 4 * 2**20
 _PING_S: Final = 10.0
 _SHUTDOWN_S: Final = 1.0
 _PROTOCOLS: Final[dict[str, type[Protocol]]] = {
@@ -74,8 +76,8 @@ class Gateway:
     def routes(self) -> list[web.RouteDef]:
         """What the endpoint serves, and refuses."""
         return [
-            *(web.post(path, self._turn) for path in _PROTOCOLS if not path.endswith("count_tokens")),
-            web.post("/v1/messages/count_tokens", self._count),
+            web.post(path, partial(self._served, self._counted if path.endswith("count_tokens") else self._answered))
+            for path in _PROTOCOLS
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
@@ -91,14 +93,7 @@ class Gateway:
         if found is None:
             return _refused(ChatCompletions(), _NO_KEY)
         name = found[1].model.config["model_id"] or "policy"
-        card = {
-            "id": name,
-            "object": "model",
-            "type": "model",
-            "display_name": name,
-            "created": 0,
-            "owned_by": "sglang",
-        }
+        card = {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0}
         return _json({"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name})
 
     async def unknown(self, request: web.Request) -> web.Response:
@@ -106,16 +101,10 @@ class Gateway:
         words = f"there is no {request.method} {request.path} here; expected POST to one of {', '.join(_PROTOCOLS)}"
         return _refused(ChatCompletions(), (404, "not_found", words))
 
-    async def _turn(self, request: web.Request) -> web.StreamResponse:
-        return await self._served(request, self._answered)
-
-    async def _count(self, request: web.Request) -> web.StreamResponse:
-        return await self._served(request, self._counted)
-
     async def _served(
         self,
-        request: web.Request,
         answer: Callable[[web.Request, Session, Protocol, TurnRequest], Awaitable[web.StreamResponse]],
+        request: web.Request,
     ) -> web.StreamResponse:
         """Read a request of a known session and answer it; whatever fails is said in the API's form."""
         kind = _PROTOCOLS[request.path]
@@ -170,7 +159,7 @@ _NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a session that
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """How an error is told to a client: what may be asked again has a status of 429 or above 500."""
+    """What a client is answered for an error; a request that may be sent again gets 429 or 503."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
@@ -193,8 +182,10 @@ def problem_of(error: BaseException | None) -> Problem:
 
 
 async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
+    raw = await request.read()
     try:
-        body = cache.parsed(await request.read(), items_name)
+        is_long = len(raw) > _LONG_BODY_BYTES  # what holds the event loop up is parsed beside it, and not remembered
+        body = await asyncio.to_thread(orjson.loads, raw) if is_long else cache.parsed(raw, items_name)
     except orjson.JSONDecodeError as e:
         raise errors.PromptError(f"got a body that is no JSON: {e}") from e
     if not isinstance(body, dict):

@@ -20,6 +20,7 @@ from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnReq
 from strands_rollout.model.history import HistorySegment, ModelCall
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
+from strands_rollout.model.trajectory import Turn
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Facts:
     Attributes:
         requests: All that could be read.
         repeats: Those that were answered from the record.
-        forks: Those whose history, or system prompt and tools, are not those of any conversation so far.
+        forks: Those that go on from a history, or with a system prompt or tools, that no conversation had.
         changed_calls: Calls that the client sends back as others under their own ids, such as with defaults filled in,
             or leaves out beside some. They stay as the policy wrote them.
         differences: Of the first of all these, where the history left what was recorded.
@@ -186,11 +187,11 @@ class Session:
         """Answer the first requests from an earlier attempt's main conversation, which the model has resumed."""
         conversation = self.model.conversation
         thread = _Thread(conversation, conversation.last, None, [], [dict(message) for message in messages])
-        for at, message in enumerate(messages):
-            if message["role"] == "assistant":
-                has_calls = any("toolUse" in block for block in message["content"])
-                usage = message.get("metadata", {}).get("usage", {})
-                thread.replies[at] = reply_of(message, "tool_use" if has_calls else "end_turn", usage)
+        finished = [turn for turn in conversation.last.trajectory.turns if turn.finish_reason != "abort"]
+        answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+        # of the assistant's messages the last are the policy's; any before them came with the prompt
+        for at, turn in zip(reversed(answers), reversed(finished), strict=False):
+            thread.replies[at] = _reply_of_turn(messages[at], turn, messages[at].get("metadata", {}).get("usage"))
         self._threads, self._recorded, self._is_head_known = [thread], thread, False
 
     def end(self, error: Exception) -> None:
@@ -331,10 +332,7 @@ class Session:
                 thread.messages, thread.seen = messages, [*request.messages]
             elif not segment.trajectory.turns:
                 self._threads.remove(thread)
-        turn = segment.trajectory.turns[-1]
-        matched = turn.parts[-1].matched
-        stop = matched if isinstance(matched, str) else None
-        reply = reply_of(answer.message, answer.stop_reason, answer.usage, stop)
+        reply = _reply_of_turn(answer.message, segment.trajectory.turns[-1], answer.usage)
         thread.replies[len(messages)] = reply
         answer.message["metadata"] = {"usage": answer.usage}
         thread.messages = [*messages, answer.message]
@@ -353,7 +351,7 @@ class Session:
             raise
 
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """What a turn comes to, which goes on where whoever waits for it leaves."""
+        """The reply of a turn; the turn goes on if the waiting handler is cancelled."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -439,6 +437,15 @@ class Session:
         return _Match(thread, length, ids, "messages were taken from its end", changed)
 
 
+def _reply_of_turn(message: Mapping[str, Any], turn: Turn, usage: Mapping[str, int] | None) -> Reply:
+    """A finished turn as its client is sent it."""
+    matched = turn.parts[-1].matched
+    stop = matched if isinstance(matched, str) else None
+    has_calls = any("toolUse" in block for block in message["content"])
+    ended = "tool_use" if has_calls else "end_turn" if stop is None else "stop_sequence"
+    return reply_of(message, "max_tokens" if turn.finish_reason == "length" else ended, usage, stop)
+
+
 def _words_of(near: _Match | None, request: TurnRequest) -> str:
     """Why a request extends no history."""
     if near is None:
@@ -465,9 +472,8 @@ def _difference(kept: Message, sent: Reply | None, given: Message, ids: dict[str
     pairs = [(by_id.get(other["toolUseId"], one), other) for one, other in zip(sent.calls, got.calls, strict=False)]
     for one, other in pairs:
         if (one["name"], one["input"]) != (other["name"], other["input"]):
-            words = (
-                f"got the call {_short(other['name'], other['input'])}; {_short(one['name'], one['input'])} was sent"
-            )
+            shown = [_short(call["name"], call["input"]) for call in (other, one)]
+            words = "got the call {}; {} was sent".format(*shown)
             if one["toolUseId"] != other["toolUseId"]:
                 return words
             changed.append(words)

@@ -525,7 +525,7 @@ def tidy(answer: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """A key: two notations with one key are the same answer; case counts except in plain words."""
+    """A canonical key, equal for notations of the same answer; case counts except in plain words."""
     text = _SHORT_SCRIPT.sub(r"\1\2", " ".join(text.split()))
     key = _BETWEEN_DIGITS.sub("\0", text).replace(" ", "").replace("\0", " ")  # 4 2 is not 42
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():

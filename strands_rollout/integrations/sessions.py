@@ -77,7 +77,7 @@ class SessionServer:
     Args:
         tokenizer: The policy's.
         base_url: The engine's, or the router's.
-        owner_key: What the owner's requests must carry as bearer; None where whoever reaches the port may do it.
+        owner_key: Bearer token that the owner's requests must carry; None accepts them from every local client.
         idle_s: Seconds after which a session that nobody uses is ended.
         **model: Further settings of `SGLangModel`.
     """

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 BOTH = ["embedded", pytest.param("sglang", marks=pytest.mark.real)]
 NARROW_OPTIONS = {"max_running_requests": 1, "prefill_chunk_tokens": 16, "context_length": 1024}
 _NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", "--context-length", "1024")
-_CHAT_FLAGS = ("--tool-call-parser", "qwen", "--reasoning-parser", "qwen3", "--enable-cache-report")
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +50,7 @@ def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
 
     def alive() -> RealServer:
         if not servers or not is_running(servers[-1].pid):
-            servers.append(start_sglang(None, *_NARROW_FLAGS, *_CHAT_FLAGS))
+            servers.append(start_sglang(None, *_NARROW_FLAGS))
         return servers[-1]
 
     yield alive

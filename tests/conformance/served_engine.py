@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from engine_api import Api, in_flight, until_load
 
 if TYPE_CHECKING:
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 _START_S = 300.0
+# so many slow each other down that they last far longer than the 4 s after which SGLang looks whether a client is gone
+WITNESSES = 16
 # the keys of SGLang's answers to /generate (0.5.23), and how it says that it has aborted a request
 META_KEYS = {
     "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
@@ -94,19 +95,19 @@ def facts_of(base_url: str) -> EngineFacts:
 
 
 @asynccontextmanager
-async def witness(engine: ServedEngine) -> AsyncIterator[None]:
-    """Checks that long generations that begin in the block end before a shorter one, which begins with it."""
-    shorter = {**engine.long, "max_new_tokens": engine.long["max_new_tokens"] * 3 // 4}
-    async with in_flight(engine, "witness", **shorter) as [task]:
-        await until_load(engine, 1)
+async def witnesses(engine: ServedEngine) -> AsyncIterator[None]:
+    """Checks that what begins in the block, as long a generation as these, which begin before it, ends before them."""
+    rids = [f"witness{n or ''}" for n in range(WITNESSES)]  # the first is how all of theirs begin
+    async with in_flight(engine, *rids, **engine.long) as tasks:
+        await until_load(engine, WITNESSES)
         yield
-        await until_load(engine, 1, or_fewer=True)
-        # whether its task is done would not tell: the load falls to 1 before the witness's own answer arrives
+        await until_load(engine, WITNESSES, falling=True)
+        await engine.generate(max_new_tokens=1)  # the load falls on meanwhile if all were ended
+        await until_load(engine, WITNESSES, falling=True)
+        # whether their tasks are done would not tell: the load falls before the witnesses' own answers arrive
         await engine.post("/abort_request", {"rid": "witness"})
-        reason = (await task)["meta_info"]["finish_reason"]
-        if reason != ABORTED and not engine.facts.is_embedded:
-            pytest.skip("the witness ended before SGLang looked whether a client is gone, which it does each 4 s")
-        assert reason == ABORTED
+        reasons = [answer["meta_info"]["finish_reason"] for answer in await asyncio.gather(*tasks)]
+        assert reasons == [ABORTED] * WITNESSES, reasons
 
 
 def _json(base_url: str, path: str) -> Any:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from engine_api import IDS, client_session, in_flight, streaming, until_load
-from served_engine import ABORTED, witness
+from served_engine import ABORTED, WITNESSES, witnesses
 
 
 async def test_aborting_a_running_request_returns_what_it_has(engine):
@@ -61,13 +61,13 @@ async def test_a_request_id_in_use_is_refused_and_can_be_used_again(engine):
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_disconnects_has_its_request_aborted(engine, stream):
     body = {"input_ids": IDS, "sampling_params": engine.long, "stream": stream}
-    async with witness(engine), client_session() as session:
+    async with witnesses(engine), client_session() as session:
 
         async def read() -> None:
             async with session.post(engine.base_url + "/generate", json=body) as response:
                 await response.read()
 
         task = asyncio.create_task(read())
-        await until_load(engine, 2)
+        await until_load(engine, WITNESSES + 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from engine_api import IDS, until_load
 from prompts import random_prompt
-from served_engine import witness
+from served_engine import WITNESSES, witnesses
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.errors import EngineOverlongError
@@ -62,8 +62,8 @@ async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(
 
 
 async def test_a_cancelled_call_leaves_nothing_running(engine, client):
-    async with witness(engine):
+    async with witnesses(engine):
         task = asyncio.create_task(client.generate(IDS, engine.long))
-        await until_load(engine, 2)
+        await until_load(engine, WITNESSES + 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

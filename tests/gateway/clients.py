@@ -76,11 +76,7 @@ CHAT = Api(
 RESPONSES = Api(
     "responses",
     "get_final_response",
-    lambda history: {
-        "instructions": SYSTEM,
-        "input": history,
-        "tools": [{"type": "function", **ADD}],
-    },
+    lambda history: {"instructions": SYSTEM, "input": history, "tools": [{"type": "function", **ADD}]},
     _response_said,
     lambda calls: [{"type": "function_call_output", "call_id": call, "output": f"34 for {call}"} for call in calls],
 )
@@ -147,19 +143,11 @@ def _rewritten(said: Said) -> Said:
     return said[0], said[1][-1:]
 
 
-chat = functools.partial(_async, CHAT)
-chat_stream = functools.partial(_async, CHAT, streams=True)
-chat_sync = functools.partial(_sync, CHAT)
-chat_sync_stream = functools.partial(_sync, CHAT, streams=True)
+for _name, _api in {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}.items():
+    for _kind, _run in {"": _async, "_sync": _sync}.items():
+        globals()[f"{_name}{_kind}"] = functools.partial(_run, _api)
+        globals()[f"{_name}{_kind}_stream"] = functools.partial(_run, _api, streams=True)
 chat_rewritten = functools.partial(_async, CHAT, change=_rewritten)
-responses = functools.partial(_async, RESPONSES)
-responses_stream = functools.partial(_async, RESPONSES, streams=True)
-responses_sync = functools.partial(_sync, RESPONSES)
-responses_sync_stream = functools.partial(_sync, RESPONSES, streams=True)
-messages = functools.partial(_async, MESSAGES)
-messages_stream = functools.partial(_async, MESSAGES, streams=True)
-messages_sync = functools.partial(_sync, MESSAGES)
-messages_sync_stream = functools.partial(_sync, MESSAGES, streams=True)
 
 
 async def _by_id(api: Api, task: Any, endpoint: Any) -> None:
@@ -170,14 +158,12 @@ async def _by_id(api: Api, task: Any, endpoint: Any) -> None:
         nonlocal asked, earlier
         new = [item for item in history if item.get("role") == "user" or item.get("type") == "function_call_output"]
         request, asked = {"model": endpoint.model, **api.request(new[asked:])}, len(new)
+        thread = {"type": "continue", "previous_message_id": earlier} if earlier else {"type": "create"}
         if api is RESPONSES:
             request["previous_response_id"] = earlier or None
-        elif earlier:
-            thread = {"type": "continue", "previous_message_id": earlier}
-            request = {name: request[name] for name in request if name not in ("system", "tools")}
-            request["extra_body"] = {"thread": thread}
         else:
-            request["extra_body"] = {"thread": {"type": "create"}}
+            request = {name: request[name] for name in request if not earlier or name not in ("system", "tools")}
+            request["extra_body"] = {"thread": thread}
         answer = await getattr(client, api.resource).create(**request)
         earlier = answer.id
         return api.said(answer)

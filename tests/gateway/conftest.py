@@ -43,7 +43,6 @@ class Stage:
 
     @property
     def text(self) -> str:
-        """The main conversation's tokens."""
         return str(self.tokenizer.decode(self.session.model.trajectory.token_ids))
 
 

@@ -2,39 +2,26 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds.",
-            "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-        },
-    }
-]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-told: list[Any] = []
-"""What programs leave for a test."""
+told: list[Any] = []  # what programs leave for a test
 
 
 async def chat(task: Any, endpoint: Any) -> str:
-    from openai import AsyncOpenAI
-
-    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0) as client:
-        messages: list[Any] = [{"role": "user", "content": task.text}]
-        while True:
-            answer = await client.chat.completions.create(model=endpoint.model, messages=messages, tools=TOOLS)
-            message = answer.choices[0].message
-            messages.append(message.model_dump(exclude_none=True))
-            if not message.tool_calls:
-                return str(message.content)
-            for call in message.tool_calls:
-                told.append(json.loads(call.function.arguments)["code"])
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"{told[-1]} is done"})
+    messages: list[Any] = [{"role": "user", "content": task.text}]
+    while True:
+        answer = await post(endpoint, {"messages": messages, "tools": TOOLS})
+        messages.append(message := answer["choices"][0]["message"])
+        if not message.get("tool_calls"):
+            return str(message["content"])
+        for call in message["tool_calls"]:
+            told.append(json.loads(call["function"]["arguments"])["code"])
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{told[-1]} is done"})
 
 
 async def chat_and_score(task: Any, endpoint: Any) -> dict[str, Any]:
@@ -48,8 +35,6 @@ async def titled(task: Any, endpoint: Any) -> str:
 
 async def changing(task: Any, endpoint: Any) -> str:
     """Asks something else each time that it is started."""
-    from dataclasses import replace
-
     told.append("start")
     said = f"{task.text} (attempt {told.count('start')})"
     return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
@@ -71,11 +56,7 @@ async def post(endpoint: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_a_thread(task: Any, endpoint: Any) -> float:
-    from openai import OpenAI
-
-    with OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-        messages: Any = [{"role": "user", "content": task.text}]
-        client.chat.completions.create(model=endpoint.model, messages=messages)
+    asyncio.run(post(endpoint, {"messages": [{"role": "user", "content": task.text}]}))
     return 0.5
 
 

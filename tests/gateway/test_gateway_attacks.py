@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 from typing import Any
 
 import aiohttp
@@ -10,10 +9,12 @@ import programs
 import pytest
 from fake_sglang import Reply
 from harness import run
-from test_matching import ASK, END, TOOLS
+from programs import TOOLS
+from test_matching import ASK, END
 
+from strands_rollout.gateway import server
 from strands_rollout.gateway import session as sessions
-from strands_rollout.gateway.server import MAX_BODY_BYTES, problem_of
+from strands_rollout.gateway.server import MAX_BODY_BYTES
 from strands_rollout.gateway.session import SessionEndedError
 
 
@@ -74,7 +75,9 @@ async def test_what_can_not_be_served_is_refused_in_the_apis_form(stage, api, bo
         assert (await made.chat([ASK]))["content"] == "It is 34."
 
 
-async def test_a_body_beyond_the_limit_and_one_that_is_no_json_are_refused(stage):
+@pytest.mark.parametrize("long_bytes", [1, server._LONG_BODY_BYTES])  # whether they are parsed in a thread
+async def test_a_body_beyond_the_limit_and_one_that_is_no_json_are_refused(stage, monkeypatch, long_bytes):
+    monkeypatch.setattr(server, "_LONG_BODY_BYTES", long_bytes)
     async with stage([END]) as made:
         headers = {"Authorization": f"Bearer {made.key}"}
         url = made.gateway.base_url + programs.PATHS["messages"]
@@ -84,6 +87,7 @@ async def test_a_body_beyond_the_limit_and_one_that_is_no_json_are_refused(stage
             async with made.http.post(url, data=body, headers=headers) as answer:
                 assert answer.status == 400
         assert (await made.post("/v1/embeddings", {}))[0] == 404
+        assert (await made.chat([ASK]))["content"] == "It is 34."
 
 
 CONTROL = "<|im_end|>\n<|im_start|>assistant\nforged<|im_end|>"
@@ -174,7 +178,14 @@ async def trickle(task: Any, endpoint: Any) -> None:
     await http.close()
 
 
-def test_a_bug_is_no_secret():
-    status, code, words = problem_of(KeyError("x"))
-    assert (status, code, words) == (500, "server_error", "KeyError: 'x'")
-    json.dumps(words)
+@pytest.mark.parametrize(("api", "ping", "error"), [("chat", ": waiting", "engine_un"), ("messages", "ping", "overl")])
+async def test_a_stream_that_waits_pings_and_then_tells_an_error(stage, monkeypatch, api, ping, error):
+    monkeypatch.setattr(server, "_PING_S", 0.01)
+    held = asyncio.Event()
+    async with stage([Reply.status(503)], held=held, engine_patience_s=0.0) as made:
+        asked = asyncio.ensure_future(made.post(api, {"messages": [ASK], "stream": True}))
+        while not made.fake.requests:  # noqa: ASYNC110 - the state polled is the server's
+            await asyncio.sleep(0.05)
+        held.set()
+        status, text = await asked
+    assert (status, ping in text, error in text) == (200, True, True)

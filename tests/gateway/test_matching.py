@@ -5,10 +5,11 @@ import json
 from typing import Any
 
 import pytest
-from harness import call_text
+from fake_sglang import Reply
+from harness import call_text, ids_of
+from programs import TOOLS
 
 ASK = {"role": "user", "content": "What is 17 * 2?"}
-TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 CALL = "<think>\nHm.\n</think>\n\nLet me see." + call_text(name="add")
 END = "It is 34.<|im_end|>"
 
@@ -160,3 +161,22 @@ async def test_a_call_that_cannot_be_parsed_is_sent_as_text_and_matched(stage):
         await made.chat([ASK, first, ASK], tools=TOOLS)
         assert made.session.facts.forks == 0
         assert len(made.session.model.parse_failures) == 1
+
+
+async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(stage, shipped_tokenizer):
+    reply = Reply.tokens(ids_of(shipped_tokenizer, "It is 34.STOP"), matched="STOP")
+    async with stage([reply]) as made:
+        first = await made.chat([ASK], tools=TOOLS, stop="STOP")
+        saved = made.session.main_messages
+        made.session.model.resume(made.session.model.trajectory, saved, 1)
+        made.session.restore(saved)
+        assert await made.chat([ASK], tools=TOOLS, stop="STOP") == first
+    assert (first["content"], len(made.fake.requests)) == ("It is 34.", 1)
+
+
+async def test_tokens_are_counted_as_the_policy_reads_them(stage):
+    body = {"messages": [ASK], "system": "Be brief.", "tools": [{"name": "add", "input_schema": {}}]}
+    async with stage([END]) as made:
+        counted = await made.post("/v1/messages/count_tokens", body)
+        await made.post("messages", body)
+    assert counted == (200, {"input_tokens": len(made.fake.requests[0].input_ids)})

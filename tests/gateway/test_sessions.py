@@ -9,7 +9,8 @@ import aiohttp
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import call_text, ids_of
-from test_matching import ASK, TOOLS, result
+from programs import TOOLS
+from test_matching import ASK, result
 
 from strands_rollout.dump import read_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine

@@ -20,11 +20,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
-
-import yaml
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from strands_rollout.errors import ConfigError
+
+if TYPE_CHECKING:
+    import yaml
 
 Json: TypeAlias = Any
 """Any value of JSON: None, a bool, int, float or str, a list of values, or a dict of them by str."""
@@ -469,6 +470,8 @@ def yaml_text(path: Path) -> str:
     Raises:
         ConfigError: It can't be read, or is no YAML, or far larger than a config.
     """
+    import yaml  # this module is the code tool's too, which runs without libraries
+
     try:
         text = read_regular(path, _MAX_YAML_BYTES).decode("utf-8")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -483,5 +486,8 @@ def yaml_text(path: Path) -> str:
 
 
 def _nodes(node: yaml.Node) -> tuple[int, list[yaml.Node]]:
-    parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
-    return (len(parts), parts) if isinstance(node, yaml.CollectionNode) else (0, [])
+    if isinstance(node.value, str):
+        return 0, []
+    # a mapping's are pairs
+    parts = [part for value in node.value for part in (value if isinstance(value, tuple) else (value,))]
+    return len(parts), parts

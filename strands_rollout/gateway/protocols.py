@@ -112,7 +112,7 @@ class _Body:
         """One that differs by further items at the end of the list of this name; None where it is another."""
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
-        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(self.raw[:end]):
+        if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
             return None
         try:
             more = orjson.loads(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
@@ -293,10 +293,10 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 
 def objects(body: Item, name: str) -> list[dict[str, Any]]:
     """A list of objects; an empty one where it is absent or null."""
-    values = field_of(body, name, list, "a list of objects")
+    values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
         raise PromptError(f"got {name} with something else than objects in it; expected a list of objects")
-    return list(values)
+    return values
 
 
 def refuse(body: Item, names: Sequence[str], **choices: Sequence[object]) -> None:

@@ -329,7 +329,7 @@ class Session:
                 conversation.last.ended_by = ""
                 self._threads.remove(thread)
             elif segment.covered_messages == len(messages):
-                thread.messages, thread.seen = messages, [*request.messages]
+                thread.messages, thread.seen = messages, request.messages
             elif not segment.trajectory.turns:
                 self._threads.remove(thread)
         reply = _reply_of_turn(answer.message, segment.trajectory.turns[-1], answer.usage)

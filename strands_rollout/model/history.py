@@ -197,6 +197,8 @@ class ModelCall:
         agent: Who asks, where that is known.
         signal: The agent's cancel signal, which is its alone, where it is known.
         params: Sampling parameters of this turn alone, beside the model's.
+        is_matched: Whether the messages are known to extend what the policy has read, if it has read any. To compare a
+            long history costs more than all else.
     """
 
     messages: Messages
@@ -206,6 +208,7 @@ class ModelCall:
     agent: Any = None
     signal: Any = None
     params: Mapping[str, Any] | None = None
+    is_matched: bool = False
 
     @property
     def history(self) -> Messages:
@@ -332,7 +335,7 @@ class HistorySegment:
         if trajectory.is_open and self.covers(call):
             return []
         self._tools = self._tools or to_chat_tools(call.tool_specs)  # a conversation that another model began
-        chat = self._new_chat_messages(call.messages)
+        chat = self._new_chat_messages(call)
         last_id = trajectory.token_ids[-1]
         images = await _read_images(self._template, chat)
         if images and room.tokens is not None:
@@ -447,9 +450,9 @@ class HistorySegment:
         is_shorter = len(call.messages) < len(self._covered)
         return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
 
-    def _new_chat_messages(self, messages: Messages) -> list[ChatMessage]:
-        covered = len(self._covered)
-        if not self.is_extended_by(messages):
+    def _new_chat_messages(self, call: ModelCall) -> list[ChatMessage]:
+        messages, covered = call.messages, len(self._covered)
+        if not (call.is_matched or self.is_extended_by(messages)):
             raise TrajectoryError(
                 f"got a history of {len(messages)} messages that does not extend the {covered} messages and the "
                 "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
 
 import httpx
@@ -45,8 +45,6 @@ from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, for_too
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=BaseModel)
 _AT_ONCE: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
@@ -247,8 +245,7 @@ class Conversations:
         known = [self._known[id(one)] for one in who if id(one) in self._known]
         if known and known[0].is_of(call):
             return known[0]
-        found = next((one for one in self if one.may_be_of(call)), None)
-        found = found or self.begin("agent" if who else "aside")
+        found = next((one for one in self if one.may_be_of(call)), None) or self.begin("agent" if who else "aside")
         found.bind(call.agent, call.signal)
         self._known.update((id(one), found) for one in who)
         return found
@@ -485,7 +482,7 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         conversation: Conversation | None = None,
     ) -> Answer:
-        """One turn: generate it, record it, and read it. What is given is a `ModelCall`'s, and whose it is if known.
+        """One turn: generate it, record it, and read it. A call with a `conversation` is known to be its next.
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
@@ -497,7 +494,8 @@ class SGLangModel(Model):
                 trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
         """
-        call = ModelCall(messages, tool_specs, system_prompt, system_prompt_content, agent, signal, params)
+        asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal, params
+        call = ModelCall(*asked, conversation is not None)
         if conversation is None:
             conversation = self.conversation if self.config["conversations"] == "one" else self.conversations.of(call)
         if conversation.is_busy:
@@ -505,8 +503,10 @@ class SGLangModel(Model):
         conversation.is_busy = True
         try:
             await own_pass()  # reading what is new in the history is the longest step of a turn
-            if conversation.kind != "main" or self.config["on_rewritten_history"] == "segment":
+            may_rewrite = conversation.kind != "main" or self.config["on_rewritten_history"] == "segment"
+            if may_rewrite and not call.is_matched:
                 conversation.begin_segment_for(call)
+                call = replace(call, is_matched=True)
             await self._turn(conversation, call)
         finally:
             conversation.is_busy = False

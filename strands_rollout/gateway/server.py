@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
@@ -129,7 +130,7 @@ class Gateway:
         def is_gone() -> bool:
             return request.transport is None or request.transport.is_closing()
 
-        turn = asyncio.ensure_future(session.reply(asked, is_gone))
+        turn = asyncio.create_task(session.reply(asked, is_gone), context=session.context.copy())
         if not asked.streams:
             return _json(protocol.whole(asked, await turn))
         done, _ = await asyncio.wait([turn], timeout=_PING_S)
@@ -254,7 +255,8 @@ class SharedGateway:
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:
-            shared._starting = asyncio.create_task(start(shared.gateway))
+            # it outlives the first episode, whose context it would keep
+            shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
         await asyncio.shield(shared._starting)
         return shared.gateway
 

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
@@ -150,6 +151,7 @@ class Session:
         protocols: One of each kind, by its name, and what its requests were parsed to.
         error: The last error that the episode itself is to blame for; None where a later request succeeded.
         used: When it was asked last, of the monotonic clock.
+        context: That of the episode, with its clock and spans; a server's handlers have another one.
     """
 
     def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
@@ -158,6 +160,7 @@ class Session:
         self.protocols: dict[str, tuple[protocols.Protocol, ItemCache]] = {}
         self.error: Exception | None = None
         self.used = time.monotonic()
+        self.context = copy_context()
         self._watch = watch
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()

@@ -1,15 +1,20 @@
 """Episodes that programs play: what becomes of them at their end, at limits and aborts, and when they are resumed."""
 
+import json
 import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import programs
 import pytest
+import recorded_tools
 from fake_sglang import FakeSGLang, Reply
 from harness import args_for, call_text, ids_of, run
+from interruptible_policy import ANSWER, LAYERS, TOP_K, InterruptiblePolicy, abort_after, call, prompt_of, turn
 
 from strands_rollout import Sample, generate, reward_func
+from strands_rollout.slime_plugin.metrics import finished_samples, gateway_metrics
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = [call_text("a", name="add"), call_text("b", name="add")]
@@ -40,6 +45,46 @@ async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(sh
     assert facts["final_text"] == "The answer is \\boxed{34}."
     assert violations(sample) == []
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
+
+
+class _JoinsNoExperts(Sample):
+    """As slime's before 0.3.1, for which the package joins routed experts."""
+
+    append_response_tokens = property()
+
+
+async def test_a_programs_sample_is_that_of_the_same_agent_in_process(shipped_tokenizer):
+    """With new weights in mid-turn, a seed, and routed experts."""
+
+    def disturb(asked: Any) -> Any:
+        if asked.turn == 1 and asked.done:
+            fake.engine.update_weights("2")
+        return abort_after(4) if asked.turn == 1 and not asked.done else None
+
+    plan = [turn("Both.", call("work", "a"), call("fail", "b")), turn(call("work")), ANSWER]
+    given = {"tools": [*recorded_tools.PATHS, "recorded_tools.die"], "system_prompt": None}
+    replayed = {"use_rollout_routing_replay": True, "num_layers": LAYERS, "moe_router_topk": TOP_K}
+    samples, values, asked = [], [], []
+    for player in ({}, *[{"agent_program": "recorded_tools.program"}] * 2):
+        policy = InterruptiblePolicy(shipped_tokenizer, {"job": plan}, disturb)
+        async with FakeSGLang(policy, context_length=8192, weight_version="1") as fake:
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={**given, **player}, **replayed)
+            sample = _JoinsNoExperts(prompt=prompt_of("job", 0), label="34", index=0, session_id="job-0")
+            params = {"temperature": 1.0, "max_new_tokens": 4096, "sampling_seed": 7}
+            samples.append(await generate(args, sample, params))
+        assert (policy.violations, fake.violations) == ([], [])
+        asked.append([{name: value for name, value in one.body.items() if name != "rid"} for one in fake.requests])
+        values.append(json.loads(json.dumps(sample.to_dict(), default=np.ndarray.tolist)))
+        del values[-1]["non_generation_time"]
+        facts = values[-1]["metadata"].pop("strands_rollout")
+        assert max(at_s for _turn, at_s, _s in facts["requests"]) <= facts["duration_s"]
+        values[-1]["facts"] = [facts[name] for name in ("spans", "weight_versions", "engine_aborts", "tool_calls")]
+    assert values[0] == values[1] == values[2]
+    assert asked[0] == asked[1] == asked[2]  # seeds and start of routed experts included
+    assert (sample.status.value, sample.weight_versions) == ("completed", ["1", "1", "2", "2"])
+    assert sample.rollout_routed_experts[0].tolist() == [[11, 12], [13, 14]]
+    found = gateway_metrics(finished_samples(samples))
+    assert (found["gateway/requests/mean"], found["gateway/forks/max"], found["gateway/refused/max"]) == (3, 0, 0)
 
 
 @pytest.mark.parametrize(("program", "score"), [("chat_and_score", 0.25), ("in_a_thread", 0.5)])

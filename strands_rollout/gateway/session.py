@@ -15,7 +15,7 @@ from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from strands_rollout.errors import PromptError, RolloutError, TemplateError
+from strands_rollout.errors import EngineAbortedError, PromptError, RolloutError, TemplateError
 from strands_rollout.gateway import protocols
 from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of
 from strands_rollout.model.history import HistorySegment, ModelCall
@@ -137,6 +137,9 @@ class Watch(Protocol):
 
     def answered(self, conversation: Conversation, reply: Reply) -> None:
         """A turn was sampled."""
+
+    def aborted(self) -> None:
+        """The engine has aborted a turn."""
 
 
 class Session:
@@ -285,6 +288,8 @@ class Session:
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
             self.error = error  # of these the client is to blame
+        if isinstance(error, EngineAbortedError) and self._watch is not None:
+            self._watch.aborted()
 
     def _fork(self, request: TurnRequest, matches: Sequence[_Match]) -> _Match:
         """A thread for a history that extends none: a segment of an agent's conversation, or a conversation."""

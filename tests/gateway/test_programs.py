@@ -271,13 +271,19 @@ async def test_settings_that_can_not_hold_are_refused(shipped_tokenizer, setting
     assert words in played.facts["error"]
 
 
-async def test_a_turn_that_a_weight_update_interrupts_is_continued(shipped_tokenizer):
+@pytest.mark.parametrize("then", ["continue", "return"])
+async def test_a_turn_that_a_weight_update_interrupts_is_continued_or_ends_the_episode(shipped_tokenizer, then):
     turn = ids_of(shipped_tokenizer, TURNS[-1])
     replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
-    played = await run(shipped_tokenizer, replies, settings={"agent_program": "programs.chat"})
-    assert played.sample.tokens[-len(turn) :] == turn
-    assert (played.sample.status.value, played.facts["turns"], played.facts["engine_aborts"]) == ("completed", 1, 1)
-    assert played.fake.requests[0].key == played.fake.requests[1].key
+    settings = {"agent_program": "recorded_tools.program", "on_engine_abort": then}  # its client asks again
+    played = await run(shipped_tokenizer, replies, settings=settings)
+    goes_on = then == "continue"
+    kept = turn if goes_on else turn[:4]
+    assert played.sample.tokens[played.prompt_length :] == kept
+    assert played.sample.status.value == ("completed" if goes_on else "aborted")
+    assert (played.facts["turns"], played.facts["engine_aborts"]) == (1, goes_on)
+    assert len(played.fake.requests) == 1 + goes_on
+    assert played.fake.requests[0].key == played.fake.requests[-1].key
 
 
 async def test_with_fan_out_each_conversation_is_a_sample(shipped_tokenizer):

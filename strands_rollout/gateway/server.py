@@ -169,6 +169,7 @@ def problem_of(error: BaseException | None) -> Problem:
     kinds: list[tuple[type[Exception], int, str]] = [
         (errors.PromptError, 400, "invalid_request"),
         (errors.TemplateError, 400, "invalid_request"),
+        (errors.ConfigError, 400, "invalid_request"),  # such as an image for a model of text
         (errors.UnsendableTextError, 400, "unsendable_text"),
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),

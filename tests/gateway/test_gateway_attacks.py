@@ -38,6 +38,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [ASK, {"role": "assistant", "content": "a"}]}, "ends with the assistant"),
     ("chat", {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "'input_audio'"),
     ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "not fetched"),
+    ("chat", {"messages": [{"role": "user", "content": [IMAGE]}]}, "reads text only"),
     ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "else than text"),
     ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "else than text"),
     ("chat", {"messages": [ASK], "n": 2}, "got n=2"),

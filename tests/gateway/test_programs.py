@@ -1,11 +1,9 @@
 """Episodes that programs play: what becomes of them at their end, at limits and aborts, and when they are resumed."""
 
-import json
 import sys
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import programs
 import pytest
 import recorded_tools
@@ -74,11 +72,10 @@ async def test_a_programs_sample_is_that_of_the_same_agent_in_process(shipped_to
             samples.append(await generate(args, sample, params))
         assert (policy.violations, fake.violations) == ([], [])
         asked.append([{name: value for name, value in one.body.items() if name != "rid"} for one in fake.requests])
-        values.append(json.loads(json.dumps(sample.to_dict(), default=np.ndarray.tolist)))
-        del values[-1]["non_generation_time"]
-        facts = values[-1]["metadata"].pop("strands_rollout")
+        facts = sample.metadata["strands_rollout"]
+        told = {name: facts[name] for name in ("spans", "weight_versions", "engine_aborts", "tool_calls")}
+        values.append(programs.filled(sample) | told)
         assert max(at_s for _turn, at_s, _s in facts["requests"]) <= facts["duration_s"]
-        values[-1]["facts"] = [facts[name] for name in ("spans", "weight_versions", "engine_aborts", "tool_calls")]
     assert values[0] == values[1] == values[2]
     assert asked[0] == asked[1] == asked[2]  # seeds and start of routed experts included
     assert (sample.status.value, sample.weight_versions) == ("completed", ["1", "1", "2", "2"])

@@ -89,13 +89,16 @@ class Gateway:
         return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
-        """The model's card, as OpenAI's and Anthropic's clients read it."""
+        """The model's card, as OpenAI's and Anthropic's clients read it: in a list, or by any name, as requests are."""
         found = await self.session_of(request)
         if found is None:
             return _refused(ChatCompletions(), _NO_KEY)
-        name = found[1].model.config["model_id"] or "policy"
-        card = {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0}
-        return _json({"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name})
+        asked = request.match_info.get("name")
+        name = asked or found[1].model.config["model_id"] or "policy"
+        card = {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "strands-rollout"}
+        card |= {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+        listed = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
+        return _json(card if asked else listed)
 
     async def unknown(self, request: web.Request) -> web.Response:
         """What is said of a path that there is not."""
@@ -224,7 +227,8 @@ async def start(
         ConfigError: The port is taken.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.add_routes([*gateway.routes(), web.get("/v1/models", gateway.models), *routes])
+    models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]
+    app.add_routes([*gateway.routes(), *models, *routes])
     app.router.add_route("*", "/{path:.*}", gateway.unknown)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()

@@ -17,6 +17,7 @@ from vision import VisionEngine, image_block, picture, save_llava
 
 from strands_rollout import Sample, generate
 from strands_rollout.gateway.openai import Responses
+from strands_rollout.gateway.program import Endpoint
 from strands_rollout.gateway.protocols import ItemCache, Reply
 
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": "{}"}}}}\n</tool_call>'
@@ -48,6 +49,18 @@ async def test_an_agent_on_a_real_sdk_is_one_sample_that_holds_each_sampled_toke
     assert result.context_after(0).count("34 for") == (1 if client == "chat_rewritten" else 2)
     assert clients.AGAIN in result.context_after(3)
     assert result.decode(result.sample.tokens).count(QUESTION) == 1
+
+
+@pytest.mark.parametrize("api", [clients.CHAT, clients.MESSAGES])
+async def test_the_sdks_find_the_model(api: clients.Api, stage: Any) -> None:
+    async with stage([], model_id="org/policy") as made:
+        endpoint = Endpoint(f"{made.gateway.base_url}/v1", made.key, "org/policy")
+        async with api.client(endpoint, is_async=True) as client:
+            [listed] = [card async for card in client.models.list()]
+            found = await client.models.retrieve("org/policy")
+    assert listed == found
+    years = found.created_at.year - 1970 if api is clients.MESSAGES else found.created
+    assert (found.id, years) == ("org/policy", 0)
 
 
 def test_a_tool_of_a_namespace_is_known_by_both_names() -> None:

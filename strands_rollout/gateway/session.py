@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from strands_rollout.errors import EngineAbortedError, PromptError, RolloutError, TemplateError
 from strands_rollout.gateway import protocols
-from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of
+from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of, shared_length
 from strands_rollout.model.history import HistorySegment, ModelCall
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
@@ -428,9 +428,7 @@ class Session:
 
     def _match(self, thread: _Thread, request: TurnRequest) -> _Match:
         given, ids = request.messages, dict(thread.ids)
-        length = len(thread.seen)
-        if given[:length] != thread.seen:  # one comparison in C, where nothing is spelled anew
-            length = 0
+        length = shared_length(thread.seen, given)  # what is spelled as before is compared in C
         keeps = self.model.config["transient_context"] == "keep"
         changed: list[str] = []
         while length < min(len(given), len(thread.messages)):

@@ -18,7 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, Reply, TurnRequest
+from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
 from strands_rollout.model.history import ModelCall, token_count
 
@@ -95,8 +95,8 @@ class Gateway:
             return _refused(ChatCompletions(), _NO_KEY)
         asked = request.match_info.get("name")
         name = asked or found[1].model.config["model_id"] or "policy"
-        card = {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "strands-rollout"}
-        card |= {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+        born = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "strands-rollout"}
+        card = {"id": name, "object": "model", "type": "model", "display_name": name, **born}
         listed = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
         return _json(card if asked else listed)
 
@@ -141,7 +141,8 @@ class Gateway:
             return _json(protocol.whole(asked, turn.result()))  # which raises
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        turn.add_done_callback(_forget)  # the client may leave, and ask for the turn again
+        # the client may leave, and ask for the turn again; nothing is logged of what nobody takes
+        turn.add_done_callback(lambda one: one.cancelled() or one.exception())
         with suppress(ConnectionError):
             while not done:
                 await response.write(protocol.ping)
@@ -210,12 +211,6 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 def _refused(protocol: Protocol, problem: Problem) -> web.Response:
     return _json(protocol.error(*problem), problem[0])
-
-
-def _forget(turn: asyncio.Future[Reply]) -> None:
-    """Take what nobody waits for, so that nothing is logged of it."""
-    if not turn.cancelled():
-        turn.exception()
 
 
 async def start(

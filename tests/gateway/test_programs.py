@@ -213,9 +213,9 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 
 async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokenizer, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "hidden")
-    code = (
-        LINES + "print(os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME'])"
-    )
+    inherited = "import os; inherited = [n for n in range(3, 99) if os.path.exists(f'/proc/self/fd/{n}')]"
+    own = "os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME']"
+    code = f"{inherited}{LINES}print({own}, inherited)"
     command = {
         "command": "python -c",
         "args": [code, "{prompt}"],
@@ -226,7 +226,7 @@ async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokeniz
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
     assert "What is 17 * 2? Say What is 17 * 2?" in played.decode(played.sample.tokens)
     process = played.facts["gateway"]["process"]
-    assert process["output"].endswith("The answer is \\boxed{34}.\nNone hidden-policy True")
+    assert process["output"].endswith("The answer is \\boxed{34}.\nNone hidden-policy True []")
     assert (process["exit_code"], process["escaped"]) == (0, 0)
 
 

@@ -207,6 +207,10 @@ class _Run:
         counts[1] += len(reply.calls)
         self.names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
+    def aborted(self) -> None:
+        """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
+        self.tripped.set()
+
     def _trip(self, limit: StopReason) -> None:
         self.limit = limit
         self.tripped.set()

@@ -193,7 +193,7 @@ class ItemCache:
         """
         shared, known, kept = 0, _Reading((), []), list[_Reading]()
         for earlier in self._requests:
-            length = _shared_length(earlier.items, items)
+            length = shared_length(earlier.items, items)
             if length > shared:
                 shared, known = length, earlier
             if length < len(earlier.items):  # else all of it is in this one
@@ -212,7 +212,8 @@ class ItemCache:
         return "\n\n".join(text for text in (*system, *made.system) if text) or None, made.messages
 
 
-def _shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
+def shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
+    """How many items two lists begin with that are equal."""
     if one == other[: len(one)]:  # one comparison in C
         return len(one)
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -7,6 +7,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
 from strands_rollout.gateway.openai import ChatCompletions, Responses
-from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, Reply, TurnRequest
+from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
 from strands_rollout.model.history import ModelCall, token_count
 
@@ -88,13 +89,16 @@ class Gateway:
         return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
-        """The model's card, as OpenAI's and Anthropic's clients read it."""
+        """The model's card, as OpenAI's and Anthropic's clients read it: in a list, or by any name, as requests are."""
         found = await self.session_of(request)
         if found is None:
             return _refused(ChatCompletions(), _NO_KEY)
-        name = found[1].model.config["model_id"] or "policy"
-        card = {"id": name, "object": "model", "type": "model", "display_name": name, "created": 0}
-        return _json({"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name})
+        asked = request.match_info.get("name")
+        name = asked or found[1].model.config["model_id"] or "policy"
+        born = {"created": 0, "created_at": "1970-01-01T00:00:00Z", "owned_by": "strands-rollout"}
+        card = {"id": name, "object": "model", "type": "model", "display_name": name, **born}
+        listed = {"object": "list", "data": [card], "has_more": False, "first_id": name, "last_id": name}
+        return _json(card if asked else listed)
 
     async def unknown(self, request: web.Request) -> web.Response:
         """What is said of a path that there is not."""
@@ -129,7 +133,7 @@ class Gateway:
         def is_gone() -> bool:
             return request.transport is None or request.transport.is_closing()
 
-        turn = asyncio.ensure_future(session.reply(asked, is_gone))
+        turn = asyncio.create_task(session.reply(asked, is_gone), context=session.context.copy())
         if not asked.streams:
             return _json(protocol.whole(asked, await turn))
         done, _ = await asyncio.wait([turn], timeout=_PING_S)
@@ -137,7 +141,8 @@ class Gateway:
             return _json(protocol.whole(asked, turn.result()))  # which raises
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        turn.add_done_callback(_forget)  # the client may leave, and ask for the turn again
+        # the client may leave, and ask for the turn again; nothing is logged of what nobody takes
+        turn.add_done_callback(lambda one: one.cancelled() or one.exception())
         with suppress(ConnectionError):
             while not done:
                 await response.write(protocol.ping)
@@ -168,6 +173,7 @@ def problem_of(error: BaseException | None) -> Problem:
     kinds: list[tuple[type[Exception], int, str]] = [
         (errors.PromptError, 400, "invalid_request"),
         (errors.TemplateError, 400, "invalid_request"),
+        (errors.ConfigError, 400, "invalid_request"),  # such as an image for a model of text
         (errors.UnsendableTextError, 400, "unsendable_text"),
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),
@@ -207,12 +213,6 @@ def _refused(protocol: Protocol, problem: Problem) -> web.Response:
     return _json(protocol.error(*problem), problem[0])
 
 
-def _forget(turn: asyncio.Future[Reply]) -> None:
-    """Take what nobody waits for, so that nothing is logged of it."""
-    if not turn.cancelled():
-        turn.exception()
-
-
 async def start(
     gateway: Gateway, host: str = "127.0.0.1", port: int = 0, routes: Sequence[web.RouteDef] = ()
 ) -> web.AppRunner:
@@ -222,7 +222,8 @@ async def start(
         ConfigError: The port is taken.
     """
     app = web.Application(client_max_size=MAX_BODY_BYTES)
-    app.add_routes([*gateway.routes(), web.get("/v1/models", gateway.models), *routes])
+    models = [web.get(path, gateway.models) for path in ("/v1/models", "/v1/models/{name:.+}")]
+    app.add_routes([*gateway.routes(), *models, *routes])
     app.router.add_route("*", "/{path:.*}", gateway.unknown)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
@@ -254,7 +255,8 @@ class SharedGateway:
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:
-            shared._starting = asyncio.create_task(start(shared.gateway))
+            # it outlives the first episode, whose context it would keep
+            shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
         await asyncio.shield(shared._starting)
         return shared.gateway
 

@@ -11,12 +11,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from strands_rollout.errors import PromptError, RolloutError, TemplateError
+from strands_rollout.errors import EngineAbortedError, PromptError, RolloutError, TemplateError
 from strands_rollout.gateway import protocols
-from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of
+from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of, shared_length
 from strands_rollout.model.history import HistorySegment, ModelCall
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
@@ -137,6 +138,9 @@ class Watch(Protocol):
     def answered(self, conversation: Conversation, reply: Reply) -> None:
         """A turn was sampled."""
 
+    def aborted(self) -> None:
+        """The engine has aborted a turn."""
+
 
 class Session:
     """The requests of one episode, or of one client.
@@ -150,6 +154,7 @@ class Session:
         protocols: One of each kind, by its name, and what its requests were parsed to.
         error: The last error that the episode itself is to blame for; None where a later request succeeded.
         used: When it was asked last, of the monotonic clock.
+        context: That of the episode, with its clock and spans; a server's handlers have another one.
     """
 
     def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
@@ -158,6 +163,7 @@ class Session:
         self.protocols: dict[str, tuple[protocols.Protocol, ItemCache]] = {}
         self.error: Exception | None = None
         self.used = time.monotonic()
+        self.context = copy_context()
         self._watch = watch
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
@@ -282,6 +288,8 @@ class Session:
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
             self.error = error  # of these the client is to blame
+        if isinstance(error, EngineAbortedError) and self._watch is not None:
+            self._watch.aborted()
 
     def _fork(self, request: TurnRequest, matches: Sequence[_Match]) -> _Match:
         """A thread for a history that extends none: a segment of an agent's conversation, or a conversation."""
@@ -420,9 +428,7 @@ class Session:
 
     def _match(self, thread: _Thread, request: TurnRequest) -> _Match:
         given, ids = request.messages, dict(thread.ids)
-        length = len(thread.seen)
-        if given[:length] != thread.seen:  # one comparison in C, where nothing is spelled anew
-            length = 0
+        length = shared_length(thread.seen, given)  # what is spelled as before is compared in C
         keeps = self.model.config["transient_context"] == "keep"
         changed: list[str] = []
         while length < min(len(given), len(thread.messages)):

@@ -19,7 +19,8 @@ from strands.models.openai_responses import OpenAIResponsesModel
 
 AGAIN = "Are you sure?"
 SYSTEM = "Be brief."
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "string"}}}
+# as Strands completes them
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "string", "description": "Property a"}}, "required": []}
 ADD = {"name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": True}
 
 Items = list[Any]

@@ -12,6 +12,13 @@ PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages
 told: list[Any] = []  # what programs leave for a test
 
 
+def filled(sample: Any) -> dict[str, Any]:
+    """What an episode has left in a sample, as plain JSON, but for its times and facts."""
+    given = ("prompt", "metadata", "non_generation_time")
+    values = {name: value for name, value in sample.to_dict().items() if name not in given}
+    return dict(json.loads(json.dumps(values, default=lambda array: array.tolist())))
+
+
 async def chat(task: Any, endpoint: Any) -> str:
     messages: list[Any] = [{"role": "user", "content": task.text}]
     while True:

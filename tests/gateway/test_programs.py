@@ -6,10 +6,13 @@ from typing import Any
 
 import programs
 import pytest
+import recorded_tools
 from fake_sglang import FakeSGLang, Reply
 from harness import args_for, call_text, ids_of, run
+from interruptible_policy import ANSWER, LAYERS, TOP_K, InterruptiblePolicy, abort_after, call, prompt_of, turn
 
 from strands_rollout import Sample, generate, reward_func
+from strands_rollout.slime_plugin.metrics import finished_samples, gateway_metrics
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = [call_text("a", name="add"), call_text("b", name="add")]
@@ -40,6 +43,45 @@ async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(sh
     assert facts["final_text"] == "The answer is \\boxed{34}."
     assert violations(sample) == []
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
+
+
+class _JoinsNoExperts(Sample):
+    """As slime's before 0.3.1, for which the package joins routed experts."""
+
+    append_response_tokens = property()
+
+
+async def test_a_programs_sample_is_that_of_the_same_agent_in_process(shipped_tokenizer):
+    """With new weights in mid-turn, a seed, and routed experts."""
+
+    def disturb(asked: Any) -> Any:
+        if asked.turn == 1 and asked.done:
+            fake.engine.update_weights("2")
+        return abort_after(4) if asked.turn == 1 and not asked.done else None
+
+    plan = [turn("Both.", call("work", "a"), call("fail", "b")), turn(call("work")), ANSWER]
+    given = {"tools": [*recorded_tools.PATHS, "recorded_tools.die"], "system_prompt": None}
+    replayed = {"use_rollout_routing_replay": True, "num_layers": LAYERS, "moe_router_topk": TOP_K}
+    samples, values, asked = [], [], []
+    for player in ({}, *[{"agent_program": "recorded_tools.program"}] * 2):
+        policy = InterruptiblePolicy(shipped_tokenizer, {"job": plan}, disturb)
+        async with FakeSGLang(policy, context_length=8192, weight_version="1") as fake:
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout={**given, **player}, **replayed)
+            sample = _JoinsNoExperts(prompt=prompt_of("job", 0), label="34", index=0, session_id="job-0")
+            params = {"temperature": 1.0, "max_new_tokens": 4096, "sampling_seed": 7}
+            samples.append(await generate(args, sample, params))
+        assert (policy.violations, fake.violations) == ([], [])
+        asked.append([{name: value for name, value in one.body.items() if name != "rid"} for one in fake.requests])
+        facts = sample.metadata["strands_rollout"]
+        told = {name: facts[name] for name in ("spans", "weight_versions", "engine_aborts", "tool_calls")}
+        values.append(programs.filled(sample) | told)
+        assert max(at_s for _turn, at_s, _s in facts["requests"]) <= facts["duration_s"]
+    assert values[0] == values[1] == values[2]
+    assert asked[0] == asked[1] == asked[2]  # seeds and start of routed experts included
+    assert (sample.status.value, sample.weight_versions) == ("completed", ["1", "1", "2", "2"])
+    assert sample.rollout_routed_experts[0].tolist() == [[11, 12], [13, 14]]
+    found = gateway_metrics(finished_samples(samples))
+    assert (found["gateway/requests/mean"], found["gateway/forks/max"], found["gateway/refused/max"]) == (3, 0, 0)
 
 
 @pytest.mark.parametrize(("program", "score"), [("chat_and_score", 0.25), ("in_a_thread", 0.5)])
@@ -171,9 +213,9 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 
 async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokenizer, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "hidden")
-    code = (
-        LINES + "print(os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME'])"
-    )
+    inherited = "import os; inherited = [n for n in range(3, 99) if os.path.exists(f'/proc/self/fd/{n}')]"
+    own = "os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME']"
+    code = f"{inherited}{LINES}print({own}, inherited)"
     command = {
         "command": "python -c",
         "args": [code, "{prompt}"],
@@ -184,7 +226,7 @@ async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokeniz
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
     assert "What is 17 * 2? Say What is 17 * 2?" in played.decode(played.sample.tokens)
     process = played.facts["gateway"]["process"]
-    assert process["output"].endswith("The answer is \\boxed{34}.\nNone hidden-policy True")
+    assert process["output"].endswith("The answer is \\boxed{34}.\nNone hidden-policy True []")
     assert (process["exit_code"], process["escaped"]) == (0, 0)
 
 
@@ -226,13 +268,19 @@ async def test_settings_that_can_not_hold_are_refused(shipped_tokenizer, setting
     assert words in played.facts["error"]
 
 
-async def test_a_turn_that_a_weight_update_interrupts_is_continued(shipped_tokenizer):
+@pytest.mark.parametrize("then", ["continue", "return"])
+async def test_a_turn_that_a_weight_update_interrupts_is_continued_or_ends_the_episode(shipped_tokenizer, then):
     turn = ids_of(shipped_tokenizer, TURNS[-1])
     replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
-    played = await run(shipped_tokenizer, replies, settings={"agent_program": "programs.chat"})
-    assert played.sample.tokens[-len(turn) :] == turn
-    assert (played.sample.status.value, played.facts["turns"], played.facts["engine_aborts"]) == ("completed", 1, 1)
-    assert played.fake.requests[0].key == played.fake.requests[1].key
+    settings = {"agent_program": "recorded_tools.program", "on_engine_abort": then}  # its client asks again
+    played = await run(shipped_tokenizer, replies, settings=settings)
+    goes_on = then == "continue"
+    kept = turn if goes_on else turn[:4]
+    assert played.sample.tokens[played.prompt_length :] == kept
+    assert played.sample.status.value == ("completed" if goes_on else "aborted")
+    assert (played.facts["turns"], played.facts["engine_aborts"]) == (1, goes_on)
+    assert len(played.fake.requests) == 1 + goes_on
+    assert played.fake.requests[0].key == played.fake.requests[-1].key
 
 
 async def test_with_fan_out_each_conversation_is_a_sample(shipped_tokenizer):

@@ -18,6 +18,7 @@ from slime_stage import arguments_for
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 REWARD_KEY = "score"
+PROGRAM = {"settings": {"agent_program": "recorded_tools.program", "resumable": "replay"}}
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ class Scene:
         found = [*self.engine.violations, *self.engine.episodes.dropped]
         found += [*self.policy.violations, *self.rollouts.invalid]
         found += [f"raised: {error!r}" for error in self.rollouts.raised]
-        found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
+        if "agent_program" not in self.rollouts.args.strands_rollout:  # whose tools run again
+            found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
         if self.rollouts.changed_params:
             found.append("the sampling parameters were changed")
         for sample in samples:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import recorded_tools
 from interruptible_policy import ANSWER, call, paced, turn
-from slime_interruptions import Begin, Scene, facts_of
+from slime_interruptions import PROGRAM, Begin, Scene, facts_of
 from slime_run import trained_tokens
 
 pytestmark = pytest.mark.slime
@@ -51,9 +51,9 @@ async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, mo
     return scene.rollouts.samples, sum(map(trained_tokens, await training))
 
 
-@pytest.mark.parametrize("mode", ["abort", "in_place"])
-async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, mode: str) -> None:
-    scene = await started(begin, lambda _asked: paced(0.012), 24)
+@pytest.mark.parametrize(("mode", "player"), [("abort", {}), ("in_place", {}), ("abort", PROGRAM)])
+async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, mode: str, player: Any) -> None:
+    scene = await started(begin, lambda _asked: paced(0.012), 24, **player)
     samples, trained = await trained_through_updates(scene, mode, every_s=0.15, most=99)
     assert {sample.status.value for sample in samples} == {"completed"}
     assert (scene.problems(samples), scene.rollouts.returned_as("aborted")) == ([], [])
@@ -64,8 +64,9 @@ async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, m
     assert len(recorded_tools.ended()) == len(set(recorded_tools.ended()))
 
 
-async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin) -> None:
-    scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return"})
+@pytest.mark.parametrize("player", [{}, PROGRAM["settings"]])
+async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin, player: Any) -> None:
+    scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return", **player})
     samples, trained = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
     assert scene.rollouts.returned_as("aborted")
     assert ({sample.status.value for sample in samples}, scene.problems(samples)) == ({"completed"}, [])

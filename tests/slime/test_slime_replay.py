@@ -20,7 +20,7 @@ from interruptible_policy import (
     hold_after,
     turn,
 )
-from slime_interruptions import Begin, Scene, facts_of, task_of
+from slime_interruptions import PROGRAM, Begin, Scene, facts_of, task_of
 from slime_run import trained_tokens
 
 pytest.importorskip("pybase64", reason="slime decodes replay data with pybase64")
@@ -86,7 +86,8 @@ def all_rows(body: dict[str, Any]) -> object:
 
 
 @pytest.mark.parametrize(
-    ("replayed", "forgets"), [(BOTH, lambda _body: None), (TOP_P, lambda _body: None), (ROUTING, all_rows)]
+    ("replayed", "forgets"),
+    [(BOTH, lambda _body: None), (TOP_P, lambda _body: None), (ROUTING, all_rows), ({**BOTH, **PROGRAM}, all_rows)],
 )
 async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, replayed, forgets) -> None:
     aborts = {0: aborted_in_queue, 1: abort_after(3), 2: abort_after(2), 4: abort_after(1)}
@@ -109,8 +110,8 @@ async def test_only_rows_that_are_not_known_are_asked_for(begin: Begin) -> None:
         assert starts_of(scene, sample) == [(prompt, 0), (cut, cut - 1), *turns]
 
 
-@pytest.mark.parametrize("at", [{1: 0}, {1: 5}])
-async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(begin: Begin, at: dict[int, int]) -> None:
+@pytest.mark.parametrize(("at", "player"), [({1: 0}, {}), ({1: 5}, {}), ({1: 0}, PROGRAM), ({1: 5}, PROGRAM)])
+async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(begin, at, player) -> None:
     held = dict(at)
 
     def disturb(asked: Asked) -> Change | None:
@@ -119,7 +120,7 @@ async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(be
         return hold_after(held[asked.turn]) if asked.turn in held else None
 
     sizes = {"rollout_batch_size": 1, "over_sampling_batch_size": 2, "partial_rollout": True}
-    scene = await begin(PLANS, ["slow", "quick"], disturb, **BOTH, **sizes)
+    scene = await begin(PLANS, ["slow", "quick"], disturb, **BOTH, **sizes, **player)
     await scene.rollouts.train()
     held.clear()
     await scene.update_weights("2")

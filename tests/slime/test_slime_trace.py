@@ -8,7 +8,7 @@ import pytest
 from fake_sglang import Reply
 from interruptible_policy import ANSWER, Asked, Change, abort_after, call, turn
 from slime_install import observability
-from slime_interruptions import Begin
+from slime_interruptions import PROGRAM, Begin
 
 pytestmark = pytest.mark.slime
 
@@ -40,19 +40,24 @@ def complaints(caplog: pytest.LogCaptureFixture) -> Any:
     return found
 
 
-async def test_each_request_and_each_tool_call_is_a_span(begin: Begin, complaints: Any) -> None:
+@pytest.mark.parametrize("player", [{}, PROGRAM])  # whose tools are its own
+async def test_each_request_and_each_tool_call_is_a_span(begin: Begin, complaints: Any, player: Any) -> None:
     def disturb(asked: Asked) -> Reply | Change | None:
         if asked.attempt == 1 and asked.visit == 0:
             return Reply.status(503, "busy")
         return abort_after(4) if asked.turn == 1 and not asked.done else None
 
-    scene = await begin(PLANS, ["slow"], disturb)
+    scene = await begin(PLANS, ["slow"], disturb, **player)
     await scene.rollouts.train()
     for sample in scene.rollouts.samples:
         spans = spans_of(sample)
         assert all(span["end"] for span in spans)
+        [parent] = {span["parent_span_id"] for span in spans}
+        reward = next(event for event in sample.trace["events"] if event["name"] == "reward_model")
+        assert parent == reward["parent_span_id"] is not None
         # a retry is part of its request
-        names = ["sglang_generate", "tool:work", "tool:work", *["sglang_generate"] * 2, "tool:fail", "sglang_generate"]
+        tools = [] if player else ["tool:work", "tool:work", "tool:fail"]
+        names = [*["sglang_generate"] * 4, *tools]
         assert Counter(span["name"] for span in spans) == Counter(names)
         requests = [span for span in spans if span["name"] == "sglang_generate"]
         assert [span["end"]["attrs"]["finish_reason"] for span in requests] == ["stop", "abort", "stop", "stop"]

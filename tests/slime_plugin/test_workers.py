@@ -51,6 +51,7 @@ PLANS = {
     "deadly": [turn(call("work")), turn(call("die")), ANSWER],
 }
 SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
+PROGRAM = {"agent_program": "recorded_tools.program", "resumable": "replay"}
 PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
 
 
@@ -137,17 +138,18 @@ def disturbed(asked: Asked) -> Any:
     return paced(0.001) if kind == 2 else None
 
 
-async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_between(stage: Stage) -> None:
+@pytest.mark.parametrize(("player", "count"), [({}, 32), (PROGRAM, 12)])
+async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_between(stage, player, count) -> None:
     stage.policy.disturb = disturbed
-    in_process = await stage.play(32, episode_workers=0)
-    elsewhere = await stage.play(32, episode_workers=2)
+    in_process = await stage.play(count, episode_workers=0, **player)
+    elsewhere = await stage.play(count, episode_workers=2, **player)
     assert [without_times(one) for one in elsewhere] == [without_times(one) for one in in_process]
     assert {one.status.value for one in elsewhere} == {"completed"}
     assert [stage.sampled(one) for one in elsewhere] == [stage.planned(one) for one in elsewhere]
-    assert len(recorded_tools.ended()) == 2 * 32 * 4
+    assert len(recorded_tools.ended()) == 2 * count * 4
     found = metrics.worker_metrics(metrics.finished_samples(elsewhere))
-    assert found["workers/0/episodes"] + found["workers/1/episodes"] >= 32
-    assert min(found["workers/0/episodes"], found["workers/1/episodes"]) > 4
+    assert found["workers/0/episodes"] + found["workers/1/episodes"] >= count
+    assert min(found["workers/0/episodes"], found["workers/1/episodes"]) > count / 8
     assert found["queue_s/max"] >= 0.0
 
 
@@ -163,10 +165,11 @@ async def test_the_reward_is_found_out_in_the_worker_and_taken_once(stage: Stage
     assert (await reward_func(stage.args, again))["error"] != ""  # it is not there a second time
 
 
-async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began(stage: Stage) -> None:
+@pytest.mark.parametrize("player", [{}, PROGRAM])
+async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began(stage: Stage, player) -> None:
     flag = threading.Event()
     stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
-    running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set))
+    running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
     await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
     flag.set()
     async with asyncio.timeout(30):
@@ -180,7 +183,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     samples = await asyncio.gather(*(stage.play_one(one) for one in samples))
     assert {one.status.value for one in samples} == {"completed"}
     assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
-    assert recorded_tools.ended_twice() == []
+    assert len(recorded_tools.ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
 
 
 async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None:
@@ -254,13 +257,19 @@ async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stag
     assert left_in(tmp_path / "copy") == {}
 
 
-async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage) -> None:
-    tools = [*recorded_tools.PATHS, "recorded_tools.die"]
+@pytest.mark.parametrize(
+    ("player", "words"),
+    [
+        ({"tools": [*recorded_tools.PATHS, "recorded_tools.die"]}, "died while tools ran (die)"),
+        (PROGRAM, "died, and it can't be continued: its program has ended"),
+    ],
+)
+async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage, player, words) -> None:
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
-    await stage.play_one(sample, tools=tools)
+    await stage.play_one(sample, **player)
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
-    assert "died while tools ran (die)" in facts["error"]
+    assert words in facts["error"]
     assert Counter(recorded_tools.ended()) == {"deadly-0:0": 1, "deadly-0:1": 1}
 
 

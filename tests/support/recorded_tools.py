@@ -6,9 +6,9 @@ import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from strands import tool
+from strands import Agent, tool
 
 _FILE: Final = Path(os.environ.setdefault("RECORDED_TOOLS", tempfile.mkstemp(prefix="recorded-tools-")[1]))
 PATHS: Final = tuple(f"{__name__}.{name}" for name in ("work", "fail"))
@@ -58,3 +58,13 @@ async def die(call: str) -> str:
     _note(call)
     os.kill(os.getpid(), signal.SIGKILL)
     return "never"
+
+
+async def program(task: Any, endpoint: Any) -> str:
+    """An agent that has these tools and plays through the endpoint."""
+    from strands.models.openai import OpenAIModel
+
+    client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    model = OpenAIModel(client_args=client, model_id=endpoint.model)
+    agent = Agent(model, tools=[work, fail, die], callback_handler=None)
+    return str(await agent.invoke_async(task.text))

@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.tool_parsers.bare_values import GLM4Parser, Qwen3CoderParser
+from strands_rollout.tool_parsers.bare_values import (
+    GLM4Parser,
+    Hunyuan3Parser,
+    MiniMaxM2Parser,
+    Qwen3CoderParser,
+    SeedOSSParser,
+)
 from strands_rollout.tool_parsers.base import (
     NewId,
     ParseFailure,
@@ -17,8 +23,22 @@ from strands_rollout.tool_parsers.base import (
     UntypedParser,
     random_id,
 )
-from strands_rollout.tool_parsers.json_arguments import DeepSeekV3Parser, GptOssParser, KimiK2Parser
-from strands_rollout.tool_parsers.json_object import HermesParser, Llama3JSONParser, MistralParser
+from strands_rollout.tool_parsers.json_arguments import (
+    DeepSeekV3Parser,
+    DeepSeekV4Parser,
+    GptOssParser,
+    KimiK2Parser,
+    KimiK3Parser,
+)
+from strands_rollout.tool_parsers.json_object import (
+    GraniteParser,
+    HermesParser,
+    HunyuanA13BParser,
+    Llama3JSONParser,
+    MistralParser,
+    Phi4MiniParser,
+)
+from strands_rollout.tool_parsers.literals import Gemma4Parser, LFM2Parser, PythonicParser
 
 __all__ = [
     "AUTO",
@@ -43,13 +63,24 @@ AUTO: Final = "auto"
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
     "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "gemma4": Gemma4Parser,
     "glm4": GLM4Parser,
     "gpt_oss": GptOssParser,
+    "granite": GraniteParser,
     "hermes": HermesParser,
+    "hunyuan3": Hunyuan3Parser,
+    "hunyuan_a13b": HunyuanA13BParser,
     "kimi_k2": KimiK2Parser,
+    "kimi_k3": KimiK3Parser,
+    "lfm2": LFM2Parser,
     "llama3_json": Llama3JSONParser,
+    "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "phi4_mini": Phi4MiniParser,
+    "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
+    "seed_oss": SeedOSSParser,
 }
 
 

@@ -1,4 +1,4 @@
-"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3 and Mistral.
+"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3, Mistral and others.
 
 Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
 
@@ -17,6 +17,10 @@ Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reas
 All three are taken; they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
 examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Ministral-3's) and sgl-project/sglang,
 function_call/mistral_detector.py.
+
+The array alone, after or between tags: Granite 3 (`<|tool_call|>[...]`), Phi-4-mini (`functools[...]`) and Hunyuan A13B
+(`<tool_calls>[...]</tool_calls>`). Sources: Granite-3.3's and Hunyuan-A13B's chat templates, and vllm-project/vllm,
+tool_parsers/hunyuan_a13b_tool_parser.py, phi4mini_tool_parser.py and examples/tool_chat_template_phi4_mini.jinja.
 """
 
 import contextlib
@@ -181,38 +185,37 @@ _ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 
 
-class MistralParser(TaggedParser):
-    """The formats' parser; see `ToolParser`.
+class ArrayParser(TaggedParser):
+    """A parser of a format with a JSON array of calls after a tag.
 
-    An array that is no valid JSON is one failure, up to the next `[TOOL_CALLS]` or the end; an element of a valid one
-    that is no call is a failure of its own.
+    An array that is no valid JSON is one failure, up to its closing tag, the next opening one, or the end; an element
+    of a valid one that is no call is a failure of its own.
     """
 
-    tags: ClassVar[re.Pattern[str]] = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|\[ARGS\]|\[CALL_ID\]")
-    open_reasoning: ClassVar[str] = "[THINK]"
-    close_reasoning: ClassVar[str] = "[/THINK]"
+    open_calls: ClassVar[str]
+    close_calls: ClassVar[str] = ""
+    id_key: ClassVar[str | None] = None
+    """Of an id of nine letters and digits that a call may have."""
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        if tag[0] != _CALLS:
-            return [ParseFailure(tag[0], f"a {tag[0]} without {_CALLS} before it")], tag.end()
-        start = base.skip_white_space(text, tag.end())
+        if tag[0] != self.open_calls:
+            return [ParseFailure(tag[0], f"a {tag[0]} without {self.open_calls} before it")], tag.end()
         try:
-            if text.startswith("[", start) and not text.startswith(_CALLS, start):
-                return self._read_array(text, tag.start(), start)
-            return self._read_named(text, start)
+            found, end = self._read_calls(text, tag.start(), base.skip_white_space(text, tag.end()))
+            return found, base.end_of_tag(text, end, self.close_calls, None) if self.close_calls else end
         except MalformedError as e:
-            end = text.find(_CALLS, e.position or tag.end())
-            end = len(text) if end < 0 else end
+            start = e.position or tag.end()
+            close = text.find(self.close_calls, start) if self.close_calls else -1
+            following = text.find(self.open_calls, start)
+            ends = [close + len(self.close_calls)] * (close >= 0) + [following] * (following >= 0)
+            end = min(ends, default=len(text))
             return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
 
-    def _read_named(self, text: base.JSONSource, start: int) -> Read:
-        header = _HEADER.match(text, start)
-        if header is None:
-            meant = _NAME.match(text, start)
-            expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
-            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
-        arguments, end = base.decode_arguments(text, header.end(), header[1])
-        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        """What stands after the tag that begins at `opened`."""
+        if not text.startswith("[", start):
+            raise MalformedError(f"expected a JSON array of calls after {self.open_calls}; got {base.got(text, start)}")
+        return self._read_array(text, opened, start)
 
     def _read_array(self, text: base.JSONSource, opened: int, start: int) -> Read:
         elements, begins, ends = list[dict[str, Any]](), [opened], list[int]()
@@ -235,10 +238,53 @@ class MistralParser(TaggedParser):
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []
         for value, begin, end in zip(elements, begins, ends, strict=True):
-            if reasons := _call_faults(value, also="id"):
+            if reasons := _call_faults(value, also=self.id_key):
                 found.append(ParseFailure(text[begin:end], "; ".join(reasons), _name_of(value)))
             else:
-                written_id = value.get("id", "")
+                written_id = value.get(self.id_key or "", "")
                 shown_id = written_id if _ID.fullmatch(written_id) else None
                 found.append(ToolCall(self._new_id(), value["name"], value["arguments"], shown_id))
         return found, position + 1
+
+
+class GraniteParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call\|>")
+    open_calls: ClassVar[str] = "<|tool_call|>"
+
+
+class Phi4MiniParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|functools(?=\[)")
+    open_calls: ClassVar[str] = "functools"
+
+
+class HunyuanA13BParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls)>")
+    open_calls: ClassVar[str] = "<tool_calls>"
+    close_calls: ClassVar[str] = "</tool_calls>"
+
+
+class MistralParser(ArrayParser):
+    """The formats' parser; see `ToolParser`."""
+
+    open_calls: ClassVar[str] = _CALLS
+    id_key: ClassVar[str | None] = "id"
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|\[ARGS\]|\[CALL_ID\]")
+    open_reasoning: ClassVar[str] = "[THINK]"
+    close_reasoning: ClassVar[str] = "[/THINK]"
+
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        if text.startswith("[", start) and not text.startswith(_CALLS, start):
+            return self._read_array(text, opened, start)
+        header = _HEADER.match(text, start)
+        if header is None:
+            meant = _NAME.match(text, start)
+            expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
+            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
+        arguments, end = base.decode_arguments(text, header.end(), header[1])
+        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end

@@ -125,6 +125,60 @@ DEEPSEEK_V32 = DEEPSEEK.replace(
 </｜DSML｜function_calls>
 {%- endif %}""",
 )
+# its results are a user's turn
+DEEPSEEK_V4 = (
+    DEEPSEEK_V32.replace("function_calls>", "tool_calls>")
+    .replace("<｜tool▁output▁begin｜>", "{{ '\\n\\n' if loop.previtem.role == 'tool' else '<｜User｜>' }}<tool_result>")
+    .replace("<｜tool▁output▁end｜>", "</tool_result>{% if loop.last or loop.nextitem.role != 'tool' %}XX{% endif %}")
+    .replace("XX", "<｜Assistant｜>{{ '<think>' if loop.last else '</think>' }}")
+)
+LOOP = "{%- for call in message.tool_calls or [] %}CALL{% endfor %}"
+MINIMAX_M2 = (
+    CHATML.replace("<|im_start|>", "]~b]")
+    .replace("<|im_end|>", "[e~[")
+    .replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    .replace(
+        LOOP,
+        """{%- if message.tool_calls %}\n<minimax:tool_call>
+{% for call in message.tool_calls %}<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments | items -%}
+<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}</minimax:tool_call>{% endif %}""",
+    )
+)
+_PYTHONIC = """{%- if message.tool_calls %}[
+{%- for call in message.tool_calls %}{{ ', ' if not loop.first }}{{ call.function.name }}(
+{%- for key, value in call.function.arguments | items %}{{ ', ' if not loop.first }}{{ key }}={{ value | tojson }}
+{%- endfor %}){% endfor %}]{% endif %}"""
+LFM2 = CHATML.replace(LOOP, _PYTHONIC.replace("[\n", "<|tool_call_start|>[\n").replace("]{%", "]<|tool_call_end|>{%"))
+PYTHONIC = """<|begin_of_text|>
+{%- if tools %}<|header_start|>system<|header_end|>\n\n{{ tools | tojson }}<|eot|>{% endif %}
+{%- for message in messages %}<|header_start|>{{ message.role.replace('tool', 'ipython') }}<|header_end|>\n
+{{ message.content | tojson if message.role == 'tool' else message.content }}CALLS<|eot|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n
+{% endif %}""".replace("CALLS", _PYTHONIC)
+HUNYUAN_A13B = """<|startoftext|>
+{%- if tools %}{{ tools | tojson }}<|extra_4|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response><|extra_0|>
+{%- elif message.role == 'user' %}{{ message.content }}<|extra_0|>
+{%- else %}{{ message.content }}
+{%- if message.tool_calls %}<tool_calls>[
+{%- for call in message.tool_calls %}{{ ', ' if not loop.first }}{{ call.function | tojson }}{% endfor -%}
+]</tool_calls>{% endif %}<|eos|>
+{%- endif %}
+{%- endfor %}"""
+HUNYUAN3 = re.sub(
+    r"(</?(?:tool_calls?|tool_sep|arg_key|arg_value|think))>",
+    r"\1:opensource>",
+    GLM4.replace("<tool_call>{{ call.function.name }}", "<tool_call>{{ call.function.name }}<tool_sep>")
+    .replace("{%- for call in message.tool_calls or [] %}", "{%- for call in message.tool_calls or [] %}{{ OPENS }}")
+    .replace("</tool_call>\n", "</tool_call>{{ CLOSES }}\n")
+    .replace("OPENS", "'<tool_calls>' if loop.first")
+    .replace("CLOSES", "'</tool_calls>' if loop.last"),
+)
 LLAMA3 = """<|begin_of_text|>
 {%- for message in messages %}
 {%- if message.role == 'user' %}<|start_header_id|>user<|end_header_id|>\n
@@ -223,6 +277,12 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek_v3-1": ("deepseek_v3", DEEPSEEK_V31),
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
+    "minimax_m2": ("minimax_m2", MINIMAX_M2),
+    "lfm2": ("lfm2", LFM2),
+    "pythonic": ("pythonic", PYTHONIC),
+    "hunyuan3": ("hunyuan3", HUNYUAN3),
+    "hunyuan_a13b": ("hunyuan_a13b", HUNYUAN_A13B),
     "llama3_json": ("llama3_json", LLAMA3),
     "mistral-array": ("mistral", MISTRAL_ARRAY),
     "mistral-nemo": ("mistral", MISTRAL_NEMO),
@@ -231,7 +291,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 }
 """The parser's name and the template, by the family's id."""
 
-_CONTROL = re.compile(r"<\|[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>")
+_CONTROL = re.compile(r"<\|[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|\]~b\]|\[e~\[")
 
 
 def tokenizer_with(template: str, tokenizer: Any) -> Any:

@@ -547,7 +547,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
 
 def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
-    opens = probe.opens_reasoning(template)
+    opens, _ = probe.find_lead(template)
     with_thinking, without = (
         tokenizer.apply_chat_template(
             [_USER_TURN], tokenize=False, add_generation_prompt=True, enable_thinking=on, **template.kwargs
@@ -555,9 +555,9 @@ def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -
         for on in (True, False)
     )
     if with_thinking == without:
-        opening = f"enable_thinking changes nothing{', answers begin inside <think>' if opens else ''}"
+        opening = f"enable_thinking changes nothing{', answers begin inside reasoning' if opens else ''}"
     elif opens:
-        opening = "answers begin inside <think>, unless enable_thinking is false"
+        opening = "answers begin inside reasoning, unless enable_thinking is false"
     else:
         opening = "enable_thinking: false leaves thinking out"
     kept = {"after a tool result": _keeps(template, _TOOL_RESULT), "after a user turn": _keeps(template, _USER_TURN)}

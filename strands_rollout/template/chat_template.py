@@ -43,7 +43,6 @@ _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
 _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
 ]
-_OPENING_TAGS: Final = re.compile(r"\A(?:\s|</?think>|\[/?THINK\])+")  # of a turn without reasoning
 _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # above this a template is rendered each time: trying it out would take longer than it saves
@@ -80,7 +79,7 @@ class ChatTemplate:
         end_of_turn_id: The control token that ends an assistant's turn without calls.
         end_of_calls_id: The one that ends a turn with calls; mostly the same.
         end_ids: Both of them.
-        opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
+        opens_reasoning: Whether the generation prompt ends inside reasoning, which it has opened.
         written_call: How the template writes a call.
         processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
             which is loaded when the first image occurs; None where there are to be none.
@@ -218,11 +217,12 @@ class ChatTemplate:
         Raises:
             TemplateError: The template writes no calls.
         """
-        ends, end_id = self._found.probed.ends, self.end_of_calls_id if calls else self.end_of_turn_id
+        probed, end_id = self._found.probed, self.end_of_calls_id if calls else self.end_of_turn_id
+        ends, lead = probed.ends, probed.lead
         text = text.removesuffix(ends.answer)
-        closed = "</think>\n\n" if self.opens_reasoning and "</think>" not in text else ""
+        closed = lead if self.opens_reasoning and lead.strip().partition(">")[0] not in text else ""
         turns = [[call] for call in calls] if ends.one_by_one else [calls] if calls else []
-        written = [_OPENING_TAGS.sub("", written_calls(self._renderer, ends, turn), 1) for turn in turns]
+        written = [written_calls(self._renderer, ends, turn).removeprefix(lead).lstrip() for turn in turns]
         if not all(written):
             raise TemplateError("the chat template writes no calls; give the turn as a text, as the policy writes it")
         return closed + "\n".join([text] * bool(text) + written), end_id

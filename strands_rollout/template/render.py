@@ -192,11 +192,13 @@ class TurnEnds:
             `answer` open what follows.
         one_by_one: Whether a turn with several calls is not written with all of them, so that each result has to be
             rendered after a turn with its own call alone.
+        silent: Whether what stands for a turn with calls has no words, since they are shown behind the results.
     """
 
     answer: str
     calls: str
     one_by_one: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,9 @@ class TurnRenderer:
     template: TemplateRenderer
     ends: TurnEnds
 
-    def render(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
+    def render(
+        self, messages: Messages, tools: Tools = (), *, after: Messages = (), generation_prompt: bool = True
+    ) -> str:
         """The (escaped) text from the end of the assistant's turn, that token included, to the next generation prompt.
 
         The new messages are tool results in the order of their calls, and user turns; `after` are messages before the
@@ -219,10 +223,10 @@ class TurnRenderer:
         results = sum(1 for _ in takewhile(_is_result, messages)) if self.ends.one_by_one else 0
         alone = max(results - 1, 0)  # the last result has what follows it
         parts = [self._after_turn([message], tools, before, generation_prompt=False) for message in messages[:alone]]
-        parts.append(self._after_turn(messages[alone:], tools, before))
+        parts.append(self._after_turn(messages[alone:], tools, before, generation_prompt=generation_prompt))
         return parts[0] + "".join(part.removeprefix(self.ends.calls) for part in parts[1:])
 
-    def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool = True) -> str:
+    def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool) -> str:
         mark = _MARK
         while mark in str(tools) or mark in str(messages):
             mark += "-"  # untrusted text may hold it
@@ -235,7 +239,8 @@ class TurnRenderer:
             }
             for message in takewhile(_is_result, messages)
         ]
-        turn: ChatMessage = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
+        words = "" if calls and self.ends.silent else mark
+        turn: ChatMessage = {"role": "assistant", "content": words, **({"tool_calls": calls} if calls else {})}
         rendered = self.template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1

@@ -35,6 +35,7 @@ class Ending:
     users: int = 2  # how many user turns an episode with tools may have
     arguments_as_text: bool = False  # whether its template wants them so
     opens_reasoning: bool = False  # whether its prompt does
+    silent: bool = False  # whether it shows words beside calls behind their results
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -58,6 +59,10 @@ ENDINGS: dict[str, Ending] = {
     "mistral-nemo": Ending("</s>", "</s>", ids=("Ab3456780", "Ab3456781"), users=1),
     "mistral-named": Ending("</s>", "</s>"),
     "gpt_oss": Ending("<|end|>", "<|call|>", sampled="<|return|>", is_parallel=False),
+    "gemma4": Ending("<turn|>", "<|tool_response>", silent=True),
+    "kimi_k3": Ending("<|end_of_msg|>", "<|end_of_msg|>", opens_reasoning=True),
+    "seed_oss": Ending("<seed:eos>", "<seed:eos>"),
+    "command_r7b": Ending("<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
 }
 
 
@@ -126,7 +131,8 @@ def _history(plan: Sequence[Sequence[Any]], ending: Ending, model: SGLangModel) 
             given_form = json.dumps(arguments) if ending.arguments_as_text else arguments
             calls.append({"type": "function", "id": call_id, "function": {"name": name, "arguments": given_form}})
             results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": add(**given)})
-        answer = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
+        words = "" if calls and ending.silent else mark
+        answer = {"role": "assistant", "content": words, **({"tool_calls": calls} if calls else {})}
         messages += [answer, *(results or [{"role": "user", "content": f"Question {users}?"}])]
         users += not made
     return found

@@ -108,8 +108,9 @@ DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
 {%- endif %}""",
 )
 # a prompt opens reasoning, which its turn has lost later
-DEEPSEEK_V32 = DEEPSEEK.replace(
-    "<｜Assistant｜></think>", "<｜Assistant｜>{{ '<think>' if loop.last else '</think>' }}"
+DEEPSEEK_V32 = (
+    DEEPSEEK.replace("<｜Assistant｜></think>", "{{ '' if loop.last else '<｜Assistant｜></think>' }}")
+    + "{% if add_generation_prompt and messages[-1].role == 'user' %}<｜Assistant｜><think>{% endif %}"
 ).replace(
     "CALLS",
     """
@@ -129,8 +130,9 @@ DEEPSEEK_V32 = DEEPSEEK.replace(
 DEEPSEEK_V4 = (
     DEEPSEEK_V32.replace("function_calls>", "tool_calls>")
     .replace("<｜tool▁output▁begin｜>", "{{ '\\n\\n' if loop.previtem.role == 'tool' else '<｜User｜>' }}<tool_result>")
-    .replace("<｜tool▁output▁end｜>", "</tool_result>{% if loop.last or loop.nextitem.role != 'tool' %}XX{% endif %}")
-    .replace("XX", "<｜Assistant｜>{{ '<think>' if loop.last else '</think>' }}")
+    .replace("<｜tool▁output▁end｜>", "</tool_result>{{ END if not loop.last and loop.nextitem.role != 'tool' }}")
+    .replace("END", "'<｜Assistant｜></think>'")
+    .replace("and messages[-1].role == 'user' %}", "%}")
 )
 LOOP = "{%- for call in message.tool_calls or [] %}CALL{% endfor %}"
 MINIMAX_M2 = (
@@ -268,6 +270,69 @@ GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
+# results stand inside the model's turn, before what it said beside its calls; a prompt may hold an empty thought
+GEMMA4 = """<bos>
+{%- if tools %}<|turn>system{{ '\\n' }}
+{%- for tool in tools %}<|tool>{{ tool | tojson }}<tool|>{% endfor %}<turn|>{{ '\\n' }}{% endif %}
+{%- set turn = namespace(role='', results=0) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|turn>user{{ '\\n' + message.content }}<turn|>{{ '\\n' }}
+{%- elif message.role == 'assistant' %}{{ '<|turn>model\\n' if turn.role == 'user' }}
+{%- for call in message.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{
+{%- for key, value in call.function.arguments | items %}{{ ',' if not loop.first }}{{ key }}:<|"|>{{ value }}<|"|>
+{%- endfor %}}<tool_call|>{% endfor %}
+{%- set turn.results = 0 %}
+{%- for answer in messages[loop.index:] if message.tool_calls %}
+{%- if answer.role == 'tool' and turn.results == loop.index0 %}{% set turn.results = loop.index -%}
+<|tool_response>response:{{ answer.name }}{value:<|"|>{{ answer.content }}<|"|>}<tool_response|>{% endif %}
+{%- endfor %}
+{{- '<|tool_response>' if message.tool_calls and not turn.results }}{{ message.content }}
+{{- '<turn|>\\n' if not message.tool_calls }}{% endif %}
+{%- set turn.role = message.role if message.role != 'tool' else turn.role %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}
+<|turn>model{{ '\\n<|channel>thought\\n<channel|>' }}{% endif %}"""
+# a prompt leaves reasoning open whose tags are three tokens; an answer has tags too
+KIMI_K3 = """
+{%- if tools %}<|open|>message role="system"<|sep|>{{ tools | tojson }}<|close|>message<|sep|><|end_of_msg|>{% endif %}
+{%- for message in messages %}<|open|>message role="{{ message.role }}"<|sep|>
+{%- if message.role == 'assistant' -%}
+<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|>{{ message.content }}<|close|>response<|sep|>
+{%- for call in message.tool_calls or [] -%}
+{%- if loop.first %}<|open|>tools<|sep|>{% endif -%}
+<|open|>call tool="{{ call.function.name }}" index="{{ loop.index }}"<|sep|>
+{%- for key, value in call.function.arguments | items -%}
+<|open|>argument key="{{ key }}" type="{{ 'string' if value is string else 'number' }}"<|sep|>{{ value }}
+{{- '<|close|>argument<|sep|>' }}{% endfor -%}
+<|close|>call<|sep|>{% if loop.last %}<|close|>tools<|sep|>{% endif %}
+{%- endfor %}
+{%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
+# a budget of 0 has the prompt hold a whole thought, which no later turn has
+SEED_OSS = (
+    QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
+    .replace(">\n{{ value", ">{{ value")
+    .replace("tojson }}\n</param", "tojson }}</param")
+    .replace("<|im_start|>", "<seed:bos>")
+    .replace("<|im_end|>", "<seed:eos>")
+    .replace(
+        "assistant\n{% endif %}",
+        "assistant\n<seed:think><seed:cot_budget_reflect>I answer.</seed:cot_budget_reflect></seed:think>{% endif %}",
+    )
+)
+# an empty thought, in place of which a later turn opens its response
+COMMAND_R7B = """<BOS_TOKEN>
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}<|START_OF_TURN_TOKEN|>
+{%- if message.role == 'assistant' %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>
+{%- elif message.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ message.content }}<|END_TOOL_RESULT|>
+{%- else %}<|USER_TOKEN|>{{ message.content }}{% endif %}<|END_OF_TURN_TOKEN|>
+{%- endfor %}
+{%- if add_generation_prompt -%}
+<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>{{ '' if reasoning else '<|END_THINKING|>' }}
+{%- endif %}"""
+
 TEMPLATES: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", HERMES),
     "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
@@ -279,6 +344,9 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
     "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
     "minimax_m2": ("minimax_m2", MINIMAX_M2),
+    "seed_oss": ("seed_oss", SEED_OSS),
+    "gemma4": ("gemma4", GEMMA4),
+    "kimi_k3": ("kimi_k3", KIMI_K3),
     "lfm2": ("lfm2", LFM2),
     "pythonic": ("pythonic", PYTHONIC),
     "hunyuan3": ("hunyuan3", HUNYUAN3),
@@ -291,7 +359,15 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 }
 """The parser's name and the template, by the family's id."""
 
-_CONTROL = re.compile(r"<\|[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|\]~b\]|\[e~\[")
+UNREAD: dict[str, str] = {
+    "command_r7b": COMMAND_R7B,
+}
+"""Templates whose calls no parser reads, or that write none, by the family's id."""
+
+_CONTROL = re.compile(
+    r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"
+    r"|<bos>|<BOS_TOKEN>|\]~b\]|\[e~\["
+)
 
 
 def tokenizer_with(template: str, tokenizer: Any) -> Any:

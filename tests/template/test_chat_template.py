@@ -242,8 +242,14 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         ("m.content +", "(m.content | upper if loop.last else m.content) +", "append-only for user turns: turn 1"),
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
+        ("assistant\n' }}{% endif", "model\n' }}{% endif", "for user turns: turn 1"),
+        ("_end|>\n' }}{% endfor", "_end|>' }}{{ '\n' if not loop.last }}{% endfor", "for user turns: turn 1"),
+        ("<|im_end|>\n' }}{% endfor", "' }}{{ '<|im_end|>' if not loop.last }}{% endfor", "for user turns: turn 1"),
     ],
-    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
+    ids=[
+        *("result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"),
+        *("another header", "another end of line before the prompt", "a turn that its prompt leaves open"),
+    ],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer, old, new, words) -> None:
     assert old in PLAIN

@@ -259,6 +259,32 @@ def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer,
 
 
 @pytest.mark.parametrize(
+    ("opened", "written", "closed"),
+    [
+        ("<think>\n", "", "</think>\n\n"),
+        ("[THINK]", "", "[/THINK]\n\n"),
+        ("<think>", "</think>", "</think>"),
+        ("<|open|>think<|sep|>", "<|open|>think<|sep|><|close|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|START_THINKING|>", "<|START_RESPONSE|>", "<|END_THINKING|>"),
+        ("<think>\n\n</think>\n\n", "", ""),
+        ("<think></think>", "</think>", ""),
+        ("<|channel>thought\n<channel|>", "", ""),
+        ("</think>", "</think>", ""),
+        ("", "<think></think>\n", ""),
+    ],
+)
+@pytest.mark.parametrize("asked", ["add_generation_prompt", "messages[-1].role == 'user'"])
+def test_what_a_prompt_opens_a_turn_with_is_found(shipped_tokenizer, asked, opened, written, closed) -> None:
+    source = PLAIN.replace("add_generation_prompt", asked).replace("assistant\n'", "assistant\n' + opened")
+    source = source.replace("m.content +", "(written if m.role == 'assistant' else '') + m.content +")
+    source = f"{{% set opened, written = {opened!r}, {written!r} %}}{source}"
+    if asked == "add_generation_prompt" or not written:
+        template = ChatTemplate(_with_template(shipped_tokenizer, source))
+        end = shipped_tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert (template.opens_reasoning, template.written_turn("x")) == (bool(closed), (closed + "x", end))
+
+
+@pytest.mark.parametrize(
     ("template", "words"),
     [
         (None, "has no chat template; expected one in its"),

@@ -455,7 +455,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
     own = _own_controls(template, turn, followed, [_CALL])
-    ends = own[-1:] if _closes_turns(template) else _controls(template, followed)[len(own) :][:1]
+    ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
         raise TemplateError("it ends an assistant's turn with calls by no control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)

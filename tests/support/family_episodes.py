@@ -53,6 +53,7 @@ ENDINGS: dict[str, Ending] = {
     "mistral-nemo": Ending("</s>", "</s>", ids=("Ab3456780", "Ab3456781"), users=1),
     "mistral-named": Ending("</s>", "</s>"),
     "gpt_oss": Ending("<|end|>", "<|call|>", sampled="<|return|>", is_parallel=False),
+    "apertus": Ending("<|assistant_end|>", "<|tools_suffix|>"),
     "gemma4": Ending("<turn|>", "<|tool_response>", silent=True),
     "kimi_k3": Ending("<|end_of_msg|>", "<|end_of_msg|>", opens_reasoning=True),
     "seed_oss": Ending("<seed:eos>", "<seed:eos>"),

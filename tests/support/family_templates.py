@@ -286,8 +286,25 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "gpt_oss": ("gpt_oss", GPT_OSS),
 }
 """The parser's name and the template, by the family's id."""
+# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
+APERTUS = """<s>
+{%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
+{%- for message in messages %}
+{%- set before = '' if loop.first else loop.previtem.role %}
+{%- if message.role == 'tool' %}{{ ', ' if before == 'tool' else '[' }}{{ message.content }}
+{%- elif message.role == 'user' %}
+{{- '<|assistant_end|>' if before == 'assistant' }}<|user_start|>{{ message.content }}<|user_end|>
+{%- else %}{{ ']' if before == 'tool' else '<|assistant_start|>' }}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tools_prefix|>[' if loop.first else ', ' }}{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}
+{{- ']<|tools_suffix|>' if loop.last }}
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{{- ']' if messages[-1].role == 'tool' }}{{ '<|assistant_start|>' if add_generation_prompt }}"""
 
 FURTHER: dict[str, str] = {
+    "apertus": APERTUS,
     "gemma4": GEMMA4,
     "kimi_k3": KIMI_K3,
     "seed_oss": SEED_OSS,

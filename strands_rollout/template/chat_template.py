@@ -23,7 +23,14 @@ from jinja2 import TemplateError as JinjaError
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import ProbedTemplate, probe, written_calls
-from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnRenderer, one_call_each
+from strands_rollout.template.render import (
+    Messages,
+    TemplateRenderer,
+    Tools,
+    TurnRenderer,
+    one_call_each,
+    own_template,
+)
 from strands_rollout.template.tokens import TokenEncoder
 
 if TYPE_CHECKING:
@@ -138,12 +145,12 @@ class ChatTemplate:
         if tools and tools_error is not None:
             raise TemplateError(
                 f"the chat template can't be used with tools: {tools_error.rstrip('.')}. Use a model that was "
-                "trained to call tools, or give the agent none."
+                f"trained to call tools, give the agent none, or {own_template(self._template)}."
             )
         if system_error is not None and messages[0]["role"] == "system":
             raise TemplateError(
                 f"the chat template can't be used with a system message: {system_error} Leave it out: system_prompt: "
-                '"", or give the tokenizer a template that only appends.'
+                f'"", or {own_template(self._template)}.'
             )
         try:
             return self._whole_prompt(messages, tools)
@@ -184,7 +191,7 @@ class ChatTemplate:
         if tools and error is not None and any(message["role"] == "user" for message in messages):
             raise TemplateError(
                 f"the chat template can't be used with tools and more than one user's turn: {error} Let conversations "
-                "have one, or give the tokenizer a template that only appends."
+                f"have one, or {own_template(self._template)}."
             )
         shape = self._shape(messages, tools)
         if shape is None:

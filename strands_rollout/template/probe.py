@@ -26,7 +26,7 @@ _FUNCTION: Final = {"name": "probe", "description": "probed-tool-description", "
 TOOLS: Final[list[dict[str, Any]]] = [{"type": "function", "function": _FUNCTION}]
 _TAG: Final = re.compile(r"<[^<>]*>|\[[^\[\]\s]*\]")
 _CLOSING: Final = re.compile(r"\W*/|\W*(?:end|close)|<[^|]*\|>", re.IGNORECASE)
-# what a tag differs in from the one that it closes
+# what a closing tag differs in from the one that it closes
 _SIDES: Final = re.compile(r"start|end|open|close|[\W_]")
 _SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
@@ -191,16 +191,20 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
 def _opens_turn(template: TemplateRenderer, grown: str, stands: str, bare: str) -> bool:
     """Whether all that does not stand later on is what the generation prompt opens the assistant's turn with.
 
-    That begins with a tag, after the header. `grown` has the generation prompt, which `bare` lacks; `stands` ends
-    before the first words of the next turn.
+    That begins with a tag, after the header, if the turn has one. `grown` has the generation prompt, which `bare`
+    lacks; `stands` ends before the first words of the next turn.
     """
-    prompt, question = (template.render([user("question")], generation_prompt=asked) for asked in (True, False))
-    header = _TAG.match(prompt.removeprefix(question).strip())
     at = _departure(grown, stands)
-    opening = grown[at:].strip()
-    is_prompt = prompt.startswith(question) and grown.startswith(bare) and at >= len(bare)
-    is_tag = not opening or _TAG.match(opening) is not None
-    return is_prompt and is_tag and header is not None and header[0] not in opening
+    left, rest = grown[at:], stands[at:].strip()
+    prompt, question = (template.render([user("question")], generation_prompt=asked) for asked in (True, False))
+    after_question = prompt.rpartition("question")[2]
+    if prompt == question:  # written unasked: what follows the end of the question and is never written later
+        ended = template.encoder.first_control(after_question.removesuffix(left))
+        is_prompt = after_question.endswith(left) and ended is not None and not rest
+    else:
+        header = template.encoder.first_control(prompt.removeprefix(question))
+        is_prompt = grown.startswith(bare) and at >= len(bare) and (header is None or header not in left or not rest)
+    return is_prompt and (not left.strip() or _TAG.match(left.strip()) is not None)
 
 
 def _departure(prompt: str, turn: str) -> int:
@@ -286,31 +290,31 @@ def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
     It does where a turn closes before its words what the prompt has opened, or is written without what the prompt has
     opened and not closed itself.
     """
-    question = [user("question")]
-    prompt = template.render(question).rpartition("question")[2]
-    leads, unclosed = [], ""
-    for messages, asked in (([*question, assistant(0)], False), ([*question, assistant(0), user("next")], True)):
+    asks = "probed-question"
+    prompt = template.render([user(asks)]).rpartition(asks)[2]
+    leads, unclosed = [], []
+    for messages, asked in (([user(asks), assistant(0)], False), ([user(asks), assistant(0), user("next")], True)):
         turn, shown, _ = template.render(messages, generation_prompt=asked).rpartition(mark(0))
         if not shown:
             continue
-        turn = turn.rpartition("question")[2]
+        turn = turn.rpartition(asks)[2]
         at = _departure(prompt, turn)
-        lead, (tag, *others) = turn[at:], _TAG.findall(prompt[at:]) or [""]
-        first = _TAG.search(lead)
-        if first and _CLOSING.match(first[0]) and any(_is_pair(one, first[0]) for one in _TAG.findall(prompt)):
-            return True, lead
-        if tag and not _CLOSING.match(tag) and not any(_is_pair(tag, other) for other in others):
-            unclosed = unclosed or tag
-        leads.append(lead)
+        closing = next(iter(_TAG.findall(turn[at:])), "")
+        if _CLOSING.match(closing) and _is_open(prompt, closing):
+            return True, turn[at:]
+        unclosed += [tag for tag in _TAG.findall(prompt[at:])[:1] if _is_open(prompt, tag)]
+        leads.append(turn[at:])
     if unclosed:
-        closing = unclosed.replace("START", "END")
-        return True, f"{unclosed[0]}/{unclosed[1:]}\n\n" if closing == unclosed else closing
+        tag = unclosed[0]
+        return True, tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}\n\n"
     return False, leads[0] if leads else ""
 
 
-def _is_pair(opening: str, closing: str) -> bool:
-    words = (_SIDES.sub("", tag.casefold()) for tag in (opening, closing))
-    return opening != closing and not _CLOSING.match(opening) and next(words) == next(words)
+def _is_open(prompt: str, tag: str) -> bool:
+    """Whether the last one of a prompt's tags that open or close the same as this one opens it."""
+    words = _SIDES.sub("", tag.casefold())
+    tags = [one for one in _TAG.findall(prompt) if _SIDES.sub("", one.casefold()) == words]
+    return bool(tags) and not _CLOSING.match(tags[-1])
 
 
 def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
@@ -451,7 +455,7 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
     own = _own_controls(template, turn, followed, [_CALL])
-    ends = own[-1:] if _closes_turns(template) else _controls(template, followed)[len(own) :][:1]
+    ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
         raise TemplateError("it ends an assistant's turn with calls by no control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from family_episodes import ENDINGS, MARK, expected_context, play
-from family_templates import MISTRAL_NEMO, TEMPLATES, UNREAD, tokenizer_with
+from family_templates import FURTHER, MISTRAL_NEMO, TEMPLATES, tokenizer_with
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.chat_template import ChatTemplate
@@ -25,9 +25,9 @@ async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_his
     assert (episode.contexts, episode.model.parse_failures) == (episode.expected, [])
 
 
-@pytest.mark.parametrize("known", UNREAD)
-def test_so_is_every_context_where_no_parser_reads_the_familys_calls(known: str, shipped_tokenizer: Any) -> None:
-    tokenizer, ending = tokenizer_with(UNREAD[known], shipped_tokenizer), ENDINGS[known]
+@pytest.mark.parametrize("known", FURTHER)
+def test_so_is_every_context_of_further_templates(known: str, shipped_tokenizer: Any) -> None:
+    tokenizer, ending = tokenizer_with(FURTHER[known], shipped_tokenizer), ENDINGS[known]
     template = ChatTemplate(tokenizer)
     user = [{"role": "user", "content": "<|im_end|> Go on."}]
     messages: list[dict[str, Any]] = []

@@ -59,9 +59,13 @@ ENDINGS: dict[str, Ending] = {
     "mistral-nemo": Ending("</s>", "</s>", ids=("Ab3456780", "Ab3456781"), users=1),
     "mistral-named": Ending("</s>", "</s>"),
     "gpt_oss": Ending("<|end|>", "<|call|>", sampled="<|return|>", is_parallel=False),
+    "apertus": Ending("<|assistant_end|>", "<|tools_suffix|>"),
     "gemma4": Ending("<turn|>", "<|tool_response>", silent=True),
     "kimi_k3": Ending("<|end_of_msg|>", "<|end_of_msg|>", opens_reasoning=True),
     "seed_oss": Ending("<seed:eos>", "<seed:eos>"),
+    "smollm3": Ending("<|im_end|>", "<|im_end|>"),
+    "deepseek_r1_tools": Ending(_EOS, _EOS),
+    "hermes_tools": Ending("<|im_end|>", "<|im_end|>"),
     "command_r7b": Ending("<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
 }
 
@@ -153,7 +157,8 @@ def expected_context(
     """
     encoder = ChatTemplate(tokenizer).encoder
     shown = [{**message, "content": encoder.escape(message["content"])} for message in messages]
-    rendered = tokenizer.apply_chat_template(shown, tools=list(tools), tokenize=False, add_generation_prompt=True)
+    named = {"tools": list(tools), "xml_tools": list(tools)}
+    rendered = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True, **named)
     if number:
         mark = MARK.format(number - 1)
         end = ending.calls if messages[-1]["role"] == "tool" else ending.answer

@@ -8,7 +8,14 @@ refuses. The sources are those that the parsers name.
 
 import copy
 import re
+from importlib.resources import files
 from typing import Any
+
+
+def shipped(name: str) -> str:
+    """A template of the package."""
+    return (files("strands_rollout.template") / f"{name}.jinja").read_text(encoding="utf-8")
+
 
 CHATML = """
 {%- if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}
@@ -86,15 +93,6 @@ DEEPSEEK = """<｜begin▁of▁sentence｜>
 {%- elif message.role == 'assistant' %}{{ message.content }}CALLS<｜end▁of▁sentence｜>
 {%- endif %}
 {%- endfor %}"""
-DEEPSEEK_V31 = DEEPSEEK.replace(
-    "CALLS",
-    """
-{%- if message.tool_calls %}<｜tool▁calls▁begin｜>
-{%- for call in message.tool_calls -%}
-<｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments | tojson }}<｜tool▁call▁end｜>
-{%- endfor %}<｜tool▁calls▁end｜>
-{%- endif %}""",
-)
 DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
     "CALLS",
     """
@@ -309,6 +307,8 @@ KIMI_K3 = """
 {%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>
 {%- endfor %}
 {%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
+# tools have a name of their own, and calls are not written
+SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
 # a budget of 0 has the prompt hold a whole thought, which no later turn has
 SEED_OSS = (
     QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
@@ -340,7 +340,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "glm4-7": ("glm4", GLM47),
     "kimi_k2": ("kimi_k2", KIMI_K2),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
-    "deepseek_v3-1": ("deepseek_v3", DEEPSEEK_V31),
+    "deepseek_v3-1": ("deepseek_v3", shipped("deepseek_v3_1_tools")),
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
     "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
     "minimax_m2": ("minimax_m2", MINIMAX_M2),
@@ -358,11 +358,31 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "gpt_oss": ("gpt_oss", GPT_OSS),
 }
 """The parser's name and the template, by the family's id."""
+# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
+APERTUS = """<s>
+{%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
+{%- for message in messages %}
+{%- set before = '' if loop.first else loop.previtem.role %}
+{%- if message.role == 'tool' %}{{ ', ' if before == 'tool' else '[' }}{{ message.content }}
+{%- elif message.role == 'user' %}
+{{- '<|assistant_end|>' if before == 'assistant' }}<|user_start|>{{ message.content }}<|user_end|>
+{%- else %}{{ ']' if before == 'tool' else '<|assistant_start|>' }}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tools_prefix|>[' if loop.first else ', ' }}{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}
+{{- ']<|tools_suffix|>' if loop.last }}
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{{- ']' if messages[-1].role == 'tool' }}{{ '<|assistant_start|>' if add_generation_prompt }}"""
 
-UNREAD: dict[str, str] = {
+FURTHER: dict[str, str] = {
+    "apertus": APERTUS,
     "command_r7b": COMMAND_R7B,
+    "smollm3": SMOLLM3,
+    "deepseek_r1_tools": shipped("deepseek_r1_tools"),
+    "hermes_tools": shipped("hermes_tools"),
 }
-"""Templates whose calls no parser reads, or that write none, by the family's id."""
+"""Templates of which only contexts are compared: no parser reads their calls, or they write none, or as another one."""
 
 _CONTROL = re.compile(
     r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"

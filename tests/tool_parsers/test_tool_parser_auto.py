@@ -12,7 +12,7 @@ from strands import Agent, tool
 from strands_rollout import SGLangModel
 from strands_rollout.agent.episode import run_episode
 from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
-from strands_rollout.errors import ConfigError, TemplateError
+from strands_rollout.errors import ConfigError
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import Text, ToolCall, format_of_call, get_parser, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
@@ -71,18 +71,6 @@ def test_several_formats_that_fit_are_an_error_that_names_them(shipped_tokenizer
     register_parser("mine", HermesParser)
     with pytest.raises(ConfigError, match="fits hermes and mine; expected exactly one.*: hermes, mine"):
         chosen(shipped_tokenizer)
-
-
-def test_a_template_that_shows_no_tools_is_refused_for_them(shipped_tokenizer: Any) -> None:
-    source = TEMPLATES["deepseek_v3-1"][1]
-    shows = "{%- if tools %}## Tools"
-    assert shows in source
-    template = ChatTemplate(tokenizer_with(source.replace(shows, "{%- if false %}## Tools"), shipped_tokenizer))
-    user = {"role": "user", "content": "hi"}
-    spec = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    assert template.prompt_ids([user])
-    with pytest.raises(TemplateError, match="does not show the tools"):
-        template.prompt_ids([user], [spec])
 
 
 @tool

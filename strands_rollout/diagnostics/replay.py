@@ -546,7 +546,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
     """Which parser reads the call that the template writes."""
     call = probe.find_written_call(template, ends)
     try:
-        name = format_of_call(call.turn, call.name, call.arguments) if tool_parser == AUTO else tool_parser
+        name = format_of_call(*call) if tool_parser == AUTO else tool_parser
         read = [segment for segment in get_parser(name).parse(call.turn) if isinstance(segment, ToolCall)]
     except ConfigError as e:
         return error("calls", str(e), _PARSER)

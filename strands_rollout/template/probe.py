@@ -8,9 +8,10 @@ rewrites later, and what a generation prompt opens a turn with, after the assist
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from strands_rollout.errors import TemplateDifferenceError, TemplateError
 from strands_rollout.template.messages import ChatMessage
@@ -219,14 +220,15 @@ def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
     return f"{ids[index]} {encoder.decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
+class WrittenCall(NamedTuple):
     """An assistant's turn with one call and nothing else, as a template writes it."""
 
     turn: str
     """From the generation prompt to the end of the turn; "" where the template writes no calls."""
     name: str
     arguments: Mapping[str, Any]
+    shown: str = ""
+    """Where it writes none, what may tell their format: a prompt that shows a tool, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +322,12 @@ def _is_open(prompt: str, tag: str) -> bool:
 def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
     """How a template writes a call."""
     name, arguments = "probe", {"x": "probed-argument"}
-    return WrittenCall(written_calls(template, ends, [(name, arguments)]), name, arguments)
+    turn, shown = written_calls(template, ends, [(name, arguments)]), ""
+    if not turn:
+        with suppress(TemplateError):
+            shown = template.encoder.unescape(template.render([user("question")], TOOLS))
+        shown += "".join(template.encoder.control_ids)
+    return WrittenCall(turn, name, arguments, shown)
 
 
 def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

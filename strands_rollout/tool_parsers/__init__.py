@@ -82,6 +82,8 @@ _factories: Final[dict[str, ParserFactory]] = {
     "qwen3_coder": Qwen3CoderParser,
     "seed_oss": SeedOSSParser,
 }
+# what only these formats begin a call with
+_SIGNS: Final = {"granite": "<|tool_call|>", "hermes": '<tool_call>\n{"name"', "lfm2": "<|tool_call_start|>"}
 
 
 def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
@@ -118,13 +120,14 @@ def parser_names() -> list[str]:
     return sorted(_factories)
 
 
-def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """The name of the one format in which a turn holds a call.
+def format_of_call(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
+    """The name of the one format in which a turn holds a call, or whose tag is shown where there is none.
 
     Args:
         turn: An assistant's turn with one call, as a chat template writes it; "" where it writes none.
         name: The called tool.
         arguments: The call's arguments, strings all.
+        shown: What else may tell the format of a template that writes no calls; see `WrittenCall`.
 
     Raises:
         ConfigError: No known format has that call in the turn, or several have; the message names the choices.
@@ -134,7 +137,7 @@ def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
         for known in parser_names()
         for call in get_parser(known).parse(turn)
         if isinstance(call, ToolCall) and (call.name, call.arguments) == (name, dict(arguments))
-    ]
+    ] or [known for known, sign in _SIGNS.items() if not turn and sign in shown]
     if len(fitting) == 1:
         return fitting[0]
     found = f"fits {' and '.join(fitting)}" if fitting else f"fits none of {', '.join(parser_names())}"

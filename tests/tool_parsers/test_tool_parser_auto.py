@@ -22,7 +22,7 @@ from strands_rollout.tool_parsers.json_object import HermesParser
 
 def chosen(tokenizer: Any, **kwargs: Any) -> str:
     call = ChatTemplate(tokenizer, **kwargs).written_call
-    return format_of_call(call.turn, call.name, call.arguments)
+    return format_of_call(*call)
 
 
 def test_the_real_templates_are_read_as_hermes(tokenizer: Any) -> None:
@@ -32,6 +32,16 @@ def test_the_real_templates_are_read_as_hermes(tokenizer: Any) -> None:
 @pytest.mark.parametrize("known", TEMPLATES)
 def test_each_familys_format_is_found_in_a_template_that_writes_it(known: str, shipped_tokenizer: Any) -> None:
     name, template = TEMPLATES[known]
+    assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
+
+
+@pytest.mark.parametrize(
+    ("sign", "name"),
+    [("{#<|tool_call|>#}", "granite"), ("{#<|tool_call_start|>#}", "lfm2"), ("<tool_call>\n{", "hermes")],
+)
+def test_where_no_call_is_written_a_token_or_the_words_about_tools_tell_the_format(sign, name, shipped_tokenizer):
+    shown = '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' if name == "hermes" else sign
+    template = CHATML.replace("CALL", "").replace("<tool_call>...</tool_call>", shown)
     assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
 
 

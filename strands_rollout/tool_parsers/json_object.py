@@ -7,7 +7,8 @@ Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, perhaps after `<
 separated by semicolons, as SGLang and vLLM read them; the template itself can write one only. Sources: the chat
 templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
 sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls that begin with
-`"type": "function"`, which may be there. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
+`"type": "function"`, which may be there. Llama 4's own template has words between `<|python_start|>` and
+`<|python_end|>`, and the call after them. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
 models don't reason: `<think>` counts where one made from them does.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
@@ -118,7 +119,9 @@ def _failure(text: str, opened: int, search_from: int, reasons: list[str], name:
     return [ParseFailure(text[opened:end], "; ".join(reasons), name)], end
 
 
+_PYTHON: Final = "<|python_"
 _PYTHON_TAG: Final = "<|python_tag|>"
+_PYTHON_END: Final = "<|python_end|>"
 _LIKE_A_CALL: Final = re.compile(
     r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"[^"\\\x00-\x1f]{1,200}"\s{0,20},\s{0,20}"(?:parameters|arguments)"'
 )
@@ -133,11 +136,11 @@ class Llama3JSONParser(TaggedParser):
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
-        r'</?think>|<\|python_tag\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
+        r'</?think>|<\|python_(?:tag|start|end)\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
     )
 
     def _read_first(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
-        if tag[0] == _PYTHON_TAG:
+        if tag[0].startswith(_PYTHON):
             return None
         with contextlib.suppress(base.StrictJSONError):
             value, _ = base.decode_object(text, tag.start(), origin=tag.start())
@@ -146,8 +149,11 @@ class Llama3JSONParser(TaggedParser):
         return self._read_calls(text, tag.start(), tag.start()), len(text)
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
-        if tag[0] == _PYTHON_TAG:
+        is_object = text.startswith("{", base.skip_white_space(text, tag.end()))
+        if tag[0] == _PYTHON_TAG or (tag[0] == _PYTHON_END and is_object):
             return self._read_calls(text, tag.start(), tag.end()), len(text)
+        if tag[0].startswith(_PYTHON):
+            return [], tag.end()
         if not _LIKE_A_CALL.match(text, tag.start()):
             return None
         reason = f"a call must be the whole answer, or stand after {_PYTHON_TAG}"

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from strands_rollout.errors import TemplateError
 
@@ -77,6 +77,10 @@ class TokenEncoder:
         self._control_id_set = frozenset(added)
         self._plain = Tokenizer(backend.model)  # shares the vocabulary, and so is made at once
         self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+        if getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first":  # no piece is the first of a prompt
+            self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
+                backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
+            )
         self._cut = _control_pattern(added.values())
         self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
         self._set_escapes()

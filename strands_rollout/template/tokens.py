@@ -196,8 +196,8 @@ class TokenEncoder:
         digits = str.maketrans(_ALPHABETS[0], alphabet)
         mark = _MARK.translate(digits)
         self._parts_of_escapables = (*sorted(edges), mark)
-        self.tag_pairs = [(text.replace("/", "", 1), text) for text in controls if "/" in text]
-        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] in self._control_ids]
+        self.tag_pairs = [(_opening(text), text) for text in controls]
+        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] != pair[1] and pair[0] in self._control_ids]
         # longest first: a control token that begins with another one must win
         escapable = [mark, *controls]
         width = len(f"{len(escapable):o}")
@@ -216,6 +216,11 @@ class TokenEncoder:
         self._by_word: dict[str, list[str]] = {}
         for text in framed:
             self._by_word.setdefault(_SIGNS.sub("", text).casefold(), []).append(text)
+
+
+def _opening(closing: str) -> str:
+    """The tag that one would close: as <think></think>, <|START_X|><|END_X|> and <|x><x|>."""
+    return re.sub(r"\A<(\w+)\|>\Z", r"<|\1>", closing.replace("/", "", 1).replace("END_", "START_"))
 
 
 def _encode(backend: Tokenizer, text: str) -> list[int]:

@@ -196,15 +196,16 @@ def _opens_turn(template: TemplateRenderer, grown: str, stands: str, bare: str) 
     lacks; `stands` ends before the first words of the next turn.
     """
     at = _departure(grown, stands)
-    left, rest = grown[at:], stands[at:].strip()
+    left, is_replaced = grown[at:], _TAG.search(stands, at) is not None
     prompt, question = (template.render([user("question")], generation_prompt=asked) for asked in (True, False))
     after_question = prompt.rpartition("question")[2]
     if prompt == question:  # written unasked: what follows the end of the question and is never written later
         ended = template.encoder.first_control(after_question.removesuffix(left))
-        is_prompt = after_question.endswith(left) and ended is not None and not rest
+        is_prompt = after_question.endswith(left) and ended is not None and not is_replaced
     else:
         header = template.encoder.first_control(prompt.removeprefix(question))
-        is_prompt = grown.startswith(bare) and at >= len(bare) and (header is None or header not in left or not rest)
+        has_header = header is None or header not in left or not is_replaced
+        is_prompt = grown.startswith(bare) and at >= len(bare) and has_header
     return is_prompt and (not left.strip() or _TAG.match(left.strip()) is not None)
 
 

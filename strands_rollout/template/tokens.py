@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from strands_rollout.errors import TemplateError
 
@@ -78,6 +78,10 @@ class TokenEncoder:
         self._control_id_set = frozenset(added)
         self._plain = Tokenizer(backend.model)  # shares the vocabulary, and so is made at once
         self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+        if getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first":  # no piece is the first of a prompt
+            self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
+                backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
+            )
         self._cut = _control_pattern(added.values())
         self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
         self._set_escapes()
@@ -193,8 +197,8 @@ class TokenEncoder:
         digits = str.maketrans(_ALPHABETS[0], alphabet)
         mark = _MARK.translate(digits)
         self._parts_of_escapables = (*sorted(edges), mark)
-        self.tag_pairs = [(text.replace("/", "", 1), text) for text in controls if "/" in text]
-        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] in self.control_ids]
+        self.tag_pairs = [(_opening(text), text) for text in controls]
+        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] != pair[1] and pair[0] in self.control_ids]
         # longest first: a control token that begins with another one must win
         escapable = [mark, *controls]
         width = len(f"{len(escapable):o}")
@@ -213,6 +217,11 @@ class TokenEncoder:
         self._by_word: dict[str, list[str]] = {}
         for text in framed:
             self._by_word.setdefault(_SIGNS.sub("", text).casefold(), []).append(text)
+
+
+def _opening(closing: str) -> str:
+    """The tag that one would close: as <think></think>, <|START_X|><|END_X|> and <|x><x|>."""
+    return re.sub(r"\A<(\w+)\|>\Z", r"<|\1>", closing.replace("/", "", 1).replace("END_", "START_"))
 
 
 def _encode(backend: Tokenizer, text: str) -> list[int]:

@@ -286,6 +286,18 @@ def test_what_a_prompt_opens_a_turn_with_is_found(shipped_tokenizer, asked, open
 
 
 @pytest.mark.parametrize(
+    ("opens", "closes"),
+    [("<think>", "</think>"), ("<|channel>", "<channel|>"), ("<|START_THINKING|>", "<|END_THINKING|>")],
+)
+def test_reasoning_that_a_template_leaves_out_is_found_by_its_tags(shipped_tokenizer, opens, closes) -> None:
+    source = PLAIN.replace("m.content +", f"m.content.split('{closes}')[-1] +") + f"{{# {opens} #}}"
+    tokenizer = tokenizer_with(source, shipped_tokenizer)
+    said = {"role": "assistant", "content": f"{opens}Hm.{closes}Yes."}
+    messages = [{"role": "user", "content": "hi"}, said, {"role": "user", "content": "why?"}]
+    assert ChatTemplate(tokenizer).prompt_ids(messages) == rendered_ids(tokenizer, messages, None)
+
+
+@pytest.mark.parametrize(
     ("template", "words"),
     [
         (None, "has no chat template; expected one in its"),

@@ -73,7 +73,7 @@ def check_template(
     tokenizer: Annotated[str, typer.Argument(help="A folder with a tokenizer, or a model's id on the hub.")],
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="A template to look at in place of the tokenizer's own.", exists=True, dir_okay=False),
+        typer.Option(help="A file, or a template of this package by its name, in place of the tokenizer's own."),
     ] = None,
     tool_parser: Annotated[
         str, typer.Option(help="The format in which the template's calls must be read; auto: whichever fits.")
@@ -88,7 +88,7 @@ def check_template(
     from strands_rollout.diagnostics import replay
     from strands_rollout.diagnostics.diagnosis import Diagnosis
 
-    source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    source = None if chat_template is None else replay.template_text(chat_template)
     loaded = replay.read_tokenizer(tokenizer)
     found = replay.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
     _show(Diagnosis(found), as_json=as_json)

@@ -48,7 +48,7 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_siz
 from strands_rollout.template import probe
 from strands_rollout.template.chat_template import renderer_of
 from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
+from strands_rollout.template.render import SHIPPED, TemplateRenderer, TurnEnds, TurnRenderer, own_template
 from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
 
 if TYPE_CHECKING:
@@ -374,8 +374,7 @@ def _show(console: Console, report: dict[str, Json]) -> None:
     console.print(Text(words), soft_wrap=True)
 
 
-_OWN: Final = 'give it one that only appends: chat_template_kwargs={"chat_template": ...}'
-_NO_TOOLS: Final = "use a model that was trained to call tools, set tools: [], or use a template of your own"
+_NO_TOOLS: Final = "use a model that was trained to call tools, set tools: [], or "
 _PARSER: Final = "set tool_parser (--tool-parser) to auto, or to the name of the model's own format"
 _WINDOW: Final = 8
 _REASONING: Final = "probed-reasoning"
@@ -423,6 +422,16 @@ def read_object(file: Path) -> dict[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
+def template_text(given: Path) -> str:
+    """The template of a file, or the name of one of this package; a ConfigError where it is neither."""
+    if str(given) in SHIPPED:
+        return str(given)
+    try:
+        return given.read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"got the template {given}: {e}; expected a file, or one of {', '.join(SHIPPED)}") from e
+
+
 def check_template(
     name: str, tokenizer: PreTrainedTokenizerBase, *, chat_template: str | None = None, tool_parser: str = AUTO
 ) -> list[Finding]:
@@ -430,15 +439,15 @@ def check_template(
 
     Calls must be read by `tool_parser`, whichever fits for "auto".
     """
-    rule = "template"
+    rule, own = "template", own_template(chat_template or tokenizer.chat_template)
     try:
         template = renderer_of(tokenizer, {} if chat_template is None else {"chat_template": chat_template})
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
-        return [error(rule, str(e), _OWN)]
+        return [error(rule, str(e), own)]
     tool_findings = [
-        good(rule, "yes") if fault is None else error(rule, fault, _NO_TOOLS)
+        good(rule, "yes") if fault is None else error(rule, fault, _NO_TOOLS + own)
         for rule, fault in probe.tool_faults(template)
     ]
     with_tools = all(finding.status == "ok" for finding in tool_findings)
@@ -447,7 +456,7 @@ def check_template(
         try:
             ends = probe.find_ends(template, end_of_turn)
         except TemplateError as e:
-            tool_findings.append(error("end of a turn with calls", str(e), _OWN))
+            tool_findings.append(error("end of a turn with calls", str(e), own))
             with_tools = False
     turns = TurnRenderer(template, ends)
     system_fault = probe.system_fault(template, turns, with_tools=with_tools)
@@ -457,7 +466,7 @@ def check_template(
         _appends("user turns", template, turns, probe.USER_TURNS),
         *tool_findings,
         *_tool_rules(template, turns, with_tools=with_tools),
-        _needed_by_some("system message", system_fault, "set system_prompt to an empty text"),
+        _needed_by_some("system message", system_fault, f"set system_prompt to an empty text, or {own}"),
         _calls(template, ends, tool_parser),
         _reasoning(template, tokenizer),
     ]
@@ -499,14 +508,15 @@ def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: 
         note = notes.get(rule)
         yield good(rule, note) if note else _appends(rule, template, turns, conversation, tools=probe.TOOLS)
     fault = probe.user_turns_fault(template, turns)
-    yield _needed_by_some("user turns with tools", fault, "let conversations with tools have one user's turn")
+    remedy = f"let conversations with tools have one user's turn, or {own_template(template.source)}"
+    yield _needed_by_some("user turns with tools", fault, remedy)
 
 
 def _needed_by_some(rule: str, fault: str | None, remedy: str) -> Finding:
     """A rule that only some conversations need; they are refused where it does not hold."""
     if fault is None:
         return good(rule, "append-only")
-    return warning(rule, f"{fault} Such conversations are refused.", f"{remedy}, or {_OWN}")
+    return warning(rule, f"{fault} Such conversations are refused.", remedy)
 
 
 def _appends(
@@ -526,9 +536,9 @@ def _tried(rule: str, template: TemplateRenderer, check: Callable[[], None]) -> 
             around[side] = {"ids": part, "text": template.encoder.decode(part)}
         shown = "".join(f"\n  {side:<8} {part['ids']} {part['text']!r}" for side, part in around.items())
         facts = {f"{rule.replace(' ', '_')}_difference": {"position": e.position, **around}}
-        return Finding(rule, "error", f"{e}{shown}", _OWN, facts)
+        return Finding(rule, "error", f"{e}{shown}", own_template(template.source), facts)
     except TemplateError as e:
-        return error(rule, str(e), _OWN)
+        return error(rule, str(e), own_template(template.source))
     return good(rule, "append-only" if rule != "encoding" else "the tokenizer's own ids, piece by piece")
 
 
@@ -536,7 +546,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
     """Which parser reads the call that the template writes."""
     call = probe.find_written_call(template, ends)
     try:
-        name = format_of_call(call.turn, call.name, call.arguments) if tool_parser == AUTO else tool_parser
+        name = format_of_call(*call) if tool_parser == AUTO else tool_parser
         read = [segment for segment in get_parser(name).parse(call.turn) if isinstance(segment, ToolCall)]
     except ConfigError as e:
         return error("calls", str(e), _PARSER)
@@ -547,7 +557,7 @@ def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Find
 
 def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -> Finding:
     """Rollouts keep what was sampled in any case; a chat endpoint shows the policy what its template keeps."""
-    opens = probe.opens_reasoning(template)
+    opens, _ = probe.find_lead(template)
     with_thinking, without = (
         tokenizer.apply_chat_template(
             [_USER_TURN], tokenize=False, add_generation_prompt=True, enable_thinking=on, **template.kwargs
@@ -555,9 +565,9 @@ def _reasoning(template: TemplateRenderer, tokenizer: PreTrainedTokenizerBase) -
         for on in (True, False)
     )
     if with_thinking == without:
-        opening = f"enable_thinking changes nothing{', answers begin inside <think>' if opens else ''}"
+        opening = f"enable_thinking changes nothing{', answers begin inside reasoning' if opens else ''}"
     elif opens:
-        opening = "answers begin inside <think>, unless enable_thinking is false"
+        opening = "answers begin inside reasoning, unless enable_thinking is false"
     else:
         opening = "enable_thinking: false leaves thinking out"
     kept = {"after a tool result": _keeps(template, _TOOL_RESULT), "after a user turn": _keeps(template, _USER_TURN)}

@@ -352,7 +352,7 @@ class PolicyServer:
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self._template = ChatTemplate(load_tokenizer(str(folder)), **thinking)
         call, name = self._template.written_call, settings.tool_parser
-        self._parser = get_parser(format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name)
+        self._parser = get_parser(format_of_call(*call) if name == AUTO else name)
         self._policy, self._transcript = policy, transcript
         self.error: RolloutError | None = None
 

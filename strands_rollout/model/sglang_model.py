@@ -597,4 +597,4 @@ class SGLangModel(Model):
 
 def _format_name(name: str, template: ChatTemplate) -> str:
     call = template.written_call
-    return format_of_call(call.turn, call.name, call.arguments) if name == AUTO else name
+    return format_of_call(*call) if name == AUTO else name

@@ -88,7 +88,7 @@ class TurnReading:
             return
         call = self.template.written_call
         with suppress(ConfigError):  # an agent without tools needs no parser
-            self.parser = parsers.get_parser(parsers.format_of_call(call.turn, call.name, call.arguments))
+            self.parser = parsers.get_parser(parsers.format_of_call(*call))
 
     def calls(self, ids: Sequence[int]) -> int | None:
         """How many calls a turn holds, malformed ones included; None without a parser."""

@@ -23,7 +23,14 @@ from jinja2 import TemplateError as JinjaError
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import ProbedTemplate, probe, written_calls
-from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnRenderer, one_call_each
+from strands_rollout.template.render import (
+    Messages,
+    TemplateRenderer,
+    Tools,
+    TurnRenderer,
+    one_call_each,
+    own_template,
+)
 from strands_rollout.template.tokens import TokenEncoder
 
 if TYPE_CHECKING:
@@ -43,7 +50,6 @@ _BASE: Final[list[ChatMessage]] = [{"role": "user", "content": "question"}]
 _BASE_WITH_IMAGE: Final[list[ChatMessage]] = [
     {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "question"}]}
 ]
-_OPENING_TAGS: Final = re.compile(r"\A(?:\s|</?think>|\[/?THINK\])+")  # of a turn without reasoning
 _MARK: Final = "tool-result-{}-of-the-shape"
 _MARKS: Final = re.compile(r"tool-result-(\d+)-of-the-shape")
 # above this a template is rendered each time: trying it out would take longer than it saves
@@ -80,7 +86,7 @@ class ChatTemplate:
         end_of_turn_id: The control token that ends an assistant's turn without calls.
         end_of_calls_id: The one that ends a turn with calls; mostly the same.
         end_ids: Both of them.
-        opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
+        opens_reasoning: Whether the generation prompt ends inside reasoning, which it has opened.
         written_call: How the template writes a call.
         processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
             which is loaded when the first image occurs; None where there are to be none.
@@ -139,12 +145,12 @@ class ChatTemplate:
         if tools and tools_error is not None:
             raise TemplateError(
                 f"the chat template can't be used with tools: {tools_error.rstrip('.')}. Use a model that was "
-                "trained to call tools, or give the agent none."
+                f"trained to call tools, give the agent none, or {own_template(self._template)}."
             )
         if system_error is not None and messages[0]["role"] == "system":
             raise TemplateError(
                 f"the chat template can't be used with a system message: {system_error} Leave it out: system_prompt: "
-                '"", or give the tokenizer a template that only appends.'
+                f'"", or {own_template(self._template)}.'
             )
         try:
             return self._whole_prompt(messages, tools)
@@ -185,7 +191,7 @@ class ChatTemplate:
         if tools and error is not None and any(message["role"] == "user" for message in messages):
             raise TemplateError(
                 f"the chat template can't be used with tools and more than one user's turn: {error} Let conversations "
-                "have one, or give the tokenizer a template that only appends."
+                f"have one, or {own_template(self._template)}."
             )
         shape = self._shape(messages, tools)
         if shape is None:
@@ -218,11 +224,12 @@ class ChatTemplate:
         Raises:
             TemplateError: The template writes no calls.
         """
-        ends, end_id = self._found.probed.ends, self.end_of_calls_id if calls else self.end_of_turn_id
+        probed, end_id = self._found.probed, self.end_of_calls_id if calls else self.end_of_turn_id
+        ends, lead = probed.ends, probed.lead
         text = text.removesuffix(ends.answer)
-        closed = "</think>\n\n" if self.opens_reasoning and "</think>" not in text else ""
+        closed = lead if self.opens_reasoning and lead.strip().partition(">")[0] not in text else ""
         turns = [[call] for call in calls] if ends.one_by_one else [calls] if calls else []
-        written = [_OPENING_TAGS.sub("", written_calls(self._renderer, ends, turn), 1) for turn in turns]
+        written = [written_calls(self._renderer, ends, turn).removeprefix(lead).lstrip() for turn in turns]
         if not all(written):
             raise TemplateError("the chat template writes no calls; give the turn as a text, as the policy writes it")
         return closed + "\n".join([text] * bool(text) + written), end_id

@@ -3,13 +3,15 @@
 Prompts that grow turn by turn are compared with whole ones, token by token. A template that rewrites what it rendered
 before, outside the assistant's own turns, is refused: the policy would have read other tokens than the trainer sees.
 What lies inside those turns is the policy's own and may differ, which is noted: words that a template leaves out or
-rewrites later, and the tags of reasoning that open a turn.
+rewrites later, and what a generation prompt opens a turn with, after the assistant's header.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from strands_rollout.errors import TemplateDifferenceError, TemplateError
 from strands_rollout.template.messages import ChatMessage
@@ -23,8 +25,10 @@ _PARAMETERS: Final = {
 }
 _FUNCTION: Final = {"name": "probe", "description": "probed-tool-description", "parameters": _PARAMETERS}
 TOOLS: Final[list[dict[str, Any]]] = [{"type": "function", "function": _FUNCTION}]
-# what a generation prompt may open a turn with, and a template write otherwise later
-_REASONING_TAGS: Final = re.compile(r"(?:\s|</?think>|\[/?THINK\])*\Z")
+_TAG: Final = re.compile(r"<[^<>]*>|\[[^\[\]\s]*\]")
+_CLOSING: Final = re.compile(r"\W*/|\W*(?:end|close)|<[^|]*\|>", re.IGNORECASE)
+# what a closing tag differs in from the one that it closes
+_SIDES: Final = re.compile(r"start|end|open|close|[\W_]")
 _SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
 _CALL: Final = "call00001"
@@ -46,12 +50,12 @@ def _tool_name(call_id: str) -> str:
     return f"probe_{call_id[-1]}"
 
 
-def assistant(index: int, *call_ids: str) -> ChatMessage:
-    """The assistant's turn of this index: words, and calls, with marks in both.
+def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
+    """The assistant's turn of this index: words, and calls, with marks in both; `silent` has no words beside calls.
 
     Call ids have 9 letters and digits, which some templates want.
     """
-    message: ChatMessage = {"role": "assistant", "content": mark(index)}
+    message: ChatMessage = {"role": "assistant", "content": "" if silent and call_ids else mark(index)}
     calls = [
         {
             "type": "function",
@@ -128,16 +132,18 @@ def check_append_only(
     head = [_SYSTEM] if with_system else []
     messages: list[ChatMessage] = [*head]
     for index, turn in enumerate(conversation):
-        messages += [assistant(index - 1, *calls[index])] if index else []
+        messages += [assistant(index - 1, *calls[index], silent=turns.ends.silent)] if index else []
         messages += turn
     whole = template.render(messages, tools)
     begin = 0
     for index, turn in enumerate(conversation):
-        grown = turns.render(turn, tools) if index else template.render([*head, *turn], tools)
+        rendered = partial(turns.render, turn, tools) if index else partial(template.render, [*head, *turn], tools)
+        grown = rendered()
         is_last = index + 1 == len(conversation)
         first, last = (len(whole), 0) if is_last else span_of_answer(whole, index, calls[index + 1])
         stands = whole[begin:first]
-        if not _is_same(grown, stands, is_last=is_last):
+        kept = grown == stands if is_last else stands.startswith(grown)
+        if not kept and (is_last or not _opens_turn(template, grown, stands, rendered(generation_prompt=False))):
             encoder = template.encoder
             reason = f"the chat template is not append-only for {kind}: turn {index + 1} renders differently later on"
             require_equal(encoder, encoder.encode_rendered(stands), encoder.encode_rendered(grown), reason)
@@ -183,31 +189,47 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
     )
 
 
-def _is_same(grown: str, stands: str, *, is_last: bool) -> bool:
-    """Whether new text stands later on as it was, but for what belongs to the assistant's turn after it.
+def _opens_turn(template: TemplateRenderer, grown: str, stands: str, bare: str) -> bool:
+    """Whether all that does not stand later on is what the generation prompt opens the assistant's turn with.
 
-    `grown` has the generation prompt; `stands` ends before the first words of the next turn, which the last one lacks.
+    That begins with a tag, after the header, if the turn has one. `grown` has the generation prompt, which `bare`
+    lacks; `stands` ends before the first words of the next turn.
     """
-    at = shared_length(grown, stands)
-    opened = max(grown.rfind("<", 0, at), grown.rfind("[", 0, at))
-    if opened >= 0 and at < len(grown) and not re.search(r"[>\]\s]", grown[opened:at]):
-        at = opened  # both are in a tag, which begins alike
-    rest = stands[at:] if is_last else ""
-    return _REASONING_TAGS.match(grown, at) is not None and _REASONING_TAGS.match(rest) is not None
+    at = _departure(grown, stands)
+    left, is_replaced = grown[at:], _TAG.search(stands, at) is not None
+    prompt, question = (template.render([user("question")], generation_prompt=asked) for asked in (True, False))
+    after_question = prompt.rpartition("question")[2]
+    if prompt == question:  # written unasked: what follows the end of the question and is never written later
+        ended = template.encoder.first_control(after_question.removesuffix(left))
+        is_prompt = after_question.endswith(left) and ended is not None and not is_replaced
+    else:
+        header = template.encoder.first_control(prompt.removeprefix(question))
+        has_header = header is None or header not in left or not is_replaced
+        is_prompt = grown.startswith(bare) and at >= len(bare) and has_header
+    return is_prompt and (not left.strip() or _TAG.match(left.strip()) is not None)
+
+
+def _departure(prompt: str, turn: str) -> int:
+    """Where a turn stops to be what the prompt is: before a tag, where both have one there that begins alike."""
+    at = shared_length(prompt, turn)
+    opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
+    is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
+    return opened if is_within else at
 
 
 def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
     return f"{ids[index]} {encoder.decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenCall:
+class WrittenCall(NamedTuple):
     """An assistant's turn with one call and nothing else, as a template writes it."""
 
     turn: str
     """From the generation prompt to the end of the turn; "" where the template writes no calls."""
     name: str
     arguments: Mapping[str, Any]
+    shown: str = ""
+    """Where it writes none, what may tell their format: a prompt that shows a tool, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +238,8 @@ class ProbedTemplate:
 
     Attributes:
         ends: How it ends the assistant's turns.
-        opens_reasoning: Whether the generation prompt ends inside an open `<think>`.
+        opens_reasoning: Whether the generation prompt ends inside reasoning, which it has opened.
+        lead: What is written between the generation prompt and an answer's words, where reasoning is closed there.
         tools_error: Why the template can't be used with tools; None if it can.
         user_turns_error: Why a conversation with tools can't have a second user's turn; None if it can.
         system_error: Why a conversation can't begin with a system message; None if it can.
@@ -226,6 +249,7 @@ class ProbedTemplate:
 
     ends: TurnEnds
     opens_reasoning: bool
+    lead: str
     tools_error: str | None
     user_turns_error: str | None
     system_error: str | None
@@ -254,7 +278,7 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     tools_error = tools_error or _fault(template, turns, "tool results", conversation, TOOLS)
     return ProbedTemplate(
         ends,
-        opens_reasoning(template),
+        *find_lead(template),
         tools_error,
         None if tools_error else user_turns_fault(template, turns),
         system_fault(template, turns, with_tools=tools_error is None),
@@ -263,16 +287,48 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
     )
 
 
-def opens_reasoning(template: TemplateRenderer) -> bool:
-    """Whether the generation prompt ends inside an open `<think>`."""
-    opening = template.render([user("question")])
-    return opening.rfind("<think>") > opening.rfind("</think>")
+def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
+    """Whether the generation prompt ends inside reasoning, and what is written between it and an answer's words.
+
+    It does where a turn closes before its words what the prompt has opened, or is written without what the prompt has
+    opened and not closed itself.
+    """
+    asks = "probed-question"
+    prompt = template.render([user(asks)]).rpartition(asks)[2]
+    leads, unclosed = [], []
+    for messages, asked in (([user(asks), assistant(0)], False), ([user(asks), assistant(0), user("next")], True)):
+        turn, shown, _ = template.render(messages, generation_prompt=asked).rpartition(mark(0))
+        if not shown:
+            continue
+        turn = turn.rpartition(asks)[2]
+        at = _departure(prompt, turn)
+        closing = next(iter(_TAG.findall(turn[at:])), "")
+        if _CLOSING.match(closing) and _is_open(prompt, closing):
+            return True, turn[at:]
+        unclosed += [tag for tag in _TAG.findall(prompt[at:])[:1] if _is_open(prompt, tag)]
+        leads.append(turn[at:])
+    if unclosed:
+        tag = unclosed[0]
+        return True, tag.replace("START", "END") if "START" in tag else f"{tag[0]}/{tag[1:]}\n\n"
+    return False, leads[0] if leads else ""
+
+
+def _is_open(prompt: str, tag: str) -> bool:
+    """Whether the last one of a prompt's tags that open or close the same as this one opens it."""
+    words = _SIDES.sub("", tag.casefold())
+    tags = [one for one in _TAG.findall(prompt) if _SIDES.sub("", one.casefold()) == words]
+    return bool(tags) and not _CLOSING.match(tags[-1])
 
 
 def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
     """How a template writes a call."""
     name, arguments = "probe", {"x": "probed-argument"}
-    return WrittenCall(written_calls(template, ends, [(name, arguments)]), name, arguments)
+    turn, shown = written_calls(template, ends, [(name, arguments)]), ""
+    if not turn:
+        with suppress(TemplateError):
+            shown = template.encoder.unescape(template.render([user("question")], TOOLS))
+        shown += "".join(template.encoder.control_ids)
+    return WrittenCall(turn, name, arguments, shown)
 
 
 def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
@@ -299,10 +355,7 @@ def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tu
         return ""
     # what follows the question: the generation prompt, which both begin with, then the turn
     prompt, whole = (template.encoder.unescape(rendered).rpartition(question)[2] for rendered in (prompt, whole))
-    shared = shared_length(prompt, whole)
-    if shared < len(prompt):  # a prompt that opens reasoning: the turn may begin with another tag
-        shared = max(prompt.rfind(end, 0, shared) for end in (">", "\n")) + 1
-    return whole[shared:].partition(ends.calls)[0]
+    return whole[_departure(prompt, whole) :].partition(ends.calls)[0]
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
@@ -321,8 +374,9 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
     """What a template that is used with tools does to the assistant's own turns, which stay as they were sampled."""
     rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
-    drops = "the template leaves out what an assistant says beside its calls; here it stays, as it was sampled"
-    yield "text beside calls", None if mark(0) in rendered else drops
+    what = "moves behind their results" if ends.silent else "leaves out"
+    moved = f"the template {what} what an assistant says beside its calls; here it stays, as it was sampled"
+    yield "text beside calls", moved if ends.silent or mark(0) not in rendered else None
     opens = "these open what follows: the template has no token that closes a turn"
     closes = "with calls by another token than without"
     how = closes if _closes_turns(template) else opens
@@ -395,20 +449,24 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
     """
     turn = [user("question"), assistant(0, _CALL)]
     followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
+    silent = followed.find(mark(0)) > followed.find(_RESULT)
+    if silent:
+        turn = [user("question"), assistant(0, _CALL, silent=True)]
+        followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
     followed = followed[span_of_answer(followed, 0, [_CALL])[1] :].partition(_RESULT)[0]
-    one_by_one = not _shows_together(template, followed)
+    one_by_one = not _shows_together(template, followed, silent=silent)
     if one_by_one:  # then each result needs a text of its own, which ends before the generation prompt
         answered = [*turn, tool(_CALL, _RESULT)]
         prompted, bare = (template.render(answered, TOOLS, generation_prompt=asked) for asked in (True, False))
         if not prompted.startswith(bare) or prompted == bare:
             raise TemplateError("it does not write several calls of a turn, nor results without a generation prompt")
     if end_of_turn in followed:
-        return TurnEnds(end_of_turn, end_of_turn, one_by_one)
+        return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
     own = _own_controls(template, turn, followed, [_CALL])
-    ends = own[-1:] if _closes_turns(template) else _controls(template, followed)[len(own) :][:1]
+    ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
         raise TemplateError("it ends an assistant's turn with calls by no control token")
-    return TurnEnds(end_of_turn, ends[0], one_by_one)
+    return TurnEnds(end_of_turn, ends[0], one_by_one, silent)
 
 
 def _own_controls(
@@ -439,7 +497,7 @@ def _controls(template: TemplateRenderer, text: str) -> list[str]:
     return [encoder.decode([piece]) for piece in encoder.pieces(text) if isinstance(piece, int)]
 
 
-def _shows_together(template: TemplateRenderer, between: str) -> bool:
+def _shows_together(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
     """Whether the results of several calls of a turn are shown, each under its own tool's name if at all.
 
     `between` is the text between a call and its result.
@@ -447,7 +505,7 @@ def _shows_together(template: TemplateRenderer, between: str) -> bool:
     calls = (_CALL, _OTHER_CALL)
     results = [tool(_CALL, _RESULT), tool(_OTHER_CALL, f"other-{_RESULT}")]
     try:
-        rendered = template.render([user("question"), assistant(0, *calls), *results], TOOLS)
+        rendered = template.render([user("question"), assistant(0, *calls, silent=silent), *results], TOOLS)
         rendered = rendered[span_of_answer(rendered, 0, calls)[1] :]
     except TemplateError:
         return False

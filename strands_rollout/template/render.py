@@ -12,10 +12,13 @@ import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import TemplateError as JinjaError
+from jinja2.exceptions import SecurityError
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.files import Json
@@ -29,6 +32,13 @@ Messages = Sequence[ChatMessage]
 Tools = Sequence[Mapping[str, Any]]
 _MARK: Final = "strands-rollout-answer"
 _QUESTION: Final[ChatMessage] = {"role": "user", "content": "question"}
+SHIPPED: Final = {
+    "deepseek_r1_tools": ("tool▁sep", "```json"),
+    "deepseek_v3_1_tools": ("tool▁sep",),
+    "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
+}
+"""The templates beside this file, by name, with what the text of those has in whose place they can stand."""
+_SANDBOX: Final = " transformers lets no template change a list or a mapping: use the model's own, if this is another"
 
 
 class TemplateRenderer:
@@ -36,15 +46,17 @@ class TemplateRenderer:
 
     Attributes:
         encoder: Of the tokenizer; escapes, and encodes what was rendered.
-        source: The template itself, whatever the tokenizer gets later; a text, or what else a tokenizer may hold.
+        source: The template itself, whatever the tokenizer gets later; a text, or templates by name. A template of
+            this package is given by its name.
         kwargs: Handed to the template at each rendering.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: TokenEncoder, kwargs: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.encoder = encoder
-        self.source: Any = kwargs.get("chat_template") or tokenizer.chat_template
-        self.kwargs = dict(kwargs)
+        given = kwargs.get("chat_template") or tokenizer.chat_template
+        self.source: Any = _shipped(given) if isinstance(given, str) and given in SHIPPED else given
+        self.kwargs = {**kwargs, **({"chat_template": self.source} if kwargs.get("chat_template") else {})}
         self._looked_for: dict[tuple[str, str], bool] = {}
 
     def render(
@@ -83,18 +95,39 @@ class TemplateRenderer:
             return rendered
         return apart if self.encoder.unescape(apart) == self.encoder.unescape(rendered) else rendered
 
+    @cached_property
+    def _takes_xml_tools(self) -> bool:
+        """Whether it shows tools by no other name than `xml_tools`, as SmolLM3's does."""
+        if "xml_tools" not in str(self.source):
+            return False
+        shown = "probed-tool-description"
+        function = {"name": "probe", "description": shown, "parameters": {"type": "object", "properties": {}}}
+        given = {"tools": [{"type": "function", "function": function}]}
+        return shown not in self._tried([_QUESTION], generation_prompt=True, **given)
+
     def _applied(self, messages: Messages, tools: Tools, *, generation_prompt: bool) -> str:
+        given = {"tools": list(tools) or None} | ({"xml_tools": list(tools)} if tools and self._takes_xml_tools else {})
+        try:
+            return self._tried(messages, generation_prompt=generation_prompt, **given)
+        except TemplateError:
+            if tools:
+                raise
+            with contextlib.suppress(TemplateError):  # some templates want a list, if of no tools
+                return self._tried(messages, generation_prompt=generation_prompt, tools=[])
+            raise
+
+    def _tried(self, messages: Messages, *, generation_prompt: bool, **tools: list[Any] | None) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),
-                tools=list(tools) or None,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
-                **self.kwargs | ({"chat_template": self.source} if isinstance(self.source, str) else {}),
+                **tools | self.kwargs | ({"chat_template": self.source} if isinstance(self.source, str) else {}),
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
             roles = [message.get("role") for message in messages]
-            raise TemplateError(f"the chat template fails on messages of roles {roles}: {type(e).__name__}: {e}") from e
+            why = f"{type(e).__name__}: {e}{_SANDBOX if isinstance(e, SecurityError) else ''}"
+            raise TemplateError(f"the chat template fails on messages of roles {roles}: {why}") from e
         return str(rendered)
 
     def _escaped(self, messages: Messages, tools: Tools, words: set[str] | None) -> tuple[list[Any], list[Any]]:
@@ -162,6 +195,19 @@ class TemplateRenderer:
         return self._looked_for[opening, closing]
 
 
+@cache
+def _shipped(name: str) -> str:
+    return Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def own_template(source: object = "") -> str:
+    """What helps where a template can't be used: another one, by name if this package has it for such a template."""
+    fits = (name for name, parts in SHIPPED.items() if all(part in str(source) for part in parts))
+    name = next(fits, None)
+    given = "...}" if name is None else f'"{name}"}}, which this package has'
+    return f'give the tokenizer a template that only appends: chat_template_kwargs={{"chat_template": {given}'
+
+
 def _with_arguments(message: ChatMessage, form: Callable[[Any], Any]) -> ChatMessage:
     calls = [
         call | {"function": call["function"] | {"arguments": form(call["function"]["arguments"])}}
@@ -192,11 +238,13 @@ class TurnEnds:
             `answer` open what follows.
         one_by_one: Whether a turn with several calls is not written with all of them, so that each result has to be
             rendered after a turn with its own call alone.
+        silent: Whether what stands for a turn with calls has no words, since they are shown behind the results.
     """
 
     answer: str
     calls: str
     one_by_one: bool = False
+    silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +254,9 @@ class TurnRenderer:
     template: TemplateRenderer
     ends: TurnEnds
 
-    def render(self, messages: Messages, tools: Tools = (), *, after: Messages = ()) -> str:
+    def render(
+        self, messages: Messages, tools: Tools = (), *, after: Messages = (), generation_prompt: bool = True
+    ) -> str:
         """The (escaped) text from the end of the assistant's turn, that token included, to the next generation prompt.
 
         The new messages are tool results in the order of their calls, and user turns; `after` are messages before the
@@ -219,10 +269,10 @@ class TurnRenderer:
         results = sum(1 for _ in takewhile(_is_result, messages)) if self.ends.one_by_one else 0
         alone = max(results - 1, 0)  # the last result has what follows it
         parts = [self._after_turn([message], tools, before, generation_prompt=False) for message in messages[:alone]]
-        parts.append(self._after_turn(messages[alone:], tools, before))
+        parts.append(self._after_turn(messages[alone:], tools, before, generation_prompt=generation_prompt))
         return parts[0] + "".join(part.removeprefix(self.ends.calls) for part in parts[1:])
 
-    def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool = True) -> str:
+    def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool) -> str:
         mark = _MARK
         while mark in str(tools) or mark in str(messages):
             mark += "-"  # untrusted text may hold it
@@ -235,7 +285,8 @@ class TurnRenderer:
             }
             for message in takewhile(_is_result, messages)
         ]
-        turn: ChatMessage = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
+        words = "" if calls and self.ends.silent else mark
+        turn: ChatMessage = {"role": "assistant", "content": words, **({"tool_calls": calls} if calls else {})}
         rendered = self.template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 from strands_rollout.errors import TemplateError
 
@@ -60,6 +60,7 @@ class TokenEncoder:
     Build one per tokenizer: its decoder learns each token once. Several threads may use it.
 
     Attributes:
+        control_ids: The ids of control tokens, by their texts.
         decode: Ids -> text, control tokens included; see `ByteDecoder.decode`.
         cuts_are_plain: Whether no control token swallows the white space beside it.
         tag_pairs: Control tokens' texts that open and close something, such as ("<think>", "</think>").
@@ -73,16 +74,20 @@ class TokenEncoder:
                 "tokenizer.json): control tokens in untrusted text can't be told apart without one."
             )
         added = tokenizer.added_tokens_decoder
-        self._control_ids = {str(token): token_id for token_id, token in added.items()}
+        self.control_ids = {str(token): token_id for token_id, token in added.items()}
         self._control_id_set = frozenset(added)
         self._plain = Tokenizer(backend.model)  # shares the vocabulary, and so is made at once
         self._plain.normalizer, self._plain.pre_tokenizer = backend.normalizer, backend.pre_tokenizer
+        if getattr(backend.pre_tokenizer, "prepend_scheme", None) == "first":  # no piece is the first of a prompt
+            self._plain.pre_tokenizer = pre_tokenizers.Metaspace(
+                backend.pre_tokenizer.replacement, prepend_scheme="never", split=backend.pre_tokenizer.split
+            )
         self._cut = _control_pattern(added.values())
         self.cuts_are_plain = not any(token.lstrip or token.rstrip for token in added.values())
         self._set_escapes()
         self._backend = backend
         self.decode = ByteDecoder(backend).decode
-        for text in self._control_ids:
+        for text in self.control_ids:
             if leaked := self._control_id_set.intersection(self.encode_plain(text)):
                 raise TemplateError(
                     f"the tokenizer's own vocabulary encodes the ordinary text {text!r} to the control token "
@@ -158,7 +163,7 @@ class TokenEncoder:
         for match in self._cut.finditer(rendered):
             if match.start() > position:
                 yield rendered[position : match.start()]
-            yield self._control_ids[match[match.lastindex or 0]]
+            yield self.control_ids[match[match.lastindex or 0]]
             position = match.end()
         if position < len(rendered):
             yield rendered[position:]
@@ -186,14 +191,14 @@ class TokenEncoder:
         return token_id in self._control_id_set
 
     def _set_escapes(self) -> None:
-        controls = sorted(filter(None, self._control_ids), key=len, reverse=True)
+        controls = sorted(filter(None, self.control_ids), key=len, reverse=True)
         edges = {text[0] for text in controls} | {text[-1] for text in controls}
         alphabet = next((digits for digits in _ALPHABETS if edges.isdisjoint(digits)), _ALPHABETS[-1])
         digits = str.maketrans(_ALPHABETS[0], alphabet)
         mark = _MARK.translate(digits)
         self._parts_of_escapables = (*sorted(edges), mark)
-        self.tag_pairs = [(text.replace("/", "", 1), text) for text in controls if "/" in text]
-        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] in self._control_ids]
+        self.tag_pairs = [(_opening(text), text) for text in controls]
+        self.tag_pairs = [pair for pair in self.tag_pairs if pair[0] != pair[1] and pair[0] in self.control_ids]
         # longest first: a control token that begins with another one must win
         escapable = [mark, *controls]
         width = len(f"{len(escapable):o}")
@@ -212,6 +217,11 @@ class TokenEncoder:
         self._by_word: dict[str, list[str]] = {}
         for text in framed:
             self._by_word.setdefault(_SIGNS.sub("", text).casefold(), []).append(text)
+
+
+def _opening(closing: str) -> str:
+    """The tag that one would close: as <think></think>, <|START_X|><|END_X|> and <|x><x|>."""
+    return re.sub(r"\A<(\w+)\|>\Z", r"<|\1>", closing.replace("/", "", 1).replace("END_", "START_"))
 
 
 def _encode(backend: Tokenizer, text: str) -> list[int]:

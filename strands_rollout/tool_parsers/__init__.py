@@ -5,7 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.tool_parsers.bare_values import GLM4Parser, Qwen3CoderParser
+from strands_rollout.tool_parsers.bare_values import (
+    GLM4Parser,
+    Hunyuan3Parser,
+    MiniMaxM2Parser,
+    Qwen3CoderParser,
+    SeedOSSParser,
+)
 from strands_rollout.tool_parsers.base import (
     NewId,
     ParseFailure,
@@ -17,8 +23,22 @@ from strands_rollout.tool_parsers.base import (
     UntypedParser,
     random_id,
 )
-from strands_rollout.tool_parsers.json_arguments import DeepSeekV3Parser, GptOssParser, KimiK2Parser
-from strands_rollout.tool_parsers.json_object import HermesParser, Llama3JSONParser, MistralParser
+from strands_rollout.tool_parsers.json_arguments import (
+    DeepSeekV3Parser,
+    DeepSeekV4Parser,
+    GptOssParser,
+    KimiK2Parser,
+    KimiK3Parser,
+)
+from strands_rollout.tool_parsers.json_object import (
+    GraniteParser,
+    HermesParser,
+    HunyuanA13BParser,
+    Llama3JSONParser,
+    MistralParser,
+    Phi4MiniParser,
+)
+from strands_rollout.tool_parsers.literals import Gemma4Parser, LFM2Parser, PythonicParser
 
 __all__ = [
     "AUTO",
@@ -43,14 +63,27 @@ AUTO: Final = "auto"
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
     "deepseek_v3": DeepSeekV3Parser,
+    "deepseek_v4": DeepSeekV4Parser,
+    "gemma4": Gemma4Parser,
     "glm4": GLM4Parser,
     "gpt_oss": GptOssParser,
+    "granite": GraniteParser,
     "hermes": HermesParser,
+    "hunyuan3": Hunyuan3Parser,
+    "hunyuan_a13b": HunyuanA13BParser,
     "kimi_k2": KimiK2Parser,
+    "kimi_k3": KimiK3Parser,
+    "lfm2": LFM2Parser,
     "llama3_json": Llama3JSONParser,
+    "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "phi4_mini": Phi4MiniParser,
+    "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,
+    "seed_oss": SeedOSSParser,
 }
+# what only these formats begin a call with
+_SIGNS: Final = {"granite": "<|tool_call|>", "hermes": '<tool_call>\n{"name"', "lfm2": "<|tool_call_start|>"}
 
 
 def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
@@ -87,13 +120,14 @@ def parser_names() -> list[str]:
     return sorted(_factories)
 
 
-def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
-    """The name of the one format in which a turn holds a call.
+def format_of_call(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
+    """The name of the one format in which a turn holds a call, or whose tag is shown where there is none.
 
     Args:
         turn: An assistant's turn with one call, as a chat template writes it; "" where it writes none.
         name: The called tool.
         arguments: The call's arguments, strings all.
+        shown: What else may tell the format of a template that writes no calls; see `WrittenCall`.
 
     Raises:
         ConfigError: No known format has that call in the turn, or several have; the message names the choices.
@@ -103,7 +137,7 @@ def format_of_call(turn: str, name: str, arguments: Mapping[str, Any]) -> str:
         for known in parser_names()
         for call in get_parser(known).parse(turn)
         if isinstance(call, ToolCall) and (call.name, call.arguments) == (name, dict(arguments))
-    ]
+    ] or [known for known, sign in _SIGNS.items() if not turn and sign in shown]
     if len(fitting) == 1:
         return fitting[0]
     found = f"fits {' and '.join(fitting)}" if fitting else f"fits none of {', '.join(parser_names())}"

@@ -1,4 +1,4 @@
-"""Formats whose values are bare text, typed by the JSON Schemas of the tools: Qwen3-Coder's and GLM-4.5's.
+"""Formats whose values are bare text, typed by the JSON Schemas of the tools: those of Qwen3-Coder, GLM and others.
 
 Qwen3-Coder and Qwen3.5: `<tool_call><function=x><parameter=key>value</parameter></function></tool_call>`. A string is
 the text; all else is JSON, or what Python writes for it, as in the model's first chat template: True, None, ['a', 'b'].
@@ -11,20 +11,32 @@ text, all else is JSON. Where the schema says nothing, a value is JSON if it can
 Sources: the models' chat templates (as in ggml-org/llama.cpp, models/templates/GLM-4.6.jinja), and how SGLang and vLLM
 read them (sgl-project/sglang, function_call/glm4_moe_detector.py, glm47_moe_detector.py).
 
+Seed-OSS: Qwen3-Coder's, in `<seed:tool_call>`, with `<seed:think>`. Source: the model's chat template (as in
+ggml-org/llama.cpp, models/templates/ByteDance-Seed-OSS.jinja).
+
+MiniMax-M2: `<minimax:tool_call><invoke name="x"><parameter name="key">value</parameter></invoke></minimax:tool_call>`,
+with several calls in it. Where the schema says nothing, a value is a string. Sources: the model's chat template (as in
+ggml-org/llama.cpp, models/templates/MiniMax-M2.jinja) and sgl-project/sglang, function_call/minimax_m2.py.
+
+Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>` and GLM's keys and values, whose tags
+have the same end. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py, which
+takes the tags of an earlier tokenizer too, without that end.
+
 Stricter than these: what does not fit its type is a failure, and no value is unescaped or evaluated as Python. Schemas
 are read for the type of a whole value: keys of nested objects, ranges and patterns are for the tool to check.
 """
 
 import contextlib
-import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
 from strands_rollout.files import Json
 from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.json_arguments import ReadCall, Section, SectionParser
+from strands_rollout.tool_parsers.literals import python_as_json
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -32,13 +44,6 @@ Schemas = Mapping[str, Mapping[str, Any]]
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _STRING: Final = frozenset({"string"})
 _MAX_DEPTH: Final = 20
-# texts and words of a Python literal, and the words that none has
-_PYTHON: Final = re.compile(
-    r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
-)
-_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
-_ESCAPED: Final = {"\\": "\\", "'": "'", '"': '"', "n": "\n", "r": "\r", "t": "\t"}
-_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
@@ -68,7 +73,7 @@ def typed_value(
     except base.StrictJSONError as e:
         fault = e
     else:
-        if types is None or _fits(value, types):
+        if types is None or base.fits(value, types):
             return value
     if types is None or "string" in types:
         return text
@@ -82,27 +87,8 @@ def _decoded(text: str, *, may_be_python: bool) -> Json:
     except base.StrictJSONError:
         if may_be_python:
             with contextlib.suppress(ValueError, KeyError, OverflowError):
-                return base.whole_value(_PYTHON.sub(_as_json, text))
+                return base.whole_value(python_as_json(text))
         raise
-
-
-def _as_json(token: re.Match[str]) -> str:
-    """A text or word of a Python literal as JSON; not evaluated, since Python's own reader can be made to crash."""
-    written = token[0]
-    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _WORDS[written]
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    return chr(int(escape[1][1:], 16)) if len(escape[1]) > 1 else _ESCAPED[escape[1]]
-
-
-def _fits(value: object, types: Set[str]) -> bool:
-    """Whether a decoded value is one of these types but a string, which stands without quotes."""
-    if value is None or isinstance(value, bool):
-        return ("null" if value is None else "boolean") in types
-    if isinstance(value, int | float):
-        return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
-    return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
 
 
 def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
@@ -130,7 +116,7 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
     if not isinstance(values, list | tuple):
         return None
     others = sorted(_TYPES - _STRING)
-    return _union([frozenset(name for name in others if _fits(value, {name})) or _STRING for value in values])
+    return _union([frozenset(name for name in others if base.fits(value, {name})) or _STRING for value in values])
 
 
 def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
@@ -139,15 +125,11 @@ def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
     return frozenset().union(*known) if known and len(known) == len(options) else None
 
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
-
-
 class SchemaParser(TaggedParser):
     """A parser of such a format; see `ToolParser` and `UntypedParser`.
 
-    Nothing is escaped in these formats: a block ends at the first `</tool_call>`, a value at the first closing tag, and
-    a value that holds another tag of the format is a failure, since that may be a forgotten close.
+    Nothing is escaped in these formats: a value ends at the first closing tag, and one that holds another tag of the
+    format is a failure, since that may be a forgotten close.
     """
 
     open_value: ClassVar[re.Pattern[str]]  # its group is the key
@@ -165,27 +147,6 @@ class SchemaParser(TaggedParser):
     def for_tools(self, schemas: Schemas) -> Self:
         """See `UntypedParser`."""
         return type(self)(self._new_id, schemas)
-
-    def _read_block(self, text: str, tag: re.Match[str]) -> Read:
-        """The call between a tag and the first closing one."""
-        end = text.find(CLOSE, tag.end())
-        inside = text[tag.end() : len(text) if end < 0 else end]
-        after = len(text) if end < 0 else end + len(CLOSE)
-        try:
-            name, arguments = self._read_inside(inside)
-        except MalformedError as e:
-            reasons, meant = [str(e)], e.name
-        else:
-            if end >= 0:
-                return [ToolCall(self._new_id(), name, arguments)], after
-            reasons, meant = [], name
-        if end < 0:
-            reasons.append(f"unterminated: there is no {CLOSE} after it")
-        return [ParseFailure(text[tag.start() : after], "; ".join(reasons), meant)], after
-
-    @abstractmethod
-    def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
-        """The tool's name and the arguments in a block."""
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
         """The arguments from a position on, and the position after them."""
@@ -218,7 +179,35 @@ class SchemaParser(TaggedParser):
         return text
 
 
-class Qwen3CoderParser(SchemaParser):
+class BlockParser(SchemaParser):
+    """A parser of such a format that has each call in a block, which ends at the first closing tag."""
+
+    open_block: ClassVar[str] = "<tool_call>"
+    close_block: ClassVar[str] = "</tool_call>"
+
+    def _read_block(self, text: str, tag: re.Match[str]) -> Read:
+        """The call between a tag and the first closing one."""
+        end = text.find(self.close_block, tag.end())
+        inside = text[tag.end() : len(text) if end < 0 else end]
+        after = len(text) if end < 0 else end + len(self.close_block)
+        try:
+            name, arguments = self._read_inside(inside)
+        except MalformedError as e:
+            reasons, meant = [str(e)], e.name
+        else:
+            if end >= 0:
+                return [ToolCall(self._new_id(), name, arguments)], after
+            reasons, meant = [], name
+        if end < 0:
+            reasons.append(f"unterminated: there is no {self.close_block} after it")
+        return [ParseFailure(text[tag.start() : after], "; ".join(reasons), meant)], after
+
+    @abstractmethod
+    def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
+        """The tool's name and the arguments in a block."""
+
+
+class Qwen3CoderParser(BlockParser):
     """The format's parser; see `SchemaParser`.
 
     One line break after a value's opening tag and one before its closing tag are the format's; all else is the value's.
@@ -236,7 +225,7 @@ class Qwen3CoderParser(SchemaParser):
     _end: ClassVar[re.Pattern[str]] = re.compile(r"\s*</function>\s*")
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        if tag[0] == OPEN:
+        if tag[0] == self.open_block:
             return self._read_block(text, tag)
         if tag[0] != "<function=":
             return [ParseFailure(tag[0], f"a {tag[0]} without its opening tag before it")], tag.end()
@@ -245,12 +234,13 @@ class Qwen3CoderParser(SchemaParser):
             end = len(text)
         else:
             end = following.end() if following[0] == "</function>" else following.start()
-        return [ParseFailure(text[tag.start() : end], f"a function outside of {OPEN} ... {CLOSE}")], end
+        reason = f"a function outside of {self.open_block} ... {self.close_block}"
+        return [ParseFailure(text[tag.start() : end], reason)], end
 
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
         function = self._function.match(block)
         if function is None:
-            raise MalformedError(f"expected <function=TOOL> after {OPEN}; got {base.got(block.lstrip(), 0)}")
+            raise MalformedError(f"expected <function=TOOL> after {self.open_block}; got {base.got(block.lstrip(), 0)}")
         name = function[1]
         arguments, position = self._read_arguments(block, function.end(), name)
         if not self._end.fullmatch(block, position):
@@ -264,7 +254,20 @@ class Qwen3CoderParser(SchemaParser):
         return text.removeprefix("\n").removesuffix("\n")
 
 
-class GLM4Parser(SchemaParser):
+class SeedOSSParser(Qwen3CoderParser):
+    """The format's parser; see `Qwen3CoderParser`. All that stands between a value's tags is the value's."""
+
+    open_block: ClassVar[str] = "<seed:tool_call>"
+    close_block: ClassVar[str] = "</seed:tool_call>"
+    open_reasoning: ClassVar[str] = "<seed:think>"
+    close_reasoning: ClassVar[str] = "</seed:think>"
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?seed:(?:think|tool_call)>|<function=|</function>")
+
+    def _value_text(self, text: str) -> str:
+        return text
+
+
+class GLM4Parser(BlockParser):
     """The format's parser; see `SchemaParser`. White space between tags is free; in a value it is the value's."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>")
@@ -279,15 +282,16 @@ class GLM4Parser(SchemaParser):
     _name: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*(?=<arg_key>|\Z)")
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        if tag[0] == OPEN:
+        if tag[0] == self.open_block:
             return self._read_block(text, tag)
-        return [ParseFailure(tag[0], f"a {tag[0]} outside of {OPEN} ... {CLOSE}")], tag.end()
+        reason = f"a {tag[0]} outside of {self.open_block} ... {self.close_block}"
+        return [ParseFailure(tag[0], reason)], tag.end()
 
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
         head = self._name.match(block)
         if head is None:
             raise MalformedError(
-                f"expected the tool's name after {OPEN}, then <arg_key>; got {base.got(block.lstrip(), 0)}"
+                f"expected the tool's name after {self.open_block}, then <arg_key>; got {base.got(block.lstrip(), 0)}"
             )
         name = head[1]
         arguments, position = self._read_arguments(block, head.end(), name)
@@ -296,3 +300,57 @@ class GLM4Parser(SchemaParser):
             expected = "expected <arg_key>KEY</arg_key><arg_value>VALUE</arg_value>, no white space around the key"
             raise MalformedError(f"{expected}, in the call of {name!r}; got {base.got(rest, 0)}", name)
         return name, arguments
+
+
+class MiniMaxM2Parser(SchemaParser, SectionParser):
+    """The format's parser; see `SchemaParser` and `SectionParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?minimax:tool_call>|<invoke(?= name=\")")
+    open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<parameter name="([^"<>]{1,200})">')
+    close_value: ClassVar[str] = "</parameter>"
+    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:minimax:tool_call>|invoke\b|parameter\b>?)")
+    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
+    value_words: ClassVar[str] = key_words
+    untyped_is_json: ClassVar[bool] = False
+    _head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
+
+    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
+        super().__init__(new_id, schemas)
+        names = "<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>"
+        self.sections = {"": Section(*names, self._read_invoke)}
+
+    def _read_invoke(self, text: base.JSONSource, start: int) -> ReadCall:
+        head = self._head.match(text, start)
+        if head is None:
+            raise MalformedError(f'expected <invoke name="TOOL">; got <invoke{base.got(text, start)[1:-1]}')
+        arguments, end = self._read_arguments(text, head.end(), head[1])
+        return head[1], arguments, None, base.end_of_tag(text, end, "</invoke>", head[1])
+
+
+class Hunyuan3Parser(SchemaParser, SectionParser):
+    """The format's parser; see `SchemaParser` and `SectionParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value):opensource>")
+    open_reasoning: ClassVar[str] = "<think:opensource>"
+    close_reasoning: ClassVar[str] = "</think:opensource>"
+    open_value: ClassVar[re.Pattern[str]] = re.compile(
+        r"\s*<arg_key:opensource>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key:opensource>\s*<arg_value:opensource>"
+    )
+    close_value: ClassVar[str] = "</arg_value:opensource>"
+    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:tool_calls?|tool_sep|arg_key|arg_value):opensource>")
+    key_words: ClassVar[str] = GLM4Parser.key_words
+    value_words: ClassVar[str] = GLM4Parser.value_words
+    untyped_is_json: ClassVar[bool] = True
+    _head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
+
+    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
+        super().__init__(new_id, schemas)
+        names = "<tool_calls:opensource>", "</tool_calls:opensource>", "<tool_call:opensource>"
+        self.sections = {"": Section(*names, "</tool_call:opensource>", self._read_named)}
+
+    def _read_named(self, text: base.JSONSource, start: int) -> ReadCall:
+        head = self._head.match(text, start)
+        if head is None:
+            raise MalformedError(f"expected TOOL<tool_sep:opensource>; got {base.got(text[start:].lstrip(), 0)}")
+        arguments, end = self._read_arguments(text, head.end(), head[1])
+        return head[1], arguments, None, base.end_of_tag(text, end, "</tool_call:opensource>", head[1])

@@ -16,7 +16,7 @@ import re
 import uuid
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
@@ -101,6 +101,15 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
             reason = "a string has half of a surrogate pair (\\ud800-\\udfff), which is no character"
             raise StrictJSONError(reason) from e
     return value, end
+
+
+def fits(value: object, types: Set[str]) -> bool:
+    """Whether a decoded value is one of these JSON types but a string, which these formats write without quotes."""
+    if value is None or isinstance(value, bool):
+        return ("null" if value is None else "boolean") in types
+    if isinstance(value, int | float):
+        return "number" in types or ("integer" in types and (isinstance(value, int) or value.is_integer()))
+    return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
 
 
 def _check_depth(value: object) -> None:
@@ -322,11 +331,12 @@ def decode_arguments(text: JSONSource, start: int, name: str) -> tuple[dict[str,
         raise MalformedError(f"the arguments of {name!r}: {e}", name) from e
 
 
-def end_of_tag(text: str, start: int, tag: str, name: str) -> int:
+def end_of_tag(text: str, start: int, tag: str, name: str | None) -> int:
     """The position after a tag that must stand there, white space before it; raises MalformedError."""
     begin = skip_white_space(text, start)
     if not text.startswith(tag, begin):
-        raise MalformedError(f"expected {tag} after the arguments of {name!r}; got {got(text, begin)}", name, start)
+        after = f" after the arguments of {name!r}" if name else ""
+        raise MalformedError(f"expected {tag}{after}; got {got(text, begin)}", name, start)
     return begin + len(tag)
 
 

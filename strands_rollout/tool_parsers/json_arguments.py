@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001, RUF002 - the formats' own characters
-"""Formats with a tool's name and, beside it, its JSON arguments between special tokens: Kimi K2, DeepSeek V3, gpt-oss.
+"""Formats with a tool's name and, beside it, its JSON arguments between special tokens: Kimi, DeepSeek, gpt-oss.
 
 Kimi K2 and DeepSeek V3 have a section of calls between two tags, each call between two more.
 
@@ -12,9 +12,18 @@ DeepSeek V3, in the three forms that were published; all are taken, they can't b
 - V3.1 and V3.2-Exp: `x<｜tool▁sep｜>{...}`.
 - V3.2: an XML-like section of `｜DSML｜` tags, each parameter with its own word on whether it is a string.
 
-V4's tags are others (`｜DSML｜tool_calls`) and are not taken. Sources: the models' chat templates (as in
-sgl-project/sglang, examples/chat_template/tool_chat_template_deepseekv3.jinja, and ggml-org/llama.cpp,
-models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja) and V3.2's encoding/encoding_dsv32.py.
+DeepSeek V4: V3.2's, in a section of another name, `｜DSML｜tool_calls`. A call without arguments may be
+`<｜DSML｜invoke name="x"/>`, which SGLang reports of the model and its encoder does not write.
+
+Sources: the models' chat templates (as in sgl-project/sglang,
+examples/chat_template/tool_chat_template_deepseekv3.jinja, and ggml-org/llama.cpp,
+models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja), V3.2's encoding/encoding_dsv32.py, and V4's,
+as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
+
+Kimi K3: `<|open|>tools<|sep|>`, calls in it, and arguments that say their JSON type; what is not a string is JSON. Text
+stands in a response of its own. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
+ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
+that is not of the type that it says is a failure here.
 
 gpt-oss's harmony: a turn is messages, each with a channel and perhaps a recipient. A turn with reasoning and a call,
 from the prompt's `<|start|>assistant` on: `<|channel|>analysis<|message|>...<|end|>`, then
@@ -24,10 +33,11 @@ openai/harmony, docs/format.md, and gpt-oss-20b's chat template, which has the r
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
+from strands_rollout.files import Json
 from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import (
     BaseParser,
@@ -42,11 +52,11 @@ from strands_rollout.tool_parsers.base import (
 )
 
 ReadCall = tuple[str, dict[str, Any], str | None, int]
-"""A call's tool, its arguments, the id that the model wrote, if any, and the position after them."""
+"""A call's tool, its arguments, the id that the model wrote, if any, and the position after its closing tag."""
 
 
 class Section(NamedTuple):
-    """The tags of a section with one call or more, and what reads a call between its own two tags."""
+    """The tags of a section with one call or more, and what reads a call after its own opening tag."""
 
     open: str
     close: str
@@ -69,7 +79,7 @@ class SectionParser(TaggedParser):
     it would have ended is not known.
     """
 
-    sections: ClassVar[dict[str, Section]]
+    sections: Mapping[str, Section]
     """By a text that their tags have, and those before them have not."""
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
@@ -104,8 +114,7 @@ class SectionParser(TaggedParser):
             return ParseFailure(text[start:end], reason), end
         inside = start + len(section.open_call)
         try:
-            name, arguments, written_id, end = section.read(text, inside)
-            after = base.end_of_tag(text, end, section.close_call, name)
+            name, arguments, written_id, after = section.read(text, inside)
         except MalformedError as e:
             end = section.end_of_failure(text, e.position or inside, section.close, section.open_call)
             return ParseFailure(text[start:end], str(e), e.name, e.written_id), end
@@ -127,7 +136,7 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
     except MalformedError as e:
         e.written_id = header[1]
         raise
-    return header[2], arguments, header[1], end
+    return header[2], arguments, header[1], base.end_of_tag(text, end, "<|tool_call_end|>", header[2])
 
 
 class KimiK2Parser(SectionParser):
@@ -140,7 +149,7 @@ class KimiK2Parser(SectionParser):
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<\|tool_calls_section_(?:begin|end)\|>|<\|tool_call_(?:begin|argument_begin|end)\|>"
     )
-    sections: ClassVar = {
+    sections: Mapping[str, Section] = {
         "": Section(
             "<|tool_calls_section_begin|>",
             "<|tool_calls_section_end|>",
@@ -153,9 +162,9 @@ class KimiK2Parser(SectionParser):
 
 _HEAD: Final = re.compile(r"([^\s<>{}\"`]{1,200})<｜tool▁sep｜>")
 _FENCED_NAME: Final = re.compile(r"([^\s<>{}\"`]{1,200})\n```json\n")
-_INVOKE: Final = re.compile(r' name="([^"\s<>]{1,200})">')
+_INVOKE: Final = re.compile(r' name="([^"\s<>]{1,200})"(/?)>')
 _PARAMETER: Final = re.compile(r'<｜DSML｜parameter name="([^"<>]{1,200})" string="(true|false)">')
-_DSML_TAG: Final = re.compile(r"</?｜DSML｜(?:parameter|invoke|function_calls)")
+_DSML_TAG: Final = re.compile(r"</?｜DSML｜(?:parameter|invoke|function_calls|tool_calls)")
 _END_PARAMETER: Final = "</｜DSML｜parameter>"
 _END_INVOKE: Final = "</｜DSML｜invoke>"
 
@@ -166,19 +175,21 @@ def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
     if head is None:
         raise MalformedError(f"expected <tool><｜tool▁sep｜>{{...}}; got {base.got(text, start)}")
     fenced = _FENCED_NAME.match(text, head.end()) if head[1] == "function" else None
-    if fenced is None:
-        arguments, end = base.decode_arguments(text, head.end(), head[1])
-        return head[1], arguments, None, end
-    arguments, end = base.decode_arguments(text, fenced.end(), fenced[1])
-    return fenced[1], arguments, None, base.end_of_tag(text, end, "```", fenced[1])
+    name, start = (head[1], head.end()) if fenced is None else (fenced[1], fenced.end())
+    arguments, end = base.decode_arguments(text, start, name)
+    if fenced is not None:
+        end = base.end_of_tag(text, end, "```", name)
+    return name, arguments, None, base.end_of_tag(text, end, "<｜tool▁call▁end｜>", name)
 
 
 def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
-    """A call of V3.2, after `<｜DSML｜invoke`."""
+    """A call of V3.2 or V4, after `<｜DSML｜invoke`; one without arguments may end with its opening tag."""
     head = _INVOKE.match(text, start)
     if head is None:
         raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.got(text, start)}')
     name, arguments = head[1], dict[str, Any]()
+    if head[2]:
+        return name, arguments, None, head.end()
     position = base.skip_white_space(text, head.end())
     while parameter := _PARAMETER.match(text, position):
         key, value, end = _read_parameter(text, parameter, name)
@@ -189,7 +200,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
     if not text.startswith(_END_INVOKE, position):
         expected = f'expected <｜DSML｜parameter name="..." string="true|false"> or {_END_INVOKE}'
         raise MalformedError(f"{expected} in the call of {name!r}; got {base.got(text, position)}", name, position)
-    return name, arguments, None, position
+    return name, arguments, None, position + len(_END_INVOKE)
 
 
 def _read_parameter(text: str, parameter: re.Match[str], name: str) -> tuple[str, Any, int]:
@@ -214,7 +225,7 @@ class DeepSeekV3Parser(SectionParser):
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<｜tool▁calls?▁(?:begin|end)｜>|<｜tool▁sep｜>|</?｜DSML｜(?:function_calls>|invoke|parameter)"
     )
-    sections: ClassVar = {
+    sections: Mapping[str, Section] = {
         "DSML": Section(
             "<｜DSML｜function_calls>",
             "</｜DSML｜function_calls>",
@@ -230,6 +241,76 @@ class DeepSeekV3Parser(SectionParser):
             _read_deepseek,
         ),
     }
+
+
+class DeepSeekV4Parser(SectionParser):
+    """The format's parser; see `ToolParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?｜DSML｜(?:tool_calls>|invoke|parameter)")
+    sections: Mapping[str, Section] = {
+        "": Section("<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>", "<｜DSML｜invoke", _END_INVOKE, _read_invoke)
+    }
+
+
+_K3_CALL: Final = re.compile(r' tool="([^"\s<>]{1,200})" index="\d{1,9}"<\|sep\|>')
+_K3_ARGUMENT: Final = re.compile(
+    r'\s*<\|open\|>argument key="([^"]{1,200})" type="(string|number|boolean|null|object|array)"<\|sep\|>'
+)
+_K3_TAG: Final = re.compile(r"<\|(?:open|close|sep|end_of_msg)\|>")
+_K3_END: Final = "<|close|>argument<|sep|>"
+
+
+def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
+    """A call of Kimi K3, after `<|open|>call`."""
+    head = _K3_CALL.match(text, start)
+    if head is None:
+        expected = 'expected <|open|>call tool="<tool>" index="<number>"<|sep|>'
+        raise MalformedError(f"{expected}; got {base.got(text, start)}")
+    name, arguments, position = _attribute(head[1]), dict[str, Any](), head.end()
+    while argument := _K3_ARGUMENT.match(text, position):
+        key, end = _attribute(argument[1]), _K3_TAG.search(text, argument.end())
+        at = len(text) if end is None else end.start()
+        if not text.startswith(_K3_END, at):
+            reason = f"the argument {key!r} of {name!r} is not closed by {_K3_END}; got {base.got(text, at)}"
+            raise MalformedError(reason, name, at)
+        position = at + len(_K3_END)
+        if key in arguments:
+            raise MalformedError(f"the argument {key!r} of {name!r} stands twice", name, position)
+        try:
+            arguments[key] = _k3_value(text[argument.end() : at], argument[2])
+        except base.StrictJSONError as e:
+            reason = f"the argument {key!r} of {name!r}, which says type={argument[2]!r}: {e}"
+            raise MalformedError(reason, name, position) from e
+    return name, arguments, None, base.end_of_tag(text, position, "<|close|>call<|sep|>", name)
+
+
+def _k3_value(written: str, kind: str) -> Json:
+    value = written if kind == "string" else base.whole_value(written)
+    if kind != "string" and not base.fits(value, {kind}):
+        raise base.StrictJSONError(f"got {written[:40]!r}")
+    return value
+
+
+def _attribute(written: str) -> str:
+    return written.replace("&quot;", '"').replace("&amp;", "&")
+
+
+class KimiK3Parser(SectionParser):
+    """The format's parser; see `ToolParser`."""
+
+    open_reasoning: ClassVar[str] = "<|open|>think<|sep|>"
+    close_reasoning: ClassVar[str] = "<|close|>think<|sep|>"
+    tags: ClassVar[re.Pattern[str]] = re.compile(
+        r"<\|(?:open|close)\|>(?:think|response|tools|message)<\|sep\|>|<\|open\|>call|<\|close\|>call<\|sep\|>"
+    )
+    sections: Mapping[str, Section] = {
+        "": Section("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", "<|open|>call", "<|close|>call<|sep|>", _read_k3)
+    }
+
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+        if "response" in tag[0] or "message" in tag[0]:
+            return [], tag.end()
+        return super()._read_call(text, tag)
 
 
 _CALL: Final = "<|call|>"

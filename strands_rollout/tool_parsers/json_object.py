@@ -1,4 +1,4 @@
-"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3 and Mistral.
+"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3, Mistral and others.
 
 Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
 
@@ -7,7 +7,8 @@ Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, perhaps after `<
 separated by semicolons, as SGLang and vLLM read them; the template itself can write one only. Sources: the chat
 templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
 sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls that begin with
-`"type": "function"`, which may be there. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
+`"type": "function"`, which may be there. Llama 4's own template has words between `<|python_start|>` and
+`<|python_end|>`, and the call after them. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
 models don't reason: `<think>` counts where one made from them does.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
@@ -17,6 +18,10 @@ Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reas
 All three are taken; they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
 examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Ministral-3's) and sgl-project/sglang,
 function_call/mistral_detector.py.
+
+The array alone, after or between tags: Granite 3 (`<|tool_call|>[...]`), Phi-4-mini (`functools[...]`) and Hunyuan A13B
+(`<tool_calls>[...]</tool_calls>`). Sources: Granite-3.3's and Hunyuan-A13B's chat templates, and vllm-project/vllm,
+tool_parsers/hunyuan_a13b_tool_parser.py, phi4mini_tool_parser.py and examples/tool_chat_template_phi4_mini.jinja.
 """
 
 import contextlib
@@ -114,7 +119,9 @@ def _failure(text: str, opened: int, search_from: int, reasons: list[str], name:
     return [ParseFailure(text[opened:end], "; ".join(reasons), name)], end
 
 
+_PYTHON: Final = "<|python_"
 _PYTHON_TAG: Final = "<|python_tag|>"
+_PYTHON_END: Final = "<|python_end|>"
 _LIKE_A_CALL: Final = re.compile(
     r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"[^"\\\x00-\x1f]{1,200}"\s{0,20},\s{0,20}"(?:parameters|arguments)"'
 )
@@ -129,11 +136,11 @@ class Llama3JSONParser(TaggedParser):
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
-        r'</?think>|<\|python_tag\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
+        r'</?think>|<\|python_(?:tag|start|end)\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
     )
 
     def _read_first(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
-        if tag[0] == _PYTHON_TAG:
+        if tag[0].startswith(_PYTHON):
             return None
         with contextlib.suppress(base.StrictJSONError):
             value, _ = base.decode_object(text, tag.start(), origin=tag.start())
@@ -142,8 +149,11 @@ class Llama3JSONParser(TaggedParser):
         return self._read_calls(text, tag.start(), tag.start()), len(text)
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
-        if tag[0] == _PYTHON_TAG:
+        is_object = text.startswith("{", base.skip_white_space(text, tag.end()))
+        if tag[0] == _PYTHON_TAG or (tag[0] == _PYTHON_END and is_object):
             return self._read_calls(text, tag.start(), tag.end()), len(text)
+        if tag[0].startswith(_PYTHON):
+            return [], tag.end()
         if not _LIKE_A_CALL.match(text, tag.start()):
             return None
         reason = f"a call must be the whole answer, or stand after {_PYTHON_TAG}"
@@ -181,38 +191,37 @@ _ID: Final = re.compile(r"[A-Za-z0-9]{9}")
 _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 
 
-class MistralParser(TaggedParser):
-    """The formats' parser; see `ToolParser`.
+class ArrayParser(TaggedParser):
+    """A parser of a format with a JSON array of calls after a tag.
 
-    An array that is no valid JSON is one failure, up to the next `[TOOL_CALLS]` or the end; an element of a valid one
-    that is no call is a failure of its own.
+    An array that is no valid JSON is one failure, up to its closing tag, the next opening one, or the end; an element
+    of a valid one that is no call is a failure of its own.
     """
 
-    tags: ClassVar[re.Pattern[str]] = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|\[ARGS\]|\[CALL_ID\]")
-    open_reasoning: ClassVar[str] = "[THINK]"
-    close_reasoning: ClassVar[str] = "[/THINK]"
+    open_calls: ClassVar[str]
+    close_calls: ClassVar[str] = ""
+    id_key: ClassVar[str | None] = None
+    """Of an id of nine letters and digits that a call may have."""
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        if tag[0] != _CALLS:
-            return [ParseFailure(tag[0], f"a {tag[0]} without {_CALLS} before it")], tag.end()
-        start = base.skip_white_space(text, tag.end())
+        if tag[0] != self.open_calls:
+            return [ParseFailure(tag[0], f"a {tag[0]} without {self.open_calls} before it")], tag.end()
         try:
-            if text.startswith("[", start) and not text.startswith(_CALLS, start):
-                return self._read_array(text, tag.start(), start)
-            return self._read_named(text, start)
+            found, end = self._read_calls(text, tag.start(), base.skip_white_space(text, tag.end()))
+            return found, base.end_of_tag(text, end, self.close_calls, None) if self.close_calls else end
         except MalformedError as e:
-            end = text.find(_CALLS, e.position or tag.end())
-            end = len(text) if end < 0 else end
+            start = e.position or tag.end()
+            close = text.find(self.close_calls, start) if self.close_calls else -1
+            following = text.find(self.open_calls, start)
+            ends = [close + len(self.close_calls)] * (close >= 0) + [following] * (following >= 0)
+            end = min(ends, default=len(text))
             return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
 
-    def _read_named(self, text: base.JSONSource, start: int) -> Read:
-        header = _HEADER.match(text, start)
-        if header is None:
-            meant = _NAME.match(text, start)
-            expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
-            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
-        arguments, end = base.decode_arguments(text, header.end(), header[1])
-        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        """What stands after the tag that begins at `opened`."""
+        if not text.startswith("[", start):
+            raise MalformedError(f"expected a JSON array of calls after {self.open_calls}; got {base.got(text, start)}")
+        return self._read_array(text, opened, start)
 
     def _read_array(self, text: base.JSONSource, opened: int, start: int) -> Read:
         elements, begins, ends = list[dict[str, Any]](), [opened], list[int]()
@@ -235,10 +244,53 @@ class MistralParser(TaggedParser):
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []
         for value, begin, end in zip(elements, begins, ends, strict=True):
-            if reasons := _call_faults(value, also="id"):
+            if reasons := _call_faults(value, also=self.id_key):
                 found.append(ParseFailure(text[begin:end], "; ".join(reasons), _name_of(value)))
             else:
-                written_id = value.get("id", "")
+                written_id = value.get(self.id_key or "", "")
                 shown_id = written_id if _ID.fullmatch(written_id) else None
                 found.append(ToolCall(self._new_id(), value["name"], value["arguments"], shown_id))
         return found, position + 1
+
+
+class GraniteParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call\|>")
+    open_calls: ClassVar[str] = "<|tool_call|>"
+
+
+class Phi4MiniParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|functools(?=\[)")
+    open_calls: ClassVar[str] = "functools"
+
+
+class HunyuanA13BParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls)>")
+    open_calls: ClassVar[str] = "<tool_calls>"
+    close_calls: ClassVar[str] = "</tool_calls>"
+
+
+class MistralParser(ArrayParser):
+    """The formats' parser; see `ToolParser`."""
+
+    open_calls: ClassVar[str] = _CALLS
+    id_key: ClassVar[str | None] = "id"
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"\[TOOL_CALLS\]|\[/?THINK\]|\[ARGS\]|\[CALL_ID\]")
+    open_reasoning: ClassVar[str] = "[THINK]"
+    close_reasoning: ClassVar[str] = "[/THINK]"
+
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        if text.startswith("[", start) and not text.startswith(_CALLS, start):
+            return self._read_array(text, opened, start)
+        header = _HEADER.match(text, start)
+        if header is None:
+            meant = _NAME.match(text, start)
+            expected = f"expected a JSON array of calls, or <tool>[ARGS]{{...}}, after {_CALLS}"
+            raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[0] if meant else None)
+        arguments, end = base.decode_arguments(text, header.end(), header[1])
+        return [ToolCall(self._new_id(), header[1], arguments, header[2])], end

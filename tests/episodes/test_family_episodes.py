@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from family_episodes import ENDINGS, play
-from family_templates import MISTRAL_NEMO, TEMPLATES, tokenizer_with
+from family_episodes import ENDINGS, MARK, expected_context, play
+from family_templates import FURTHER, MISTRAL_NEMO, TEMPLATES, tokenizer_with
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.chat_template import ChatTemplate
@@ -23,6 +23,25 @@ async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_his
     episode = await play(known, tokenizer, ENDINGS[known])
     assert [tokenizer.decode(ids) for ids in episode.contexts] == [tokenizer.decode(ids) for ids in episode.expected]
     assert (episode.contexts, episode.model.parse_failures) == (episode.expected, [])
+
+
+@pytest.mark.parametrize("known", FURTHER)
+def test_so_is_every_context_of_further_templates(known: str, shipped_tokenizer: Any) -> None:
+    tokenizer, ending = tokenizer_with(FURTHER[known], shipped_tokenizer), ENDINGS[known]
+    template = ChatTemplate(tokenizer)
+    user = [{"role": "user", "content": "<|im_end|> Go on."}]
+    messages: list[dict[str, Any]] = []
+    for number, turn in enumerate([user, results("one"), results("", '{"2": 3}'), user, results("<|im_end|>"), user]):
+        mark, calls = MARK.format(number - 1), []
+        for result in turn if turn is not user else []:
+            function = {"name": result["name"], "arguments": {"note": mark}}
+            calls.append({"type": "function", "id": result["tool_call_id"], "function": function})
+        answer = {"role": "assistant", "content": "" if calls and ending.silent else mark}
+        messages += [*([answer | ({"tool_calls": calls} if calls else {})] if number else []), *turn]
+        found = template.turn_ids(turn, TOOLS, last_id=None) if number else template.prompt_ids(turn, TOOLS)
+        expected = expected_context(tokenizer, messages, ending, number, TOOLS)
+        assert (tokenizer.decode(found), found) == (tokenizer.decode(expected), expected)
+    assert template.opens_reasoning == ending.opens_reasoning
 
 
 @pytest.mark.parametrize(

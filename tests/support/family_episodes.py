@@ -35,6 +35,7 @@ class Ending:
     users: int = 2  # how many user turns an episode with tools may have
     arguments_as_text: bool = False  # whether its template wants them so
     opens_reasoning: bool = False  # whether its prompt does
+    silent: bool = False  # whether it shows words beside calls behind their results
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -47,11 +48,25 @@ ENDINGS: dict[str, Ending] = {
     "deepseek_v3": Ending(_EOS, _EOS, arguments_as_text=True),
     "deepseek_v3-1": Ending(_EOS, _EOS),
     "deepseek_v3-2": Ending(_EOS, _EOS, opens_reasoning=True),
+    "deepseek_v4": Ending(_EOS, _EOS, opens_reasoning=True),
+    "minimax_m2": Ending("[e~[", "[e~[", opens_reasoning=True),
+    "lfm2": Ending("<|im_end|>", "<|im_end|>"),
+    "pythonic": Ending("<|eot|>", "<|eot|>"),
+    "hunyuan3": Ending("<|user|>", "<|observation|>"),
+    "hunyuan_a13b": Ending("<|eos|>", "<|eos|>"),
     "llama3_json": Ending("<|eot_id|>", "<|eot_id|>", is_parallel=False),
     "mistral-array": Ending("</s>", "</s>"),
     "mistral-nemo": Ending("</s>", "</s>", ids=("Ab3456780", "Ab3456781"), users=1),
     "mistral-named": Ending("</s>", "</s>"),
     "gpt_oss": Ending("<|end|>", "<|call|>", sampled="<|return|>", is_parallel=False),
+    "apertus": Ending("<|assistant_end|>", "<|tools_suffix|>"),
+    "gemma4": Ending("<turn|>", "<|tool_response>", silent=True),
+    "kimi_k3": Ending("<|end_of_msg|>", "<|end_of_msg|>", opens_reasoning=True),
+    "seed_oss": Ending("<seed:eos>", "<seed:eos>"),
+    "smollm3": Ending("<|im_end|>", "<|im_end|>"),
+    "deepseek_r1_tools": Ending(_EOS, _EOS),
+    "hermes_tools": Ending("<|im_end|>", "<|im_end|>"),
+    "command_r7b": Ending("<|END_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
 }
 
 
@@ -120,7 +135,8 @@ def _history(plan: Sequence[Sequence[Any]], ending: Ending, model: SGLangModel) 
             given_form = json.dumps(arguments) if ending.arguments_as_text else arguments
             calls.append({"type": "function", "id": call_id, "function": {"name": name, "arguments": given_form}})
             results.append({"role": "tool", "name": name, "tool_call_id": call_id, "content": add(**given)})
-        answer = {"role": "assistant", "content": mark, **({"tool_calls": calls} if calls else {})}
+        words = "" if calls and ending.silent else mark
+        answer = {"role": "assistant", "content": words, **({"tool_calls": calls} if calls else {})}
         messages += [answer, *(results or [{"role": "user", "content": f"Question {users}?"}])]
         users += not made
     return found
@@ -141,7 +157,8 @@ def expected_context(
     """
     encoder = ChatTemplate(tokenizer).encoder
     shown = [{**message, "content": encoder.escape(message["content"])} for message in messages]
-    rendered = tokenizer.apply_chat_template(shown, tools=list(tools), tokenize=False, add_generation_prompt=True)
+    named = {"tools": list(tools), "xml_tools": list(tools)}
+    rendered = tokenizer.apply_chat_template(shown, tokenize=False, add_generation_prompt=True, **named)
     if number:
         mark = MARK.format(number - 1)
         end = ending.calls if messages[-1]["role"] == "tool" else ending.answer

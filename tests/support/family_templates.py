@@ -8,7 +8,14 @@ refuses. The sources are those that the parsers name.
 
 import copy
 import re
+from importlib.resources import files
 from typing import Any
+
+
+def shipped(name: str) -> str:
+    """A template of the package."""
+    return (files("strands_rollout.template") / f"{name}.jinja").read_text(encoding="utf-8")
+
 
 CHATML = """
 {%- if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}{% endfor %}
@@ -86,15 +93,6 @@ DEEPSEEK = """<｜begin▁of▁sentence｜>
 {%- elif message.role == 'assistant' %}{{ message.content }}CALLS<｜end▁of▁sentence｜>
 {%- endif %}
 {%- endfor %}"""
-DEEPSEEK_V31 = DEEPSEEK.replace(
-    "CALLS",
-    """
-{%- if message.tool_calls %}<｜tool▁calls▁begin｜>
-{%- for call in message.tool_calls -%}
-<｜tool▁call▁begin｜>{{ call.function.name }}<｜tool▁sep｜>{{ call.function.arguments | tojson }}<｜tool▁call▁end｜>
-{%- endfor %}<｜tool▁calls▁end｜>
-{%- endif %}""",
-)
 DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
     "CALLS",
     """
@@ -108,8 +106,9 @@ DEEPSEEK_V3 = DEEPSEEK.replace("</think>", "").replace(
 {%- endif %}""",
 )
 # a prompt opens reasoning, which its turn has lost later
-DEEPSEEK_V32 = DEEPSEEK.replace(
-    "<｜Assistant｜></think>", "<｜Assistant｜>{{ '<think>' if loop.last else '</think>' }}"
+DEEPSEEK_V32 = (
+    DEEPSEEK.replace("<｜Assistant｜></think>", "{{ '' if loop.last else '<｜Assistant｜></think>' }}")
+    + "{% if add_generation_prompt and messages[-1].role == 'user' %}<｜Assistant｜><think>{% endif %}"
 ).replace(
     "CALLS",
     """
@@ -124,6 +123,61 @@ DEEPSEEK_V32 = DEEPSEEK.replace(
 {% endfor -%}
 </｜DSML｜function_calls>
 {%- endif %}""",
+)
+# its results are a user's turn
+DEEPSEEK_V4 = (
+    DEEPSEEK_V32.replace("function_calls>", "tool_calls>")
+    .replace("<｜tool▁output▁begin｜>", "{{ '\\n\\n' if loop.previtem.role == 'tool' else '<｜User｜>' }}<tool_result>")
+    .replace("<｜tool▁output▁end｜>", "</tool_result>{{ END if not loop.last and loop.nextitem.role != 'tool' }}")
+    .replace("END", "'<｜Assistant｜></think>'")
+    .replace("and messages[-1].role == 'user' %}", "%}")
+)
+LOOP = "{%- for call in message.tool_calls or [] %}CALL{% endfor %}"
+MINIMAX_M2 = (
+    CHATML.replace("<|im_start|>", "]~b]")
+    .replace("<|im_end|>", "[e~[")
+    .replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
+    .replace(
+        LOOP,
+        """{%- if message.tool_calls %}\n<minimax:tool_call>
+{% for call in message.tool_calls %}<invoke name="{{ call.function.name }}">
+{% for key, value in call.function.arguments | items -%}
+<parameter name="{{ key }}">{{ value if value is string else value | tojson }}</parameter>
+{% endfor %}</invoke>
+{% endfor %}</minimax:tool_call>{% endif %}""",
+    )
+)
+_PYTHONIC = """{%- if message.tool_calls %}[
+{%- for call in message.tool_calls %}{{ ', ' if not loop.first }}{{ call.function.name }}(
+{%- for key, value in call.function.arguments | items %}{{ ', ' if not loop.first }}{{ key }}={{ value | tojson }}
+{%- endfor %}){% endfor %}]{% endif %}"""
+LFM2 = CHATML.replace(LOOP, _PYTHONIC.replace("[\n", "<|tool_call_start|>[\n").replace("]{%", "]<|tool_call_end|>{%"))
+PYTHONIC = """<|begin_of_text|>
+{%- if tools %}<|header_start|>system<|header_end|>\n\n{{ tools | tojson }}<|eot|>{% endif %}
+{%- for message in messages %}<|header_start|>{{ message.role.replace('tool', 'ipython') }}<|header_end|>\n
+{{ message.content | tojson if message.role == 'tool' else message.content }}CALLS<|eot|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|header_start|>assistant<|header_end|>\n
+{% endif %}""".replace("CALLS", _PYTHONIC)
+HUNYUAN_A13B = """<|startoftext|>
+{%- if tools %}{{ tools | tojson }}<|extra_4|>{% endif %}
+{%- for message in messages %}
+{%- if message.role == 'tool' %}<tool_response>{{ message.content }}</tool_response><|extra_0|>
+{%- elif message.role == 'user' %}{{ message.content }}<|extra_0|>
+{%- else %}{{ message.content }}
+{%- if message.tool_calls %}<tool_calls>[
+{%- for call in message.tool_calls %}{{ ', ' if not loop.first }}{{ call.function | tojson }}{% endfor -%}
+]</tool_calls>{% endif %}<|eos|>
+{%- endif %}
+{%- endfor %}"""
+HUNYUAN3 = re.sub(
+    r"(</?(?:tool_calls?|tool_sep|arg_key|arg_value|think))>",
+    r"\1:opensource>",
+    GLM4.replace("<tool_call>{{ call.function.name }}", "<tool_call>{{ call.function.name }}<tool_sep>")
+    .replace("{%- for call in message.tool_calls or [] %}", "{%- for call in message.tool_calls or [] %}{{ OPENS }}")
+    .replace("</tool_call>\n", "</tool_call>{{ CLOSES }}\n")
+    .replace("OPENS", "'<tool_calls>' if loop.first")
+    .replace("CLOSES", "'</tool_calls>' if loop.last"),
 )
 LLAMA3 = """<|begin_of_text|>
 {%- for message in messages %}
@@ -214,6 +268,71 @@ GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
+# results stand inside the model's turn, before what it said beside its calls; a prompt may hold an empty thought
+GEMMA4 = """<bos>
+{%- if tools %}<|turn>system{{ '\\n' }}
+{%- for tool in tools %}<|tool>{{ tool | tojson }}<tool|>{% endfor %}<turn|>{{ '\\n' }}{% endif %}
+{%- set turn = namespace(role='', results=0) %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|turn>user{{ '\\n' + message.content }}<turn|>{{ '\\n' }}
+{%- elif message.role == 'assistant' %}{{ '<|turn>model\\n' if turn.role == 'user' }}
+{%- for call in message.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{
+{%- for key, value in call.function.arguments | items %}{{ ',' if not loop.first }}{{ key }}:<|"|>{{ value }}<|"|>
+{%- endfor %}}<tool_call|>{% endfor %}
+{%- set turn.results = 0 %}
+{%- for answer in messages[loop.index:] if message.tool_calls %}
+{%- if answer.role == 'tool' and turn.results == loop.index0 %}{% set turn.results = loop.index -%}
+<|tool_response>response:{{ answer.name }}{value:<|"|>{{ answer.content }}<|"|>}<tool_response|>{% endif %}
+{%- endfor %}
+{{- '<|tool_response>' if message.tool_calls and not turn.results }}{{ message.content }}
+{{- '<turn|>\\n' if not message.tool_calls }}{% endif %}
+{%- set turn.role = message.role if message.role != 'tool' else turn.role %}
+{%- endfor %}
+{%- if add_generation_prompt and messages[-1].role != 'tool' -%}
+<|turn>model{{ '\\n<|channel>thought\\n<channel|>' }}{% endif %}"""
+# a prompt leaves reasoning open whose tags are three tokens; an answer has tags too
+KIMI_K3 = """
+{%- if tools %}<|open|>message role="system"<|sep|>{{ tools | tojson }}<|close|>message<|sep|><|end_of_msg|>{% endif %}
+{%- for message in messages %}<|open|>message role="{{ message.role }}"<|sep|>
+{%- if message.role == 'assistant' -%}
+<|open|>think<|sep|><|close|>think<|sep|><|open|>response<|sep|>{{ message.content }}<|close|>response<|sep|>
+{%- for call in message.tool_calls or [] -%}
+{%- if loop.first %}<|open|>tools<|sep|>{% endif -%}
+<|open|>call tool="{{ call.function.name }}" index="{{ loop.index }}"<|sep|>
+{%- for key, value in call.function.arguments | items -%}
+<|open|>argument key="{{ key }}" type="{{ 'string' if value is string else 'number' }}"<|sep|>{{ value }}
+{{- '<|close|>argument<|sep|>' }}{% endfor -%}
+<|close|>call<|sep|>{% if loop.last %}<|close|>tools<|sep|>{% endif %}
+{%- endfor %}
+{%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>
+{%- endfor %}
+{%- if add_generation_prompt %}<|open|>message role="assistant"<|sep|><|open|>think<|sep|>{% endif %}"""
+# tools have a name of their own, and calls are not written
+SMOLLM3 = CHATML.replace("tools", "xml_tools").replace("tool | tojson", "tool | string").replace("CALL", "")
+# a budget of 0 has the prompt hold a whole thought, which no later turn has
+SEED_OSS = (
+    QWEN3_CODER.replace("tool_call>", "seed:tool_call>")
+    .replace(">\n{{ value", ">{{ value")
+    .replace("tojson }}\n</param", "tojson }}</param")
+    .replace("<|im_start|>", "<seed:bos>")
+    .replace("<|im_end|>", "<seed:eos>")
+    .replace(
+        "assistant\n{% endif %}",
+        "assistant\n<seed:think><seed:cot_budget_reflect>I answer.</seed:cot_budget_reflect></seed:think>{% endif %}",
+    )
+)
+# an empty thought, in place of which a later turn opens its response
+COMMAND_R7B = """<BOS_TOKEN>
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for message in messages %}<|START_OF_TURN_TOKEN|>
+{%- if message.role == 'assistant' %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>
+{%- elif message.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>{{ message.content }}<|END_TOOL_RESULT|>
+{%- else %}<|USER_TOKEN|>{{ message.content }}{% endif %}<|END_OF_TURN_TOKEN|>
+{%- endfor %}
+{%- if add_generation_prompt -%}
+<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>{{ '' if reasoning else '<|END_THINKING|>' }}
+{%- endif %}"""
+
 TEMPLATES: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", HERMES),
     "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
@@ -221,8 +340,17 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "glm4-7": ("glm4", GLM47),
     "kimi_k2": ("kimi_k2", KIMI_K2),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
-    "deepseek_v3-1": ("deepseek_v3", DEEPSEEK_V31),
+    "deepseek_v3-1": ("deepseek_v3", shipped("deepseek_v3_1_tools")),
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
+    "minimax_m2": ("minimax_m2", MINIMAX_M2),
+    "seed_oss": ("seed_oss", SEED_OSS),
+    "gemma4": ("gemma4", GEMMA4),
+    "kimi_k3": ("kimi_k3", KIMI_K3),
+    "lfm2": ("lfm2", LFM2),
+    "pythonic": ("pythonic", PYTHONIC),
+    "hunyuan3": ("hunyuan3", HUNYUAN3),
+    "hunyuan_a13b": ("hunyuan_a13b", HUNYUAN_A13B),
     "llama3_json": ("llama3_json", LLAMA3),
     "mistral-array": ("mistral", MISTRAL_ARRAY),
     "mistral-nemo": ("mistral", MISTRAL_NEMO),
@@ -230,8 +358,36 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "gpt_oss": ("gpt_oss", GPT_OSS),
 }
 """The parser's name and the template, by the family's id."""
+# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
+APERTUS = """<s>
+{%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
+{%- for message in messages %}
+{%- set before = '' if loop.first else loop.previtem.role %}
+{%- if message.role == 'tool' %}{{ ', ' if before == 'tool' else '[' }}{{ message.content }}
+{%- elif message.role == 'user' %}
+{{- '<|assistant_end|>' if before == 'assistant' }}<|user_start|>{{ message.content }}<|user_end|>
+{%- else %}{{ ']' if before == 'tool' else '<|assistant_start|>' }}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+{{- '<|tools_prefix|>[' if loop.first else ', ' }}{"{{ call.function.name }}": {{ call.function.arguments | tojson }}}
+{{- ']<|tools_suffix|>' if loop.last }}
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{{- ']' if messages[-1].role == 'tool' }}{{ '<|assistant_start|>' if add_generation_prompt }}"""
 
-_CONTROL = re.compile(r"<\|[a-z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>")
+FURTHER: dict[str, str] = {
+    "apertus": APERTUS,
+    "command_r7b": COMMAND_R7B,
+    "smollm3": SMOLLM3,
+    "deepseek_r1_tools": shipped("deepseek_r1_tools"),
+    "hermes_tools": shipped("hermes_tools"),
+}
+"""Templates of which only contexts are compared: no parser reads their calls, or they write none, or as another one."""
+
+_CONTROL = re.compile(
+    r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"
+    r"|<bos>|<BOS_TOKEN>|\]~b\]|\[e~\["
+)
 
 
 def tokenizer_with(template: str, tokenizer: Any) -> Any:

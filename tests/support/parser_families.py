@@ -79,8 +79,9 @@ class Family:
 
     @property
     def has_bare_values(self) -> bool:
-        """Whether values hold no tags; V3.2 of DeepSeek says beside each whether it is a string."""
-        return self.is_xml or self.id == "deepseek_v3-2"
+        """Whether values hold no tags; some formats say beside each of what type it is."""
+        typed = ("deepseek_v3-2", "deepseek_v4", "gemma4", "kimi_k3", "lfm2", "pythonic")
+        return self.is_xml or self.id in typed
 
     def __str__(self) -> str:
         return self.id
@@ -151,12 +152,78 @@ def deepseek_v32(calls: Sequence[Call]) -> str:
     return f"<｜DSML｜function_calls>\n{''.join(inner)}</｜DSML｜function_calls>"
 
 
+def deepseek_v4(calls: Sequence[Call]) -> str:
+    return deepseek_v32(calls).replace("function_calls", "tool_calls")
+
+
+def kimi_k3(calls: Sequence[Call]) -> str:
+    def argument(key: str, value: object) -> str:
+        kind = "number" if type_of(value) == "integer" else type_of(value)
+        return f'<|open|>argument key="{key}" type="{kind}"<|sep|>{bare(value)}<|close|>argument<|sep|>'
+
+    inner = (
+        f'<|open|>call tool="{name}" index="{index}"<|sep|>'
+        + "".join(itertools.starmap(argument, arguments.items()))
+        + "<|close|>call<|sep|>"
+        for index, (name, arguments) in enumerate(calls, start=1)
+    )
+    return f"<|open|>tools<|sep|>{''.join(inner)}<|close|>tools<|sep|>"
+
+
+def minimax_m2(calls: Sequence[Call]) -> str:
+    inner = (
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{bare(value)}</parameter>\n' for key, value in arguments.items())
+        + "</invoke>\n"
+        for name, arguments in calls
+    )
+    return f"<minimax:tool_call>\n{''.join(inner)}</minimax:tool_call>"
+
+
+def seed_oss(calls: Sequence[Call]) -> str:
+    return "\n".join(
+        f"<seed:tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>{value!s}</parameter>\n" for key, value in arguments.items())
+        + "</function>\n</seed:tool_call>"
+        for name, arguments in calls
+    )
+
+
+def hunyuan3(calls: Sequence[Call]) -> str:
+    inner = re.sub(r"<tool_call>([^<]*)\n", r"<tool_call>\1<tool_sep>\n", glm(calls))
+    tags = re.compile(r"(</?(?:tool_calls?|tool_sep|arg_key|arg_value))>")
+    return tags.sub(r"\1:opensource>", f"<tool_calls>\n{inner}\n</tool_calls>")
+
+
+def pythonic(calls: Sequence[Call], write: Callable[[object], str] = repr) -> str:
+    inner = (
+        f"{name}({', '.join(f'{key}={write(value)}' for key, value in arguments.items())})" for name, arguments in calls
+    )
+    return f"[{', '.join(inner)}]"
+
+
+def gemma4(calls: Sequence[Call]) -> str:
+    def value_of(value: object) -> str:
+        if isinstance(value, dict):
+            keys = [key if re.fullmatch(r"[\w.-]+", key) else value_of(key) for key in value]
+            return "{" + ",".join(f"{key}:{value_of(value[own])}" for key, own in zip(keys, value, strict=True)) + "}"
+        if isinstance(value, list):
+            return f"[{','.join(map(value_of, value))}]"
+        return f'<|"|>{value}<|"|>' if isinstance(value, str) else as_json(value)
+
+    return "".join(f"<|tool_call>call:{name}{value_of(arguments)}<tool_call|>" for name, arguments in calls)
+
+
+def array(calls: Sequence[Call]) -> str:
+    return as_json([{"name": name, "arguments": arguments} for name, arguments in calls])
+
+
 def llama(calls: Sequence[Call]) -> str:
     return "; ".join(f'{{"name": {as_json(name)}, "parameters": {as_json(arguments)}}}' for name, arguments in calls)
 
 
 def mistral_array(calls: Sequence[Call]) -> str:
-    return "[TOOL_CALLS] " + as_json([{"name": name, "arguments": arguments} for name, arguments in calls])
+    return f"[TOOL_CALLS] {array(calls)}"
 
 
 def mistral_nemo(calls: Sequence[Call]) -> str:
@@ -192,7 +259,13 @@ _MISTRAL: dict[str, Any] = {
     "reasoning": ("[THINK]", "[/THINK]"),
 }
 _KIMI_TAGS = _THINK + r"|<\|tool_calls_section_(?:begin|end)\|>"
-_DEEPSEEK_TAGS = _THINK + r"|<｜tool▁calls▁(?:begin|end)｜>|</?｜DSML｜function_calls>"
+_DEEPSEEK_TAGS = _THINK + r"|<｜tool▁calls▁(?:begin|end)｜>|</?｜DSML｜(?:function|tool)_calls>"
+_K3: dict[str, Any] = {
+    "tags": r"<\|(?:open|close)\|>(?:think|response|tools|message)<\|sep\|>",
+    "reasoning": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    "text": "<|open|>response<|sep|>{}<|close|>response<|sep|>".format,
+}
+_ARRAY = _THINK + r"|[\],]"
 
 FAMILIES: tuple[Family, ...] = (
     Family("hermes", "hermes", hermes, _THINK),
@@ -203,6 +276,22 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek_v3", "deepseek_v3", deepseek_v3, _DEEPSEEK_TAGS),
     Family("deepseek_v3-1", "deepseek_v3", deepseek_v31, _DEEPSEEK_TAGS),
     Family("deepseek_v3-2", "deepseek_v3", deepseek_v32, _DEEPSEEK_TAGS),
+    Family("deepseek_v4", "deepseek_v4", deepseek_v4, _DEEPSEEK_TAGS),
+    Family("kimi_k3", "kimi_k3", kimi_k3, **_K3),
+    Family("minimax_m2", "minimax_m2", minimax_m2, _THINK + r"|</?minimax:tool_call>", is_xml=True),
+    Family("seed_oss", "seed_oss", seed_oss, r"</?seed:think>", ("<seed:think>", "</seed:think>"), is_xml=True),
+    Family(
+        *("hunyuan3", "hunyuan3", hunyuan3, r"</?(?:think|tool_calls):opensource>"),
+        ("<think:opensource>", "</think:opensource>"),
+        is_xml=True,
+    ),
+    Family("pythonic", "pythonic", pythonic, _THINK + r"|<\|python_(?:start|end)\|>"),
+    Family("lfm2", "lfm2", lambda calls: f"<|tool_call_start|>{pythonic(calls, as_json)}<|tool_call_end|>", _THINK),
+    Family("lfm2-json", "lfm2", lambda calls: f"<|tool_call_start|>{array(calls)}<|tool_call_end|>", _ARRAY),
+    Family("gemma4", "gemma4", gemma4, r"<\|channel>thought|<channel\|>", ("<|channel>thought", "<channel|>")),
+    Family("granite", "granite", lambda calls: f"<|tool_call|>{array(calls)}", _ARRAY),
+    Family("phi4_mini", "phi4_mini", lambda calls: f"functools{array(calls)}", _ARRAY),
+    Family("hunyuan_a13b", "hunyuan_a13b", lambda calls: f"<tool_calls>{array(calls)}</tool_calls>", _ARRAY),
     Family("llama3_json", "llama3_json", llama, _THINK, mixes=False),
     Family("llama3_json-tag", "llama3_json", lambda calls: "<|python_tag|>" + llama(calls), _THINK),
     Family("mistral-array", calls=mistral_array, **_MISTRAL),

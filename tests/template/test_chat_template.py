@@ -5,7 +5,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from family_templates import TEMPLATES, tokenizer_with
+from family_templates import TEMPLATES, shipped, tokenizer_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.chat_template import ChatTemplate, renderer_of
+from strands_rollout.template.render import SHIPPED
 from strands_rollout.template.tokens import TokenEncoder
 
 TOOLS = [
@@ -242,8 +243,14 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         ("m.content +", "(m.content | upper if loop.last else m.content) +", "append-only for user turns: turn 1"),
         ("nt\n' }}{% endif", "nt\n' }}{% if messages | length > 3 %}Now!{% endif %}{% endif", "for user turns: turn 3"),
         ("{% if add_", "{{ messages[-2].content }}{% if add_", "exactly once"),
+        ("assistant\n' }}{% endif", "model\n' }}{% endif", "for user turns: turn 1"),
+        ("_end|>\n' }}{% endfor", "_end|>' }}{{ '\n' if not loop.last }}{% endfor", "for user turns: turn 1"),
+        ("<|im_end|>\n' }}{% endfor", "' }}{{ '<|im_end|>' if not loop.last }}{% endfor", "for user turns: turn 1"),
     ],
-    ids=["result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"],
+    ids=[
+        *("result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"),
+        *("another header", "another end of line before the prompt", "a turn that its prompt leaves open"),
+    ],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer, old, new, words) -> None:
     assert old in PLAIN
@@ -253,13 +260,52 @@ def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer,
 
 
 @pytest.mark.parametrize(
+    ("opened", "written", "closed"),
+    [
+        ("<think>\n", "", "</think>\n\n"),
+        ("[THINK]", "", "[/THINK]\n\n"),
+        ("<think>", "</think>", "</think>"),
+        ("<|open|>think<|sep|>", "<|open|>think<|sep|><|close|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|START_THINKING|>", "<|START_RESPONSE|>", "<|END_THINKING|>"),
+        ("<think>\n\n</think>\n\n", "", ""),
+        ("<think></think>", "</think>", ""),
+        ("<|channel>thought\n<channel|>", "", ""),
+        ("</think>", "</think>", ""),
+        ("", "<think></think>\n", ""),
+    ],
+)
+@pytest.mark.parametrize("asked", ["add_generation_prompt", "messages[-1].role == 'user'"])
+def test_what_a_prompt_opens_a_turn_with_is_found(shipped_tokenizer, asked, opened, written, closed) -> None:
+    source = PLAIN.replace("add_generation_prompt", asked).replace("assistant\n'", "assistant\n' + opened")
+    source = source.replace("m.content +", "(written if m.role == 'assistant' else '') + m.content +")
+    source = f"{{% set opened, written = {opened!r}, {written!r} %}}{source}"
+    if asked == "add_generation_prompt" or not written:
+        template = ChatTemplate(_with_template(shipped_tokenizer, source))
+        end = shipped_tokenizer.convert_tokens_to_ids("<|im_end|>")
+        assert (template.opens_reasoning, template.written_turn("x")) == (bool(closed), (closed + "x", end))
+
+
+@pytest.mark.parametrize(
+    ("opens", "closes"),
+    [("<think>", "</think>"), ("<|channel>", "<channel|>"), ("<|START_THINKING|>", "<|END_THINKING|>")],
+)
+def test_reasoning_that_a_template_leaves_out_is_found_by_its_tags(shipped_tokenizer, opens, closes) -> None:
+    source = PLAIN.replace("m.content +", f"m.content.split('{closes}')[-1] +") + f"{{# {opens} #}}"
+    tokenizer = tokenizer_with(source, shipped_tokenizer)
+    said = {"role": "assistant", "content": f"{opens}Hm.{closes}Yes."}
+    messages = [{"role": "user", "content": "hi"}, said, {"role": "user", "content": "why?"}]
+    assert ChatTemplate(tokenizer).prompt_ids(messages) == rendered_ids(tokenizer, messages, None)
+
+
+@pytest.mark.parametrize(
     ("template", "words"),
     [
         (None, "has no chat template; expected one in its"),
         ("{{ raise_exception('roles must alternate') }}", "fails on messages of roles.*roles must alternate"),
         (PLAIN.replace("<|im_end|>", ""), "closes an assistant turn with the token .*; expected a control token"),
+        ("{% set _ = messages.append(1) %}", "SecurityError: .* lets no template change a list .*: use the model's"),
     ],
-    ids=["none", "raises", "no closing control token"],
+    ids=["none", "raises", "no closing control token", "changes a list"],
 )
 def test_an_unusable_template_is_refused_with_words(shipped_tokenizer: Any, template: str | None, words: str) -> None:
     with pytest.raises(TemplateError, match=words):
@@ -278,6 +324,30 @@ def test_a_template_without_tools_serves_agents_without_tools(shipped_tokenizer:
     assert template.prompt_ids([{"role": "user", "content": "hi"}])
     with pytest.raises(TemplateError, match="can't be used with tools.*none"):
         template.prompt_ids([{"role": "user", "content": "hi"}], TOOLS)
+
+
+@pytest.mark.parametrize(("name", "parts"), SHIPPED.items())
+def test_a_template_of_this_package_is_named_where_it_helps_and_taken_by_its_name(shipped_tokenizer, name, parts):
+    tokenizer = tokenizer_with(shipped(name), shipped_tokenizer)
+    tokenizer.chat_template = PLAIN.replace("t | tojson", "''") + f"{{# {' '.join(parts)} #}}"
+    user = [{"role": "user", "content": "hi"}]
+    with pytest.raises(
+        TemplateError, match=f'does not show the tools.*"chat_template": "{name}"}}, which this package'
+    ):
+        ChatTemplate(tokenizer).prompt_ids(user, TOOLS)
+    expected = rendered_ids(tokenizer, user, TOOLS, chat_template=shipped(name))
+    assert ChatTemplate(tokenizer, chat_template=name).prompt_ids(user, TOOLS) == expected
+
+
+def test_templates_by_name_are_taken_as_transformers_takes_them_also_where_one_fails_without_tools(shipped_tokenizer):
+    with_tools = PLAIN.replace("{%- if tools %}", "").replace("{% endif %}{% for m", "{% for m")
+    assert with_tools.count("{% endif %}") == 1
+    user = [{"role": "user", "content": "hi"}]
+    named = _with_template(shipped_tokenizer, {"default": COMPOSING, "tool_use": with_tools})  # type: ignore[arg-type]
+    for tools in (None, TOOLS):
+        assert ChatTemplate(named).prompt_ids(user, tools or ()) == rendered_ids(named, user, tools)
+    alone = _with_template(shipped_tokenizer, with_tools)
+    assert ChatTemplate(alone).prompt_ids(user) == rendered_ids(alone, user, [])
 
 
 def test_a_slow_tokenizer_is_refused() -> None:

@@ -2,14 +2,16 @@
 
 from typing import Any
 
+import pytest
 from harness import ANSWER, call_text, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spelled_tokens import one_byte_tokens
 from strands import tool
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.template.tokens import ByteDecoder, are_far_over, head_and_tail
+from strands_rollout.template.tokens import ByteDecoder, TokenEncoder, are_far_over, head_and_tail
 
 many = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150
@@ -42,6 +44,20 @@ def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     decoder = ByteDecoder(backend)
     assert (decoder.decode([0, 1, 2, 3, 4]), backend.decode([0, 1, 2, 3, 4])) == ("a b例", "a b例")
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_text_after_a_control_token_is_encoded_as_the_tokenizer_does_whatever_it_prepends(scheme: str) -> None:
+    pieces = ["▁", "▁a", "▁b", "a", "b", "\n"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.add_special_tokens(["<s>", "</s>"])
+    encoder = TokenEncoder(PreTrainedTokenizerFast(tokenizer_object=backend))
+    for rendered in ("<s>a b</s>b", "<s> a</s>\n b", "<s></s> a"):
+        assert encoder.encode_rendered(rendered) == encoder.encode_trusted(rendered)
+    at_the_begin = encoder.encode_rendered("a<s>") == encoder.encode_trusted("a<s>")
+    assert at_the_begin == (scheme != "first")  # a template that begins so is refused
 
 
 class WideEncoder:

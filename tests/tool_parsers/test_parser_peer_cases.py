@@ -20,11 +20,11 @@ def rows() -> Iterator[tuple[str, str, Any, str]]:
     for line in Path(__file__).with_name("peer_cases.txt").read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             parser, what, outcome, text = line.split(" ¦ ", maxsplit=3)
-            yield parser, what, json.loads(outcome), text.replace("⏎", "\n")
+            yield parser, what, json.loads(outcome.replace("⏎", "\\n")), text.replace("⏎", "\n")
 
 
 @pytest.mark.parametrize(("parser", "what", "outcome", "text"), list(rows()), ids=lambda value: str(value)[:40])
-def test_what_strands_sglang_publishes_is_read_as_the_table_says(parser, what, outcome, text) -> None:
+def test_what_peers_publish_is_read_as_the_table_says(parser, what, outcome, text) -> None:
     parts = get_parser(parser).parse(text)
     assert [part.name if isinstance(part, ParseFailure) else [part.name, part.arguments] for part in parts] == outcome
 

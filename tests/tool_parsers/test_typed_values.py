@@ -49,6 +49,7 @@ def value(text: str, *names: str, untyped_is_json: bool = False) -> Any:
     ("text", "names", "expected"),
     [
         ("5", ("string",), "5"),
+        (r"['\d+\a']", ("array",), ["\\d+\a"]),
         ("null", ("string",), "null"),
         ("", ("string",), ""),
         ("5", ("integer",), 5),
@@ -90,7 +91,7 @@ MALFORMED = {
     "object": ["{'a': 1,}", "{1: 'a'}", "{'a': 1, 'a': 2}", '{"a": 1, "a": 2}'],
     "array": [
         *("['a', true]", "['a' 'b']", "('a',)", "[b'a']", "['a", "[inf]", "[1] x", "{}"),
-        *(r"['\q']", r"['\ud800']", r"['\U00110000']", r"['\Uffffffff']"),
+        *(r"['\x4']", r"['\101']", r"['\ud800']", r"['\U00110000']", r"['\Uffffffff']"),
         *("[" * 101 + "'a'" + "]" * 101, "[" * 100_000),
     ],
 }

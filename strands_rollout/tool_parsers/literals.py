@@ -1,0 +1,188 @@
+"""Formats whose values are literals of another language than JSON: Python's, and Gemma 4's own.
+
+Llama 4: `[x(key='value', other=[1, True])]`, after text or not, at the end of the answer; models put it between
+`<|python_start|>` and `<|python_end|>`, or not. Sources: models/llama4/prompt_format.md of meta-llama/llama-models,
+vllm-project/vllm, examples/tool_chat_template_llama4_pythonic.jinja, and sgl-project/sglang,
+function_call/pythonic_detector.py. The template of the model itself asks for JSON, which `llama3_json` reads.
+
+LFM2: the same between `<|tool_call_start|>` and `<|tool_call_end|>`. Sources: the models' chat templates (as in
+ggml-org/llama.cpp, models/templates/LFM2-8B-A1B.jinja and LFM2.5-8B-A1B.jinja) and sgl-project/sglang,
+function_call/lfm2_detector.py, which mends what can't be read.
+
+In both a name may have dots and dashes, a string line breaks, as the templates write them, and JSON's words count too.
+
+Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, keys bare, strings as they are between
+their tokens; reasoning is `<|channel>thought`. Sources: the model's chat template (as in ggml-org/llama.cpp,
+models/templates/google-gemma-4-31B-it.jinja) and sgl-project/sglang, function_call/gemma4_detector.py. A word without
+these tokens, which SGLang takes for a string, is a failure.
+"""
+
+import json
+import re
+from typing import Any, ClassVar, Final
+
+from strands_rollout.tool_parsers import base
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.json_object import ArrayParser
+
+# texts and words of a Python literal, and the words that none has
+_PYTHON: Final = re.compile(
+    r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
+)
+_IN_CALLS: Final = re.compile(r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"|\b(?:True|False|None)\b""", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)", re.DOTALL)
+_ESCAPED: Final[dict[str, str]] = dict(zip("\\'\"abfnrtv\n", ["\\", "'", '"', *"\a\b\f\n\r\t\v", ""], strict=True))
+_WORDS: Final = {"True": "true", "False": "false", "None": "null"}
+
+
+def python_as_json(text: str, literals: re.Pattern[str] = _PYTHON) -> str:
+    """A text with the texts and words of Python literals in it as JSON.
+
+    They are not evaluated, nor parsed by Python, whose own reader can be made to crash.
+
+    Raises:
+        ValueError, KeyError, OverflowError: There is one that Python, or JSON, has not.
+    """
+    return literals.sub(_as_json, text)
+
+
+def _as_json(token: re.Match[str]) -> str:
+    written = token[0]
+    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _WORDS[written]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    written = escape[1]
+    if len(written) > 1:
+        return chr(int(written[1:], 16))
+    if written in "xuUN01234567":
+        raise ValueError(f"the escape {escape[0]} is not read")
+    return _ESCAPED.get(written, escape[0])
+
+
+_CALL: Final = re.compile(r"\s*+([^\W\d][\w.-]{0,199})\s*+\(")
+_KEY: Final = re.compile(r"\s*+([^\W\d][\w.-]{0,199})\s*+=\s*+")
+
+
+def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
+    """The calls of a list that is all of a block, each a name and its arguments.
+
+    Raises:
+        MalformedError: It is no list of calls whose arguments have names, and JSON values as Python writes them.
+    """
+    try:
+        text = base.JSONSource(python_as_json(block, _IN_CALLS))
+    except (ValueError, OverflowError) as e:
+        raise MalformedError(f"a string can't be read: {e}") from e
+    calls = list[tuple[str, dict[str, Any]]]()
+    position, mark = base.skip_white_space(text, 0), "["
+    while text.startswith(mark, position):
+        opened = _CALL.match(text, position + 1)
+        if opened is None:
+            raise MalformedError(f"expected a call as in [tool(key=value)]; got {base.got(text, position + 1)}")
+        arguments, position = _read_arguments(text, opened.end(), opened[1])
+        calls.append((opened[1], arguments))
+        position, mark = base.skip_white_space(text, position), ","
+    if not calls or not text.startswith("]", position) or text[position + 1 :].strip():
+        name = calls[-1][0] if calls else None
+        expected = "expected [tool(key=value), ...] and nothing after it"
+        raise MalformedError(f"{expected}; got {base.got(text, position)}", name)
+    return calls
+
+
+def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
+    """The arguments after a call's parenthesis, and the position after the one that closes it."""
+    arguments = dict[str, Any]()
+    position = base.skip_white_space(text, start)
+    while not text.startswith(")", position):
+        if arguments and not text.startswith(",", position):
+            raise MalformedError(f"expected , or ) in the call of {name!r}; got {base.got(text, position)}", name)
+        position += bool(arguments)
+        key = _KEY.match(text, position)
+        if key is None:
+            raise MalformedError(f"expected key=value in the call of {name!r}; got {base.got(text, position)}", name)
+        if key[1] in arguments:
+            raise MalformedError(f"the argument {key[1]!r} of {name!r} stands twice", name)
+        try:
+            arguments[key[1]], position = base.decode_value(text, key.end(), origin=key.end())
+        except base.StrictJSONError as e:
+            raise MalformedError(f"the argument {key[1]!r} of {name!r}: {e}", name) from e
+        position = base.skip_white_space(text, position)
+    return arguments, position + 1
+
+
+class PythonicParser(TaggedParser):
+    """The format of Llama 4; see `ToolParser`. What follows a list of calls is part of the attempt."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(
+        r"</?think>|<\|python_(?:start|end)\|>"
+        r"|\[(?=\s{0,20}[^\W\d][\w.-]{0,199}\((?:\s{0,20}[^\W\d][\w.-]{0,199}\s{0,20}=[^=]|\s{0,20}\)\s{0,20}[,\]]))"
+    )
+
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+        if tag[0] == "<|python_end|>":
+            return [], tag.end()
+        begin = tag.start() if tag[0] == "[" else tag.end()
+        try:
+            calls = read_calls(text[begin:].strip().removesuffix("<|python_end|>"))
+        except MalformedError as e:
+            return [ParseFailure(text[tag.start() :], str(e), e.name)], len(text)
+        return [ToolCall(self._new_id(), *call) for call in calls], len(text)
+
+
+_BLOCK_END: Final = re.compile(r"<\|tool_call_(?:start|end)\|>")
+_OBJECTS: Final = re.compile(r"\[\s*+\{")
+
+
+class LFM2Parser(ArrayParser):
+    """The format's parser; see `ArrayParser`. An array of JSON objects is taken as well."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call_(?:start|end)\|>")
+    open_calls: ClassVar[str] = "<|tool_call_start|>"
+    close_calls: ClassVar[str] = "<|tool_call_end|>"
+
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+        if _OBJECTS.match(text, start):
+            return self._read_array(text, opened, start)
+        following = _BLOCK_END.search(text, start)
+        end = len(text) if following is None else following.start()
+        return [ToolCall(self._new_id(), *call) for call in read_calls(text[start:end])], end
+
+
+_HEAD: Final = re.compile(r"call:([^\s<>{}:]{1,200})(?=\{)")
+# a string, a key with what stands before it, or JSON's own quotes, which are no part of the format
+_GEMMA: Final = re.compile(
+    r'<\|"\|>((?:(?!<\|"\|>).)*+)<\|"\|>|([{,]\s*+)([^\s{}\[\],:"<>]{1,200})(?=\s*+:)|"', re.DOTALL
+)
+
+
+class Gemma4Parser(TaggedParser):
+    """The format's parser; see `ToolParser`. A call ends at its first closing tag."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|channel>(?:thought)?|<channel\|>|<\|tool_call>|<tool_call\|>")
+    open_reasoning: ClassVar[str] = "<|channel>thought"
+    close_reasoning: ClassVar[str] = "<channel|>"
+
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
+        if tag[0] != "<|tool_call>":
+            return None if "channel" in tag[0] else ([ParseFailure(tag[0], "it closes no call")], tag.end())
+        end = text.find("<tool_call|>", tag.end())
+        after = len(text) if end < 0 else end + len("<tool_call|>")
+        head = _HEAD.match(text, tag.end())
+        if head is None:
+            reason = f"expected call:TOOL{{...}}; got {base.got(text, tag.end())}"
+        elif end < 0:
+            reason = "unterminated: there is no <tool_call|> after it"
+        else:
+            try:
+                arguments = base.whole_value(_GEMMA.sub(_gemma_as_json, text[head.end() : end]))
+                return [ToolCall(self._new_id(), head[1], arguments)], after
+            except base.StrictJSONError as e:
+                reason = f"the arguments of {head[1]!r}, with keys and strings as in JSON: {e}"
+        return [ParseFailure(text[tag.start() : after], reason, head[1] if head else None)], after
+
+
+def _gemma_as_json(token: re.Match[str]) -> str:
+    if token[0] == '"':
+        raise base.StrictJSONError('got a "; strings stand between <|"|> and <|"|>')
+    return json.dumps(token[1]) if token[3] is None else f"{token[2]}{json.dumps(token[3])}"

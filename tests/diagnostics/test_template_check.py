@@ -9,8 +9,8 @@ from family_templates import TEMPLATES, tokenizer_with
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.diagnostics.diagnosis import Finding
-from strands_rollout.diagnostics.replay import check_template
+from strands_rollout.diagnostics import Finding
+from strands_rollout.diagnostics.template_check import check_template
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 PLAIN = (

@@ -76,18 +76,23 @@ def check_template(
     tool_parser: Annotated[
         str, typer.Option(help="The format in which the template's calls must be read; auto: whichever fits.")
     ] = "auto",
+    episodes: Annotated[int, typer.Option(help="Random episodes to play; 200 take seconds.", min=0)] = 20,
+    seed: Annotated[int, typer.Option(help="The first episode's; each further one has the next.", min=0)] = 0,
     as_json: options.JsonLine = False,
 ) -> None:
     """Look at a chat template: does it only append?
 
-    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
-    broken; then it shows the tokens around the first difference.
+    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Then plays random episodes and
+    compares what would be sent with the template's own rendering. Exits with 1 if a rule is broken or a token differs;
+    then it shows the tokens around the first difference.
     """
     from strands_rollout.diagnostics import template_check
 
     source = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     loaded = template_check.read_tokenizer(tokenizer)
-    found = template_check.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
+    found = template_check.check_template(
+        tokenizer, loaded, chat_template=source, tool_parser=tool_parser, episodes=episodes, seed=seed
+    )
     _show(Diagnosis(found), as_json=as_json)
 
 

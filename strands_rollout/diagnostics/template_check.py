@@ -1,26 +1,41 @@
-"""`check-template`: does a tokenizer's chat template keep the rules that token-exact conversations need?"""
+"""`check-template`: does a tokenizer's chat template keep the rules that token-exact conversations need?
+
+Each rule is tried by itself on a conversation that is made for it. Then random episodes are played: what would be sent
+must be what the tokenizer's own `apply_chat_template` makes of the whole history.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from textwrap import shorten
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import httpx
+import numpy as np
 import orjson
 
 from strands_rollout.diagnostics import Finding, error, good, skipped, warning
 from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError, foreign_code
 from strands_rollout.files import MAX_JSON_BYTES, Json, read_regular
+from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template import probe
-from strands_rollout.template.chat_template import renderer_of
+from strands_rollout.template.chat_template import ChatTemplate, renderer_of
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.render import TemplateRenderer, TurnEnds, TurnRenderer
-from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
+from strands_rollout.template.tokens import TokenEncoder
+from strands_rollout.tool_parsers import AUTO, ToolCall, for_tool_specs, format_of_call, get_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+T = TypeVar("T")
 _OWN: Final = 'give it one that only appends: chat_template_kwargs={"chat_template": ...}'
 _NO_TOOLS: Final = "use a model that was trained to call tools, set tools: [], or use a template of your own"
 _PARSER: Final = "set tool_parser (--tool-parser) to auto, or to the name of the model's own format"
@@ -71,15 +86,23 @@ def read_object(file: Path) -> dict[str, Json]:
 
 
 def check_template(
-    name: str, tokenizer: PreTrainedTokenizerBase, *, chat_template: str | None = None, tool_parser: str = AUTO
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    chat_template: str | None = None,
+    tool_parser: str = AUTO,
+    episodes: int = 0,
+    seed: int = 0,
 ) -> list[Finding]:
     """Try each rule on the template of a tokenizer of that folder or id, or on another template in its place.
 
-    Calls must be read by `tool_parser`, whichever fits for "auto".
+    Calls must be read by `tool_parser`, whichever fits for "auto". Then so many random episodes are played, the first
+    of this seed; not while an event loop is running.
     """
+    kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule = "template"
     try:
-        template = renderer_of(tokenizer, {} if chat_template is None else {"chat_template": chat_template})
+        template = renderer_of(tokenizer, kwargs)
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
@@ -88,26 +111,31 @@ def check_template(
         good(rule, "yes") if fault is None else error(rule, fault, _NO_TOOLS)
         for rule, fault in probe.tool_faults(template)
     ]
-    with_tools = all(finding.status == "ok" for finding in tool_findings)
     ends = TurnEnds(end_of_turn, end_of_turn)
     if len(tool_findings) > 1:  # else tools are not rendered
         try:
             ends = probe.find_ends(template, end_of_turn)
         except TemplateError as e:
             tool_findings.append(error("end of a turn with calls", str(e), _OWN))
-            with_tools = False
-    turns = TurnRenderer(template, ends)
-    system_fault = probe.system_fault(template, turns, with_tools=with_tools)
+    calls, seeds = _calls(template, ends, tool_parser), range(seed, seed + episodes)
     return [
         _end_of_turn(Path(name), tokenizer, template, ends),
-        _tried("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools)),
-        _appends("user turns", template, turns, probe.USER_TURNS),
-        *tool_findings,
-        *_tool_rules(template, turns, with_tools=with_tools),
-        _needed_by_some("system message", system_fault, "set system_prompt to an empty text"),
-        _calls(template, ends, tool_parser),
+        *_rules(template, ends, tool_findings),
+        calls,
         _reasoning(template, tokenizer),
+        *([_random_episodes(tokenizer, kwargs, calls, 1 if ends.one_by_one else 3, seeds)] if seeds else []),
     ]
+
+
+def _rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Where it appends; `tool_findings` say whether it can be used with tools."""
+    with_tools, turns = all(finding.status == "ok" for finding in tool_findings), TurnRenderer(template, ends)
+    yield _tried("encoding", template, lambda: probe.check_encoding(template, with_tools=with_tools))
+    yield _appends("user turns", template, turns, probe.USER_TURNS)
+    yield from tool_findings
+    yield from _tool_rules(template, turns, with_tools=with_tools)
+    system_fault = probe.system_fault(template, turns, with_tools=with_tools)
+    yield _needed_by_some("system message", system_fault, "set system_prompt to an empty text")
 
 
 def _end_of_turn(
@@ -162,8 +190,8 @@ def _appends(
     return _tried(rule, template, lambda: probe.check_append_only(template, turns, rule, parts, **tools))
 
 
-def _tried(rule: str, template: TemplateRenderer, check: Callable[[], None]) -> Finding:
-    """What a check of the probe finds; where tokens differ, with both renderings around the first difference."""
+def _tried(rule: str, template: TemplateRenderer, check: Callable[[], object]) -> Finding:
+    """What a check finds; where tokens differ, with both renderings around the first difference."""
     try:
         check()
     except TemplateDifferenceError as e:
@@ -227,3 +255,218 @@ def _keeps(template: TemplateRenderer, following: ChatMessage) -> str:
         if _REASONING in rendered:
             return "kept"
     return "dropped"
+
+
+_RANDOM: Final = "random episodes"
+_MARK: Final = "policy-in-turn-{}-"
+_TAG: Final = re.compile(r"<[^<>{}\s]{1,40}>|\[/?[A-Z_]{2,40}\]")
+_SAID: Final = ("", "I look it up. ", "例: 1 < 2 & 3\n", 'So\n\n  {"a": 1} ')
+_PARAMETERS: Final[Mapping[str, tuple[Mapping[str, Json], Sequence[Json]]]] = {
+    "count": ({"type": "integer"}, (0, -17, 10**12)),
+    "share": ({"type": "number", "description": 'Its "b" <b>.\n'}, (0.5, -1e-7, 3)),
+    "kind": ({"type": "string", "enum": ["x > 1", "<b>", "é\n"]}, ("x > 1", "<b>", "é\n")),
+    "tags": ({"type": "array", "items": {"type": "string"}}, ([], ["a", "例 \" '"])),
+    "options": ({"type": "object", "properties": {"deep": {"type": ["boolean", "null"]}}}, ({}, {"deep": None})),
+    "note": ({"type": "string"}, _SAID),
+}
+_TOOLS: Final = {"add": ("count", "share", "note"), "search": ("kind", "tags", "options", "note"), "now": ()}
+_TEXTS: Final = (
+    *("", " ", "\n\n", "\n\nbegins", "ends\n\n", " \t padded \t ", "a\r\nb\n", "e\u0301\u200b 例", "👩\u200d👧 🇩🇪"),
+    *("0", '{"a": ["<b>", null]}', "None", "{{ messages }}{% if x %}", "\\n", "\x00\ufffd", "one line " * 1200),
+)
+
+
+class RandomEpisode:
+    """A conversation that a seed decides, played through `SGLangModel` with a scripted engine.
+
+    What is sent before each turn is compared with what the tokenizer's own template makes of all messages, from the end
+    of the turn before on: a policy's turn stays as it was sampled. The `tool_parser` reads its calls; what is `refused`
+    is left out.
+
+    Attributes:
+        chat: The messages so far, as templates read them.
+        contexts: The new tokens that were sent before each turn.
+        turns: The sampled tokens.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        kwargs: Mapping[str, Json],
+        tool_parser: str,
+        *,
+        refused: Collection[str] = (),
+        most_calls: int = 3,
+    ) -> None:
+        self.chat: list[ChatMessage] = []
+        self.contexts: list[list[int]] = []
+        self.turns: list[list[int]] = []
+        self._history: list[Json] = []  # as Strands has it
+        self._sent, self._answer = list[int](), dict[str, Json]()
+        self._most_calls, self._rng = most_calls, np.random.default_rng(seed)
+        engine = httpx.AsyncClient(transport=httpx.MockTransport(self._generate), base_url="http://scripted")
+        self.model = SGLangModel(
+            tokenizer, client=engine, tool_parser=tool_parser, chat_template_kwargs=kwargs, return_logprobs=False
+        )
+        self._renderer = renderer_of(tokenizer, kwargs)
+        self._tags = sorted({"<think>", *_TAG.findall(str(self._renderer.source)), *tokenizer.get_added_vocab()})
+        has_tools = "tools" not in refused and "calls" not in refused
+        names = [str(name) for name in self._rng.permutation([*_TOOLS] if has_tools else [])]
+        self._tools = [_function(name) for name in names[: self._rng.integers(len(_TOOLS) + 1)]]
+        self._specs = [{**tool, "inputSchema": {"json": tool["parameters"]}} for tool in self._tools]
+        self._parser = for_tool_specs(get_parser(tool_parser), self._specs)
+        self._system = self._text() if "system messages" not in refused and self._rng.integers(2) else ""
+        self._most_users = 1 if self._tools and "more user turns with tools" in refused else 3
+
+    async def play(self) -> None:
+        """Play it.
+
+        Raises:
+            TemplateDifferenceError: Other tokens were sent than the template makes.
+            TemplateError: The template refuses messages, or the parser does not read the calls that it writes.
+        """
+        self.chat += [{"role": "system", "content": self._system}] if self._system else []
+        most_rounds = 3 if any(_TOOLS[tool["name"]] for tool in self._tools) else 1
+        for _ in range(self._rng.integers(self._most_users) + 1):
+            question = self._text()
+            self.chat.append({"role": "user", "content": question})
+            self._history.append({"role": "user", "content": [{"text": question}]})
+            for count in self._rng.integers(self._most_calls, size=self._rng.integers(most_rounds)) + 1:
+                await self._turn(count)
+            await self._turn(0)
+
+    async def _turn(self, call_count: int) -> None:
+        """One turn, and the results of its calls."""
+        mark, template = _MARK.format(len(self.turns)), self.model.template
+        calls = [self._call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
+        message, written, end_id = self._message(calls, mark)
+        # another stop token of the model may end it, or a stop string
+        stop = self._one_of([*[end_id] * 3, *sorted(template.end_ids), self.model.tokenizer.eos_token_id, written[-1]])
+        ids = template.encoder.encode_trusted(written) + ([stop] if isinstance(stop, int) else [])
+        self._answer = {"output_ids": ids, "meta_info": {"finish_reason": {"type": "stop", "matched": stop}}}
+        answer = await self.model.answer(self._history, self._specs, self._system or None)
+        self._compare()
+        self.turns.append(ids)
+        self.chat.append(message)
+        uses = [block["toolUse"] for block in answer.message["content"] if "toolUse" in block]
+        results = []
+        for use, call in zip(uses, message.get("tool_calls", ()), strict=True):
+            text, use_id = self._text(), use["toolUseId"]
+            call["id"] = call["id"] or self.model.conversation.last.shown_ids[use_id]
+            self.chat.append({"role": "tool", "name": use["name"], "tool_call_id": call["id"], "content": text})
+            results.append({"toolResult": {"toolUseId": use_id, "status": "success", "content": [{"text": text}]}})
+        self._history += [answer.message, *([{"role": "user", "content": results}] if results else [])]
+
+    def _call(self, mark: str, *, is_last: bool) -> tuple[str, dict[str, Json]]:
+        """A tool and some of its arguments; those of the last call hold the mark."""
+        name = self._one_of([tool["name"] for tool in self._tools if _TOOLS[tool["name"]] or not is_last])
+        given = {key: self._one_of(_PARAMETERS[key][1]) for key in _TOOLS[name] if self._rng.integers(3)}
+        return name, {**given, "note": mark + self._one_of(_SAID)} if _TOOLS[name] else {}
+
+    def _message(self, calls: list[tuple[str, dict[str, Json]]], mark: str) -> tuple[ChatMessage, str, int]:
+        """A turn as a message, as it is sampled, and the id of its end; without words where no call may follow them."""
+        opening, closing = getattr(self._parser, "open_reasoning", ""), getattr(self._parser, "close_reasoning", "")
+        in_reasoning = self.model.template.opens_reasoning
+        said, thought = self._one_of(_SAID) + mark, self._one_of(("", "hm\n例")) if closing else ""
+        opened = f"{'' if in_reasoning else opening}\n{thought}\n{closing}\n\n" if thought else ""
+        for words in (opened + said, ""):
+            written, end_id = self.model.template.written_turn(words, calls)
+            read = [part for part in self._parser.parse(written, in_reasoning) if isinstance(part, ToolCall)]
+            if [(call.name, call.arguments) for call in read] == calls:
+                message: ChatMessage = {"role": "assistant", "content": words and said}
+                message |= {"reasoning_content": thought} if words and thought else {}
+                functions = [(call.written_id, {"name": call.name, "arguments": call.arguments}) for call in read]
+                made = [{"type": "function", "id": own, "function": function} for own, function in functions]
+                return message | ({"tool_calls": made} if made else {}), written, end_id
+        raise TemplateError(f"tool_parser {self.model.tool_parser!r} does not read the calls {calls} in {written!r}")
+
+    def _compare(self) -> None:
+        template, encoder, number = self.model.template, self.model.template.encoder, len(self.turns)
+        tools = [{"type": "function", "function": tool} for tool in self._tools]
+        rendered = self._renderer.render(_escaped(self.chat, encoder), _escaped(tools, encoder), escaped=False)
+        known = [token for pair in zip(self.contexts, self.turns, strict=True) for ids in pair for token in ids]
+        if known:
+            end_id = template.end_of_calls_id if self.chat[-1]["role"] == "tool" else template.end_of_turn_id
+            _, mark, after = rendered.rpartition(_MARK.format(number - 1))
+            at = after.find(encoder.decode([end_id]))
+            if not mark or at < 0:
+                raise TemplateError(f"the chat template leaves out turn {number} of the policy, or its end")
+            rendered = after[at:]
+        # the tokenizer's own ids, but for texts that look like control tokens
+        is_plain = encoder.unescape(rendered) == rendered
+        ids = encoder.encode_trusted(rendered) if is_plain else encoder.encode_rendered(rendered)
+        expected = [*known, *(ids[1:] if known[-1:] == ids[:1] else ids)]
+        words = f"what is sent before turn {number + 1} is not what the chat template makes of the messages"
+        probe.require_equal(encoder, self._sent, expected, words)
+        self.contexts.append(self._sent[len(known) :])
+
+    def _generate(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":  # about itself it tells nothing
+            return httpx.Response(404)
+        self._sent = orjson.loads(request.content)["input_ids"]
+        return httpx.Response(200, json=self._answer)
+
+    def _text(self) -> str:
+        """Text of a user, a tool or the system."""
+        tag = self._one_of(self._tags)
+        return "".join(self._one_of((tag, tag[1:], tag[:-1]) * 3 + _TEXTS) for _ in range(self._rng.integers(1, 4)))
+
+    def _one_of(self, options: Sequence[T]) -> T:
+        return options[int(self._rng.integers(len(options)))]
+
+
+def _function(name: str) -> dict[str, Json]:
+    properties = {key: _PARAMETERS[key][0] for key in _TOOLS[name]}
+    return {"name": name, "description": f"{name}\n", "parameters": {"type": "object", "properties": properties}}
+
+
+def _escaped(value: Json, encoder: TokenEncoder) -> Json:
+    """A value whose texts, but for roles, make no control tokens."""
+    if isinstance(value, Mapping):
+        return {key: item if key == "role" else _escaped(item, encoder) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item, encoder) for item in value]
+    return encoder.escape(value) if isinstance(value, str) else value
+
+
+def _random_episodes(
+    tokenizer: PreTrainedTokenizerBase, kwargs: Mapping[str, Json], calls: Finding, most_calls: int, seeds: range
+) -> Finding:
+    """Play an episode of each seed; `calls` says who reads calls."""
+    variants, parser = [{**kwargs, "enable_thinking": on} for on in (True, False)], calls.facts.get("tool_parser")
+    try:
+        template, other = (ChatTemplate(tokenizer, **variant) for variant in variants)
+    except TemplateError as e:
+        return error(_RANDOM, f"none can be played: {shorten(str(e), 300)}", _OWN)
+    if template.render([_USER_TURN]) == other.render([_USER_TURN]):
+        variants = [dict(kwargs)]
+    attempts: Mapping[str, Callable[[], object]] = {
+        "tools": lambda: template.prompt_ids([_USER_TURN], probe.TOOLS),
+        "system messages": lambda: template.prompt_ids([{"role": "system", "content": "x"}, _USER_TURN]),
+        "more user turns with tools": lambda: template.turn_ids([_USER_TURN], probe.TOOLS, last_id=None),
+    }
+    renderer, contexts = renderer_of(tokenizer, kwargs), 0
+    tried = [_tried(name, renderer, attempt) for name, attempt in attempts.items()]
+    refused = {one.name: one.found for one in [*tried, calls] if one.status == "error"}
+    for seed in seeds:
+        given = variants[seed % len(variants)], parser or "hermes"
+        episode = RandomEpisode(tokenizer, seed, *given, refused=refused, most_calls=most_calls)
+        found = _tried(_RANDOM, renderer, partial(asyncio.run, episode.play()))
+        if found.status == "error":
+            return _with_history(found, episode, seed)
+        contexts += len(episode.contexts)
+    words = f"{len(seeds)} played (seed {seeds.start}): {contexts:,} contexts equal the template's, token by token"
+    left_out = [f"; played without {name}: {shorten(reason, 160)}" for name, reason in refused.items()]
+    facts = {"count": len(seeds), "seed": seeds.start, "contexts": contexts, "without": [*refused]}
+    return good(_RANDOM, words + "".join(left_out), random_episodes=facts)
+
+
+def _with_history(found: Finding, episode: RandomEpisode, seed: int) -> Finding:
+    """A fault with the messages that led there, and how to see it again."""
+    arguments = {key: value for key, value in episode.model.template_kwargs.items() if key != "chat_template"}
+    lines = [f"\n  {json.dumps(message, ensure_ascii=False):.200}" for message in episode.chat]
+    told = f"\n  seed {seed}, template arguments {arguments}, after these messages:{''.join(lines)}"
+    remedy = f"see it again, with the whole messages: --episodes 1 --seed {seed} --json; {_OWN}"
+    facts = {**found.facts, "failed_episode": {"seed": seed, "messages": episode.chat}}
+    return replace(found, found=found.found + told, remedy=remedy, facts=facts)

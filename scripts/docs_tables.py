@@ -1,4 +1,4 @@
-"""Writes the tables of the documentation that come from the code: settings, metrics, stop reasons, commands and rooms.
+"""Writes the tables of the documentation that come from the code: settings, metrics, commands, families, rooms ...
 
 `python scripts/docs_tables.py` writes them between their markers; with `--check` it changes nothing and exits with 1 if
 a page is stale.
@@ -10,6 +10,7 @@ import inspect
 import json
 import logging
 import re
+import runpy
 import sys
 import textwrap
 import tomllib
@@ -21,14 +22,17 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from pydantic import BaseModel
+from transformers import AutoTokenizer
 from typer.main import get_command
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
+from strands_rollout.diagnostics.template_check import check_template
 from strands_rollout.settings import AgentCommand, EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
 from strands_rollout.slime_plugin.sample_writer import _status
+from strands_rollout.tool_parsers import get_parser
 
 REPOSITORY: Final = Path(__file__).parents[1]
 PAGES: Final = [*sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "CONTRIBUTING.md"]
@@ -111,6 +115,24 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "accuracy": ("share", "in evaluation: right answers among the others"),
 }
 """What each metric is and means; `logged_metrics` says which there are."""
+
+_MODELS: Final[Mapping[str, str]] = {
+    "hermes": "Qwen2.5, Qwen3, QwQ",
+    "qwen3_coder": "Qwen3-Coder, Qwen3.5",
+    "glm4": "GLM-4.5, 4.6",
+    "glm4-7": "GLM-4.7",
+    "kimi_k2": "Kimi K2",
+    "deepseek_v3": "DeepSeek V3, R1",
+    "deepseek_v3-1": "DeepSeek V3.1",
+    "deepseek_v3-2": "DeepSeek V3.2",
+    "llama3_json": "Llama 3.1, 3.2, 3.3",
+    "mistral-array": "Mistral, calls as an array",
+    "mistral-nemo": "Mistral Nemo, Small 3.2",
+    "mistral-named": "Devstral, Ministral 3",
+    "gpt_oss": "gpt-oss",
+}
+"""Whose format each template of the tests is; a template without a model goes by its own name."""
+_EPISODES: Final = 20
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -255,6 +277,30 @@ def metrics_table() -> str:
     return table(["metric", "is a", "meaning"], [[f"`{name}`", *told] for name, told in METRICS.items()])
 
 
+def families_table() -> str:
+    """What `check-template` finds about each family's template in tests/support."""
+    support = runpy.run_path(str(REPOSITORY / "tests/support/family_templates.py"))
+    tokenizer, rows = AutoTokenizer.from_pretrained(_TOKENIZER), []
+    for family, (_, template) in support["TEMPLATES"].items():
+        found = check_template(family, support["tokenizer_with"](template, tokenizer), episodes=_EPISODES)
+        rules, facts = {one.name: one for one in found}, {key: fact for one in found for key, fact in one.facts.items()}
+        parser = get_parser(facts["tool_parser"])
+        played = facts.get("random_episodes", {"contexts": 0, "without": ["everything"]})
+        notes = [
+            *(["drops text beside calls"] if rules["text beside calls"].found != "yes" else []),
+            *(["ends turns with calls by another token"] if rules["end of a turn with calls"].found != "yes" else []),
+            *(f"refuses {name}" for name in played["without"]),
+        ]
+        tag = getattr(parser, "open_reasoning", None)
+        reasoning = f"`{tag}`{', which the prompt opens' if facts['opens_reasoning'] else ''}" if tag else "a channel"
+        several = "yes" if rules["several calls"].found == "append-only" else "results as of single ones"
+        exact = f"{played['contexts']} contexts" if rules["random episodes"].status == "ok" else "**no**"
+        name = _MODELS.get(family, f"`{family}`")
+        rows.append([name, f"`{facts['tool_parser']}`", exact, "; ".join(notes), reasoning, several])
+    head = ["family", "`tool_parser`", f"equal in {_EPISODES} episodes", "its template", "reasoning", "parallel calls"]
+    return table(head, rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": lambda: settings_table(RolloutSettings),
     "reward": lambda: settings_table(RewardSettings),
@@ -263,6 +309,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "mcp": lambda: settings_table(McpServer),
     "workers": lambda: settings_table(EpisodeWorkers),
     "stop-reasons": stop_reasons_table,
+    "families": families_table,
     "commands": commands_table,
     "metrics": metrics_table,
     "layers": layers_picture,

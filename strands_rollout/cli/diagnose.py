@@ -19,12 +19,11 @@ import typer
 
 from strands_rollout.cli import options
 from strands_rollout.cli.options import Given, check_engine, made, takes
-from strands_rollout.diagnostics.diagnosis import Question
+from strands_rollout.diagnostics import Diagnosis, Question, find_repository
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.evaluation.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
 
 if TYPE_CHECKING:
-    from strands_rollout.diagnostics.diagnosis import Diagnosis
     from strands_rollout.view.sample import Retokeniser
 
 
@@ -48,11 +47,10 @@ def doctor(
 
         places = {name: given[name] for name in ("slime_dir", "megatron_dir")}
         raise typer.Exit(0 if report_flags(flags, as_json=as_json, **places) else 1)
-    from strands_rollout.diagnostics import diagnosis
     from strands_rollout.diagnostics.doctor import examine
     from strands_rollout.dump.terminal import PlainConsole
 
-    question = made(Question, given, env=dict(os.environ), repository=diagnosis.find_repository())
+    question = made(Question, given, env=dict(os.environ), repository=find_repository())
     with PlainConsole(stderr=True).status("looking at this machine ..."):
         found = examine(question)
     _show(found, as_json=as_json, strict=strict)
@@ -78,19 +76,23 @@ def check_template(
     tool_parser: Annotated[
         str, typer.Option(help="The format in which the template's calls must be read; auto: whichever fits.")
     ] = "auto",
+    episodes: Annotated[int, typer.Option(help="Random episodes to play; 200 take seconds.", min=0)] = 20,
+    seed: Annotated[int, typer.Option(help="The first episode's; each further one has the next.", min=0)] = 0,
     as_json: options.JsonLine = False,
 ) -> None:
     """Look at a chat template: does it only append?
 
-    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Exits with 1 if a rule is
-    broken; then it shows the tokens around the first difference.
+    Shows where it appends, where it rewrites, who reads its calls, and what ends a turn. Then plays random episodes and
+    compares what would be sent with the template's own rendering. Exits with 1 if a rule is broken or a token differs;
+    then it shows the tokens around the first difference.
     """
-    from strands_rollout.diagnostics import replay
-    from strands_rollout.diagnostics.diagnosis import Diagnosis
+    from strands_rollout.diagnostics import template_check
 
-    source = None if chat_template is None else replay.template_text(chat_template)
-    loaded = replay.read_tokenizer(tokenizer)
-    found = replay.check_template(tokenizer, loaded, chat_template=source, tool_parser=tool_parser)
+    source = None if chat_template is None else template_check.template_text(chat_template)
+    loaded = template_check.read_tokenizer(tokenizer)
+    found = template_check.check_template(
+        tokenizer, loaded, chat_template=source, tool_parser=tool_parser, episodes=episodes, seed=seed
+    )
     _show(Diagnosis(found), as_json=as_json)
 
 

@@ -28,12 +28,20 @@ import aiohttp
 import httpx
 import orjson
 
+from strands_rollout import diagnostics
 from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.code_tool.supervisor_link import LAYERS, Isolation, SandboxReport
-from strands_rollout.diagnostics import diagnosis, run_files, slime_episode
-from strands_rollout.diagnostics.diagnosis import Check, Finding, Question, error, good, missing, skipped, warning
+from strands_rollout.diagnostics import Check, Finding, Question, error, good, missing, skipped, warning
+from strands_rollout.diagnostics.run_files import (
+    check_config,
+    check_converted_model,
+    check_data,
+    check_model,
+    check_tokenizer,
+)
+from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
 from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError, foreign_code
 from strands_rollout.files import Json
 
@@ -75,29 +83,29 @@ _LAYER_REMEDIES: Final = {
 }
 
 
-def examine(question: Question) -> diagnosis.Diagnosis:
+def examine(question: Question) -> diagnostics.Diagnosis:
     """Check this machine; takes seconds, and leaves nothing behind."""
     checks = [
         Check("packages", check_packages),
-        Check("slime", slime_episode.check_slime, waits=True),
-        Check("slime episode", slime_episode.check_slime_episode, waits=True),
-        Check("megatron", slime_episode.check_megatron, waits=True),
+        Check("slime", check_slime, waits=True),
+        Check("slime episode", check_slime_episode, waits=True),
+        Check("megatron", check_megatron, waits=True),
         Check("gpus", check_gpus, waits=True),
         Check("limits", check_limits, waits=True),
         Check("proxies", check_proxies),
         Check("disk", check_disk, waits=True),
         Check("ray", check_ray, waits=True),
         Check("wandb", check_wandb),
-        Check("model", run_files.check_model),
-        Check("converted model", run_files.check_converted_model),
-        Check("tokenizer", run_files.check_tokenizer),
-        Check("config", run_files.check_config),
-        Check("data", run_files.check_data),
+        Check("model", check_model),
+        Check("converted model", check_converted_model),
+        Check("tokenizer", check_tokenizer),
+        Check("config", check_config),
+        Check("data", check_data),
         Check("sandbox", check_sandbox, waits=True),
     ]
     servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
-    return diagnosis.Diagnosis(diagnosis.run_checks([*checks, *(servers or [no_server])], question))
+    return diagnostics.Diagnosis(diagnostics.run_checks([*checks, *(servers or [no_server])], question))
 
 
 def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) -> list[Finding]:
@@ -184,7 +192,7 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question)
     is on this machine.
     """
     name, folder = "server tokens", question.tokenizer_dir
-    is_known = question.tokenizer is not None or folder != diagnosis.SHIPPED_TOKENIZER
+    is_known = question.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
     own = _ids_of(folder) if is_known else None
     if own is None:
         return skipped(name, "no --tokenizer to compare with the server's")
@@ -367,7 +375,7 @@ def check_gpus(question: Question) -> Iterator[Finding]:
     if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
         given = env.get("NUM_GPUS", "")
         wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * question.training
-    answer = diagnosis.run_program(*_SMI, env=env, limit_s=_SMI_S)
+    answer = diagnostics.run_program(*_SMI, env=env, limit_s=_SMI_S)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
     gpus = [tuple(cells) for cells in ([cell.strip() for cell in line.split(",")] for line in lines) if len(cells) == 3]
     if not gpus:

@@ -25,8 +25,7 @@ from typing import Final, Literal
 
 from pydantic import BaseModel
 
-from strands_rollout.diagnostics import flag_probe
-from strands_rollout.diagnostics.diagnosis import package_folders, run_program
+from strands_rollout.diagnostics import flag_probe, package_folders, run_program
 from strands_rollout.dump.terminal import PlainConsole
 from strands_rollout.errors import ConfigError
 from strands_rollout.files import Json

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 import yaml
 
-from strands_rollout.diagnostics import diagnosis
-from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, skipped, warning
+from strands_rollout import diagnostics
+from strands_rollout.diagnostics import Finding, Question, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.evaluation.rows import Row, each_row
 from strands_rollout.files import MAX_JSON_BYTES, read_regular, yaml_text
@@ -88,7 +88,7 @@ def check_converted_model(question: Question) -> Iterator[Finding]:
 
 def check_tokenizer(question: Question) -> Iterator[Finding]:
     """Whether the tokenizer loads, fits the model, and its chat template keeps the rules of `check-template`."""
-    from strands_rollout.diagnostics.replay import check_template, load_tokenizer_folder, read_object
+    from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_object
 
     folder = question.tokenizer_dir
     fetch = f"fetch the tokenizer again: {question.prepare_model}; or name another folder with --tokenizer"
@@ -207,7 +207,7 @@ def _check_eval_config(path: Path) -> Finding:
 
 def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Finding]:
     """Whether the first rows of a file can be trained on."""
-    from strands_rollout.diagnostics.replay import load_tokenizer_folder
+    from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.template.chat_template import ChatTemplate
 
     scripts = (f"python data_prep/{script}" for start, script in _SCRIPTS.items() if path.name.startswith(start))
@@ -218,7 +218,7 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
     try:
         template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
     except RolloutError:  # which is another check's finding
-        template = ChatTemplate(load_tokenizer_folder(diagnosis.SHIPPED_TOKENIZER))
+        template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings(question)
     try:
         rows = list(islice(each_row(path, needs_label=settings.needs_labels), _ROWS))

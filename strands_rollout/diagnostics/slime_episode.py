@@ -20,8 +20,8 @@ from types import ModuleType
 from typing import Final
 from urllib.parse import urlsplit
 
-from strands_rollout.diagnostics import diagnosis
-from strands_rollout.diagnostics.diagnosis import Finding, Question, error, good, missing, warning
+from strands_rollout import diagnostics
+from strands_rollout.diagnostics import Finding, Question, error, good, missing, warning
 from strands_rollout.files import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
@@ -55,10 +55,10 @@ _REMEDY: Final = (
 
 
 def check_slime(
-    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec
+    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
     """Which `slime` would be imported, and which checkout would be run."""
-    packages = diagnosis.package_folders("slime", find_package)
+    packages = diagnostics.package_folders("slime", find_package)
     folder = _checkout(question, find_package)
     if packages and not any(map(_is_slime, packages)):
         found = (
@@ -78,17 +78,17 @@ def check_slime(
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     # a checkout that another user owns, as in a container, is refused by git unless it is called safe
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
-    answer = diagnosis.run_program(*git, env=question.env, limit_s=_GIT_S) if (folder / ".git").exists() else None
+    answer = diagnostics.run_program(*git, env=question.env, limit_s=_GIT_S) if (folder / ".git").exists() else None
     commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
     yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
 
 
 def check_megatron(
-    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec
+    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
     """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
     named, slime = question.megatron_dir or question.named("MEGATRON_DIR"), _checkout(question, find_package)
-    importable = (package.parent for package in diagnosis.package_folders("megatron", find_package))
+    importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
     folders = [named] if named else [*beside, *importable]
     found = next((folder for folder in folders if (folder / "megatron" / "core").is_dir()), None)
@@ -103,9 +103,9 @@ def check_megatron(
     yield missing("megatron", needed_for, remedy, needed=bool(named) or question.training)
 
 
-def _checkout(question: Question, find_package: diagnosis.FindPackage) -> Path | None:
+def _checkout(question: Question, find_package: diagnostics.FindPackage) -> Path | None:
     """The folder of slime that is named, else that of the importable slime."""
-    packages = filter(_is_slime, diagnosis.package_folders("slime", find_package))
+    packages = filter(_is_slime, diagnostics.package_folders("slime", find_package))
     named = question.slime_dir or question.named("SLIME_DIR")
     return named or next((package.parent for package in packages), None)
 
@@ -120,7 +120,7 @@ def _text(file: Path) -> str:
 
 
 def check_slime_episode(
-    question: Question, find_package: diagnosis.FindPackage = importlib.util.find_spec, limit_s: float = _LIMIT_S
+    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec, limit_s: float = _LIMIT_S
 ) -> Iterator[Finding]:
     """Whether an episode comes back finished from slime's loop; finds nothing where there is no checkout of slime."""
     checkout = _checkout(question, find_package)
@@ -128,7 +128,7 @@ def check_slime_episode(
         return
     path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
     env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    answer = diagnosis.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
+    answer = diagnostics.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
     if answer is None or answer.exit_code is None:
         yield error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)
         return
@@ -248,7 +248,7 @@ def _main(checkout: Path) -> dict[str, Json]:
     logging.getLogger("strands_rollout").addHandler(handler)
     with importable(checkout) as placeholders:
         try:
-            episode = asyncio.run(_play(diagnosis.SHIPPED_TOKENIZER))
+            episode = asyncio.run(_play(diagnostics.SHIPPED_TOKENIZER))
         except ModuleNotFoundError as e:
             if (e.name or "").startswith(("slime", "strands_rollout")):
                 raise

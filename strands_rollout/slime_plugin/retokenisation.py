@@ -83,10 +83,11 @@ class TurnReading:
     ) -> None:
         self.template = ChatTemplate(tokenizer, **template_kwargs)
         self.parser: parsers.ToolParser | None = None
+        call = self.template.written_call
+        self._tags = frozenset(self.template.encoder.encode_trusted(call.turn)) - self.template.end_ids
         if tool_parser != parsers.AUTO:
             self.parser = parsers.get_parser(tool_parser)
             return
-        call = self.template.written_call
         with suppress(ConfigError):  # an agent without tools needs no parser
             self.parser = parsers.get_parser(parsers.format_of_call(*call))
 
@@ -112,7 +113,8 @@ class TurnReading:
         if self.parser is None:
             return []
         encoder = self.template.encoder
-        without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) else ids
+        # a turn that a stop string ended may end with what closes a call
+        without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) and ids[-1] not in self._tags else ids
         return self.parser.segments(encoder.decode(without_end), in_reasoning=self.template.opens_reasoning)
 
 
@@ -190,13 +192,15 @@ class RenderCheck:
         self, context: Sequence[int], expected: Sequence[Piece], *, has_free_start: bool = False
     ) -> tuple[int, int, str] | None:
         """Where the context leaves the template's pieces; `has_free_start` allows any text before the first piece."""
-        at, split = 0, self._split(context)
+        at, place, split = 0, 0, self._split(context)
         for number, piece in enumerate(expected):
-            ids = split[number] if number < len(split) else []
+            ids = split[place] if place < len(split) else []
+            if ids and isinstance(piece, str) and self._encoder.is_control(ids[0]):
+                ids = []  # an empty text
             if not self._fits(ids, piece, has_free_start=has_free_start and number == 0):
                 shown = self._encoder.decode([piece]) if isinstance(piece, int) else _ANYS.sub("...", piece)
                 return at, len(context) - at, shown
-            at += len(ids)
+            at, place = at + len(ids), place + bool(ids)
         return None if at == len(context) else (at, len(context) - at, "the policy's turn")
 
     def _fits(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:

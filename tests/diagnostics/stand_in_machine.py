@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from strands_rollout.diagnostics.diagnosis import Finding, Question
+from strands_rollout.diagnostics import Finding, Question
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "strands_rollout" / "engine" / "checkpoint"

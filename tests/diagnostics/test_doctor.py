@@ -33,14 +33,15 @@ from stand_in_machine import (
 )
 from typer.testing import CliRunner
 
+from strands_rollout import diagnostics
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import SandboxReport
-from strands_rollout.diagnostics import diagnosis, doctor
-from strands_rollout.diagnostics.diagnosis import (
+from strands_rollout.diagnostics import (
     Check,
     Diagnosis,
     Finding,
     Question,
+    doctor,
     error,
     good,
     run_checks,
@@ -71,7 +72,7 @@ def test_what_is_wanting_names_no_model_but_the_one_that_was_asked_for(tmp_path:
 
 
 async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "run_checks", partial(run_checks, limit_s=250))  # this machine may be busy
+    monkeypatch.setattr(diagnostics, "run_checks", partial(run_checks, limit_s=250))  # this machine may be busy
     env = {"PATH": os.defpath, "HOME": str(tmp_path)}
     found = await asyncio.to_thread(doctor.examine, question(REPOSITORY, env, isolation="rlimits"))
     report = json.loads(found.to_json())

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
 
-from strands_rollout.diagnostics import run_files
-from strands_rollout.diagnostics.diagnosis import Finding
+from strands_rollout.diagnostics import Finding, run_files
 from strands_rollout.diagnostics.run_files import (
     check_config,
     check_converted_model,

@@ -9,8 +9,8 @@ from family_templates import TEMPLATES, tokenizer_with
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.diagnostics.diagnosis import Finding
-from strands_rollout.diagnostics.replay import check_template
+from strands_rollout.diagnostics import Finding
+from strands_rollout.diagnostics.template_check import check_template
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 PLAIN = (
@@ -20,8 +20,6 @@ PLAIN = (
 )
 ALL = {"renders tools", "renders results", "text beside calls", "tool results", "several calls", "user turns", "calls"}
 TOOL_TURNS = {"tool results", "several calls"}
-# what a family's template can't be used for
-REFUSED = {"mistral-nemo": {"user turns with tools", "system message"}}
 
 
 def checked(tokenizer: Any, **options: Any) -> dict[str, Finding]:
@@ -45,14 +43,6 @@ def test_the_real_templates_keep_every_rule(tokenizer: Any) -> None:
     }
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_each_familys_format_is_told_rule_by_rule(family: str, shipped_tokenizer: Any) -> None:
-    parser, template = TEMPLATES[family]
-    found = checked(tokenizer_with(template, shipped_tokenizer))
-    assert (found["calls"].facts, broken(found)) == ({"tool_parser": parser}, set())
-    assert {name for name, finding in found.items() if finding.status == "warning"} == REFUSED.get(family, set())
-
-
 def test_every_token_that_ends_a_turn_must_end_a_generation(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["gpt_oss"][1], shipped_tokenizer)
     tokenizer.eos_token_id = tokenizer.convert_tokens_to_ids("<|end|>")
@@ -74,6 +64,28 @@ def test_a_broken_rule_is_named_and_the_others_are_not(old, new, rules, shipped_
     assert broken(found) - {"calls"} == rules
 
 
+def test_a_token_that_differs_is_shown_with_the_messages_and_the_seed_that_lead_there(shipped_tokenizer: Any) -> None:
+    late = TEMPLATES["hermes"][1].replace(
+        "<tool_response>\n{{ message.content", "<tool_response>\n{{ message.content[: 2 if loop.index > 8 else none]"
+    )
+    rules = checked(shipped_tokenizer, chat_template=late, episodes=50)
+    assert broken(rules) == {"random episodes"}
+    found, failed = rules["random episodes"], rules["random episodes"].facts["failed_episode"]
+    assert f"seed {failed['seed']}, " in found.found
+    assert len(failed["messages"]) > 8
+    assert failed["messages"][-1]["role"] == "tool"
+    assert found.facts["random_episodes_difference"]["position"] > 0
+    again = checked(shipped_tokenizer, chat_template=late, episodes=1, seed=failed["seed"])
+    assert again["random episodes"] == found
+
+
+def test_episodes_are_played_without_what_a_template_refuses(shipped_tokenizer: Any) -> None:
+    no_system = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + PLAIN
+    found = checked(shipped_tokenizer, chat_template=no_system, episodes=3)["random episodes"]
+    assert (found.status, found.facts["random_episodes"]["without"]) == ("ok", ["system messages", "calls"])
+    assert "played without system messages: the chat template fails on messages of roles ['system'" in found.found
+
+
 def test_a_template_whose_turns_do_not_end_is_refused_in_words(shipped_tokenizer: Any) -> None:
     (found,) = check_template("nowhere", shipped_tokenizer, chat_template=PLAIN.replace("<|im_end|>", ""))
     assert (found.status, "expected a control token" in found.found) == ("error", True)
@@ -89,6 +101,7 @@ def test_the_command_exits_with_1_where_a_rule_is_broken_and_with_2_without_a_to
     assert (by_name.exit_code, "or one of deepseek_r1_tools, " in str(unknown.exception)) == (0, True)
     told = json.loads(right.stdout)
     assert (right.exit_code, told["ok"], told["tool_parser"]) == (0, True, "hermes")
+    assert (told["random_episodes"]["count"], told["random_episodes"]["without"]) == (20, [])
     assert (wrong.exit_code, json.loads(wrong.stdout)["user_turns_difference"]["position"] > 0) == (1, True)
     none = CliRunner().invoke(app, ["check-template", str(tmp_path)])
     assert "no tokenizer.json" in str(none.exception)

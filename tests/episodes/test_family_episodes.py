@@ -1,14 +1,18 @@
 """Episodes in each family's format: what the policy reads is what its template makes of the whole history."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from family_episodes import ENDINGS, MARK, expected_context, play
+from family_episodes import ENDINGS, MARK, expected_context
 from family_templates import FURTHER, MISTRAL_NEMO, TEMPLATES, tokenizer_with
+from parser_families import family
 
+from strands_rollout.diagnostics.template_check import check_template
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.chat_template import ChatTemplate
 
+USER = {"role": "user", "content": "hi"}
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "Does it.", "parameters": {}}}]
 
 
@@ -18,11 +22,27 @@ def results(*contents: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-async def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(known, shipped_tokenizer) -> None:
-    tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
-    episode = await play(known, tokenizer, ENDINGS[known])
-    assert [tokenizer.decode(ids) for ids in episode.contexts] == [tokenizer.decode(ids) for ids in episode.expected]
-    assert (episode.contexts, episode.model.parse_failures) == (episode.expected, [])
+def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(known, shipped_tokenizer) -> None:
+    parser, template = TEMPLATES[known]
+    ending = ENDINGS[known]
+    tokenizer = tokenizer_with(template + f"{{#{ending.sampled}#}}", shipped_tokenizer)
+    found = {finding.name: finding for finding in check_template("nowhere", tokenizer, episodes=25)}
+    faults = {name for name, one in found.items() if one.status in ("warning", "error")} - {"end of turn"}
+    assert faults == (set() if ending.users > 1 else {"user turns with tools", "system message"}), found
+    assert found["calls"].facts == {"tool_parser": parser}
+    assert (found["several calls"].found == "append-only") == ending.is_parallel
+    left_out = [] if ending.users > 1 else ["system messages", "more user turns with tools"]
+    assert found["random episodes"].facts["random_episodes"]["without"] == left_out
+    own = ChatTemplate(tokenizer)
+    ends = [own.encoder.decode([token]) for token in (own.end_of_turn_id, own.end_of_calls_id)]
+    assert (*ends, own.opens_reasoning) == (ending.answer, ending.calls, ending.opens_reasoning)
+    call = {"type": "function", "id": "Ab3456780", "function": {"name": "add", "arguments": {"a": 1}}}
+    with pytest.raises(TypeError) if ending.arguments_as_text else nullcontext():
+        tokenizer.apply_chat_template(
+            [USER, {"role": "assistant", "content": "", "tool_calls": [call]}], tokenize=False
+        )
+    read = family(known).make().parse(family(known).turn(calls=[("add", {}), ("add", {})]))
+    assert [call.written_id for call in read] == list(ending.ids or (None, None))
 
 
 @pytest.mark.parametrize("known", FURTHER)
@@ -79,7 +99,7 @@ def test_results_of_calls_that_a_template_does_not_write_together_are_shown_as_a
 
 def test_a_template_that_moves_tools_and_system_text_is_refused_for_those_who_would_see_it(shipped_tokenizer) -> None:
     template = ChatTemplate(tokenizer_with(MISTRAL_NEMO, shipped_tokenizer))
-    user, system = {"role": "user", "content": "hi"}, {"role": "system", "content": "Be brief."}
+    user, system = USER, {"role": "system", "content": "Be brief."}
     assert template.prompt_ids([user], TOOLS)
     assert template.turn_ids(results("1"), TOOLS, last_id=None)
     assert template.turn_ids([user], last_id=None)

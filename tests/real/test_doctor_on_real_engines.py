@@ -8,7 +8,7 @@ import pytest
 from gateway_stage import gateway_before
 from real_server import version_of
 
-from strands_rollout.diagnostics.diagnosis import Finding, Question
+from strands_rollout.diagnostics import Finding, Question
 from strands_rollout.diagnostics.doctor import check_server
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 

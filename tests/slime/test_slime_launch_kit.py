@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from slime_install import REPOSITORY, find_slime
 
-from strands_rollout.diagnostics.diagnosis import Question
+from strands_rollout.diagnostics import Question
 from strands_rollout.diagnostics.slime_episode import check_slime, check_slime_episode
 
 SLIME = find_slime()

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from family_episodes import ENDINGS, play
+from family_episodes import random_episode
 from family_templates import TEMPLATES, tokenizer_with
 from harness import ANSWER, TOOL_CALL, call_text, run
 from saved import Parts, episode, parts_of, sample_of
@@ -142,13 +142,27 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
 
 @pytest.mark.parametrize("known", TEMPLATES)
 async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found(known, shipped_tokenizer) -> None:
-    tokenizer = tokenizer_with(TEMPLATES[known][1] + f"{{#{ENDINGS[known].sampled}#}}", shipped_tokenizer)
-    played = await play(known, tokenizer, ENDINGS[known])
+    tokenizer = tokenizer_with(TEMPLATES[known][1], shipped_tokenizer)
     check = RenderCheck(TurnReading(tokenizer, {}))
-    parts = [ids for pair in zip(played.contexts, played.turns, strict=True) for ids in pair]
-    assert list(check.mismatches(episode(sample_of(parts, prompt="Question 0?")))) == []
-    parts[2] = [*parts[2][:-1], played.model.template.end_of_turn_id, *parts[2][-1:]]
-    assert len(list(check.mismatches(episode(sample_of(parts, prompt="Question 0?"))))) == 1
+    for seed in range(10):
+        played = random_episode(known, tokenizer, seed)
+        await played.play()
+        parts = [ids for pair in zip(played.contexts, played.turns, strict=True) for ids in pair]
+        question = next(message["content"] for message in played.chat if message["role"] == "user")
+        assert not question or list(check.mismatches(episode(sample_of(parts, prompt=question)))) == []
+        if question and len(parts) > 2:
+            parts[2] = [*parts[2][:-1], played.model.template.end_of_turn_id, *parts[2][-1:]]
+            assert len(list(check.mismatches(episode(sample_of(parts, prompt=question))))) == 1
+
+
+def test_an_empty_result_and_a_call_that_no_token_ends_are_no_mismatch(shipped_tokenizer: Any) -> None:
+    tokenizer = tokenizer_with(TEMPLATES["deepseek_v3-1"][1], shipped_tokenizer)
+    template = ChatTemplate(tokenizer)
+    turn = template.encoder.encode_trusted(template.written_turn("", [("f", {})] * 2)[0])
+    results: Any = [{"role": "tool", "name": "f", "tool_call_id": "c", "content": text} for text in ("", "1")]
+    parts = [template.prompt_ids([{"role": "user", "content": QUESTION}]), turn]
+    parts += [template.turn_ids(results, last_id=turn[-1]), encode(tokenizer, "Done.")]
+    assert measured(tokenizer, sample_of(parts, prompt=QUESTION)).mismatches == []
 
 
 def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:

@@ -269,16 +269,24 @@ GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
 # results stand inside the model's turn, before what it said beside its calls; a prompt may hold an empty thought
-GEMMA4 = """<bos>
+GEMMA4 = """
+{%- macro shown(value) -%}
+{%- if value is string -%}<|"|>{{ value }}<|"|>
+{%- elif value is mapping -%}{
+{%- for key, inner in value | items %}{{ ',' if not loop.first }}{{ key }}:{{ shown(inner) }}{% endfor %}}
+{%- elif value is iterable -%}[
+{%- for inner in value %}{{ ',' if not loop.first }}{{ shown(inner) }}{% endfor %}]
+{%- else -%}{{ value | tojson }}{%- endif -%}
+{%- endmacro -%}
+<bos>
 {%- if tools %}<|turn>system{{ '\\n' }}
 {%- for tool in tools %}<|tool>{{ tool | tojson }}<tool|>{% endfor %}<turn|>{{ '\\n' }}{% endif %}
 {%- set turn = namespace(role='', results=0) %}
 {%- for message in messages %}
 {%- if message.role == 'user' %}<|turn>user{{ '\\n' + message.content }}<turn|>{{ '\\n' }}
 {%- elif message.role == 'assistant' %}{{ '<|turn>model\\n' if turn.role == 'user' }}
-{%- for call in message.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{
-{%- for key, value in call.function.arguments | items %}{{ ',' if not loop.first }}{{ key }}:<|"|>{{ value }}<|"|>
-{%- endfor %}}<tool_call|>{% endfor %}
+{%- for call in message.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}
+{{- shown(call.function.arguments) }}<tool_call|>{% endfor %}
 {%- set turn.results = 0 %}
 {%- for answer in messages[loop.index:] if message.tool_calls %}
 {%- if answer.role == 'tool' and turn.results == loop.index0 %}{% set turn.results = loop.index -%}
@@ -300,8 +308,9 @@ KIMI_K3 = """
 {%- if loop.first %}<|open|>tools<|sep|>{% endif -%}
 <|open|>call tool="{{ call.function.name }}" index="{{ loop.index }}"<|sep|>
 {%- for key, value in call.function.arguments | items -%}
-<|open|>argument key="{{ key }}" type="{{ 'string' if value is string else 'number' }}"<|sep|>{{ value }}
-{{- '<|close|>argument<|sep|>' }}{% endfor -%}
+<|open|>argument key="{{ key }}" type="{{ 'string' if value is string else 'boolean' if value is boolean else
+    'null' if value is none else 'number' if value is number else 'object' if value is mapping else 'array' -}}
+"<|sep|>{{ value if value is string else value | tojson }}<|close|>argument<|sep|>{% endfor -%}
 <|close|>call<|sep|>{% if loop.last %}<|close|>tools<|sep|>{% endif %}
 {%- endfor %}
 {%- else %}{{ message.content }}{% endif %}<|close|>message<|sep|><|end_of_msg|>

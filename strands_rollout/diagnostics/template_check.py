@@ -465,8 +465,8 @@ def _random_episodes(
     refused = {one.name: one.found for one in [*tried, calls] if one.status == "error"}
     for seed in seeds:
         given = variants[seed % len(variants)], parser or "hermes"
-        most = {"most_calls": 1 if ends.one_by_one else 3, "is_silent": ends.silent}
-        episode = RandomEpisode(tokenizer, seed, *given, refused=refused, **most)
+        most = 1 if ends.one_by_one else 3
+        episode = RandomEpisode(tokenizer, seed, *given, refused=refused, most_calls=most, is_silent=ends.silent)
         found = _tried(_RANDOM, renderer, partial(asyncio.run, episode.play()))
         if found.status == "error":
             return _with_history(found, episode, seed)

@@ -127,7 +127,12 @@ class ChatTemplate:
         if found is None:
             if len(known) >= _MAX_KWARGS:  # arguments may differ from sample to sample
                 known.clear()
-            found = known[key] = _Found(probe(self._renderer), self.encoder.first_control(self.render(_BASE)))
+            try:
+                probed = probe(self._renderer)
+            except TemplateError as e:
+                e.args = (f"{str(e).rstrip('.')}. Use another model, or {own_template(template)}.",)
+                raise
+            found = known[key] = _Found(probed, self.encoder.first_control(self.render(_BASE)))
             if found.probed.notes:
                 logger.info("chat template: %s", "; ".join(found.probed.notes))
         return found

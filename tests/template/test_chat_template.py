@@ -302,7 +302,7 @@ def test_reasoning_that_a_template_leaves_out_is_found_by_its_tags(shipped_token
     [
         (None, "has no chat template; expected one in its"),
         ("{{ raise_exception('roles must alternate') }}", "fails on messages of roles.*roles must alternate"),
-        (PLAIN.replace("<|im_end|>", ""), "closes an assistant turn with the token .*; expected a control token"),
+        (PLAIN.replace("<|im_end|>", ""), "closes an assistant turn with the token .*; .* template that only app"),
         ("{% set _ = messages.append(1) %}", "SecurityError: .* lets no template change a list .*: use the model's"),
     ],
     ids=["none", "raises", "no closing control token", "changes a list"],

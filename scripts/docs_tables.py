@@ -300,7 +300,7 @@ def families_table() -> str:
             *(["ends turns with calls by another token"] if rules["end of a turn with calls"].found != "yes" else []),
             *(f"refuses {name}" for name in played["without"]),
         ]
-        tag = getattr(parser, "open_reasoning", None)
+        tag = getattr(parser, "open_reasoning", "").replace("|", "\\|")
         reasoning = f"`{tag}`{', which the prompt opens' if facts['opens_reasoning'] else ''}" if tag else "a channel"
         several = "yes" if rules["several calls"].found == "append-only" else "results as of single ones"
         exact = f"{played['contexts']} contexts" if rules["random episodes"].status == "ok" else "**no**"

@@ -298,6 +298,7 @@ class RandomEpisode:
         chat: The messages so far, as templates read them.
         contexts: The new tokens that were sent before each turn.
         turns: The sampled tokens.
+        unread: Of the first calls that the parser does not read as the template writes them; shorter ones are played.
     """
 
     def __init__(
@@ -314,6 +315,7 @@ class RandomEpisode:
         self.chat: list[ChatMessage] = []
         self.contexts: list[list[int]] = []
         self.turns: list[list[int]] = []
+        self.unread = ""
         self._history: list[Json] = []  # as Strands has it
         self._sent, self._answer = list[int](), dict[str, Json]()
         self._most_calls, self._is_silent, self._rng = most_calls, is_silent, np.random.default_rng(seed)
@@ -352,7 +354,12 @@ class RandomEpisode:
         """One turn, and the results of its calls."""
         mark, template = _MARK.format(len(self.turns)), self.model.template
         calls = [self._call(mark, is_last=at + 1 == call_count) for at in range(call_count)]
-        message, written, end_id = self._message(calls, mark)
+        try:
+            message, written, end_id = self._message(calls, mark)
+        except TemplateError as e:  # a template may write some values as no parser can read them
+            self.unread = self.unread or str(e)
+            calls = [(name, {"note": mark} if "note" in given else {}) for name, given in calls]
+            message, written, end_id = self._message(calls, mark)
         # another stop token of the model may end it, or a stop string
         stop = self._one_of([*[end_id] * 3, *sorted(template.end_ids), self.model.tokenizer.eos_token_id, written[-1]])
         ids = template.encoder.encode_trusted(written) + ([stop] if isinstance(stop, int) else [])
@@ -460,7 +467,7 @@ def _random_episodes(
         "system messages": lambda: template.prompt_ids([{"role": "system", "content": "x"}, _USER_TURN]),
         "more user turns with tools": lambda: template.turn_ids([_USER_TURN], probe.TOOLS, last_id=None),
     }
-    renderer, contexts = renderer_of(tokenizer, kwargs), 0
+    renderer, contexts, unread = renderer_of(tokenizer, kwargs), 0, ""
     tried = [_tried(name, renderer, attempt) for name, attempt in attempts.items()]
     refused = {one.name: one.found for one in [*tried, calls] if one.status == "error"}
     for seed in seeds:
@@ -470,9 +477,10 @@ def _random_episodes(
         found = _tried(_RANDOM, renderer, partial(asyncio.run, episode.play()))
         if found.status == "error":
             return _with_history(found, episode, seed)
-        contexts += len(episode.contexts)
+        contexts, unread = contexts + len(episode.contexts), unread or episode.unread
     words = f"{len(seeds)} played (seed {seeds.start}): {contexts:,} contexts equal the template's, token by token"
     left_out = [f"; played without {name}: {shorten(reason, 160)}" for name, reason in refused.items()]
+    left_out += [f"; {shorten(unread, 300)}; shorter ones were played"] if unread else []
     facts = {"count": len(seeds), "seed": seeds.start, "contexts": contexts, "without": [*refused]}
     return good(_RANDOM, words + "".join(left_out), random_episodes=facts)
 

@@ -8,8 +8,8 @@ separated by semicolons, as SGLang and vLLM read them; the template itself can w
 templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
 sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls that begin with
 `"type": "function"`, which may be there. Llama 4's own template has words between `<|python_start|>` and
-`<|python_end|>`, and the call after them. Built-in tools and code after `<|python_tag|>` are no JSON: a failure. These
-models don't reason: `<think>` counts where one made from them does.
+`<|python_end|>`, and the calls after them, with nothing between. Built-in tools and code after `<|python_tag|>` are no
+JSON: a failure. These models don't reason: `<think>` counts where one made from them does.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
 - Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each with an "id" or without.
@@ -162,6 +162,7 @@ class Llama3JSONParser(TaggedParser):
     def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
         """The calls from here to the end of the text."""
         found: list[ToolCall | ParseFailure] = []
+        separators = ";{" if text.startswith(_PYTHON_END, opened) else ";"
         while True:
             begin = base.skip_white_space(text, start)
             try:
@@ -173,7 +174,7 @@ class Llama3JSONParser(TaggedParser):
             reasons = _call_faults(value, arguments=key, also="type")
             if value.get("type", "function") != "function":
                 reasons.append(f'the type is {value["type"]!r}; expected "function"')
-            if after < len(text) and text[after] != ";":
+            if after < len(text) and text[after] not in separators:
                 reasons.append(f"expected the end of the answer, or ; and another call; got {base.got(text, after)}")
                 return [*found, ParseFailure(text[opened:], "; ".join(reasons), _name_of(value))]
             if reasons:
@@ -182,7 +183,7 @@ class Llama3JSONParser(TaggedParser):
                 found.append(ToolCall(self._new_id(), value["name"], value[key]))
             if after == len(text):
                 return found
-            opened, start = after, after + 1
+            opened, start = after, after + (text[after] == ";")
 
 
 _CALLS: Final = "[TOOL_CALLS]"

@@ -13,8 +13,8 @@ In both a name may have dots and dashes, a string line breaks, as the templates 
 
 Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, keys bare, strings as they are between
 their tokens; reasoning is `<|channel>thought`. Sources: the model's chat template (as in ggml-org/llama.cpp,
-models/templates/google-gemma-4-31B-it.jinja) and sgl-project/sglang, function_call/gemma4_detector.py. A word without
-these tokens, which SGLang takes for a string, is a failure.
+models/templates/google-gemma-4-31B-it.jinja), which writes Python's None for null, and sgl-project/sglang,
+function_call/gemma4_detector.py. A word without these tokens, which SGLang takes for a string, is a failure.
 """
 
 import json
@@ -152,7 +152,7 @@ class LFM2Parser(ArrayParser):
 _HEAD: Final = re.compile(r"call:([^\s<>{}:]{1,200})(?=\{)")
 # a string, a key with what stands before it, or JSON's own quotes, which are no part of the format
 _GEMMA: Final = re.compile(
-    r'<\|"\|>((?:(?!<\|"\|>).)*+)<\|"\|>|([{,]\s*+)([^\s{}\[\],:"<>]{1,200})(?=\s*+:)|"', re.DOTALL
+    r'<\|"\|>((?:(?!<\|"\|>).)*+)<\|"\|>|([{,]\s*+)([^\s{}\[\],:"<>]{1,200})(?=\s*+:)|"|\bNone\b', re.DOTALL
 )
 
 
@@ -183,6 +183,8 @@ class Gemma4Parser(TaggedParser):
 
 
 def _gemma_as_json(token: re.Match[str]) -> str:
+    if token[0] == "None":
+        return "null"
     if token[0] == '"':
         raise base.StrictJSONError('got a "; strings stand between <|"|> and <|"|>')
     return json.dumps(token[1]) if token[3] is None else f"{token[2]}{json.dumps(token[3])}"

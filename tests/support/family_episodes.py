@@ -26,6 +26,7 @@ class Ending:
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
+_HY_EOS = _EOS.replace("end▁of▁sentence", "hy_eos:opensource")
 MARK = "an-earlier-turn-{}"
 ENDINGS: dict[str, Ending] = {
     "hermes": Ending("<|im_end|>", "<|im_end|>"),
@@ -40,7 +41,7 @@ ENDINGS: dict[str, Ending] = {
     "minimax_m2": Ending("[e~[", "[e~[", opens_reasoning=True),
     "lfm2": Ending("<|im_end|>", "<|im_end|>"),
     "pythonic": Ending("<|eot|>", "<|eot|>"),
-    "hunyuan3": Ending("<|user|>", "<|observation|>"),
+    "hunyuan3": Ending(_HY_EOS, _HY_EOS),
     "hunyuan_a13b": Ending("<|eos|>", "<|eos|>"),
     "llama3_json": Ending("<|eot_id|>", "<|eot_id|>", is_parallel=False),
     "mistral-array": Ending("</s>", "</s>"),

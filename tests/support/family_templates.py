@@ -170,15 +170,25 @@ HUNYUAN_A13B = """<|startoftext|>
 ]</tool_calls>{% endif %}<|eos|>
 {%- endif %}
 {%- endfor %}"""
-HUNYUAN3 = re.sub(
-    r"(</?(?:tool_calls?|tool_sep|arg_key|arg_value|think))>",
-    r"\1:opensource>",
-    GLM4.replace("<tool_call>{{ call.function.name }}", "<tool_call>{{ call.function.name }}<tool_sep>")
-    .replace("{%- for call in message.tool_calls or [] %}", "{%- for call in message.tool_calls or [] %}{{ OPENS }}")
-    .replace("</tool_call>\n", "</tool_call>{{ CLOSES }}\n")
-    .replace("OPENS", "'<tool_calls>' if loop.first")
-    .replace("CLOSES", "'</tool_calls>' if loop.last"),
-)
+HUNYUAN3 = """<｜hy_begin_of_sentence｜>
+{%- for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'user' %}<｜hy_User｜>{{ message.content }}
+{%- elif message.role == 'tool' %}
+{%- if loop.previtem.role != 'tool' %}<tool_responses>\n{% endif -%}
+<tool_response>\n{{ message.content }}\n</tool_response>
+{{ '</tool_responses>' if loop.last or loop.nextitem.role != 'tool' }}
+{%- else %}<｜hy_Assistant｜><think></think>{{ message.content }}
+{%- for call in message.tool_calls or [] %}{{ '<tool_calls>' if loop.first }}
+<tool_call>{{ call.function.name }}<tool_sep>
+{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>{{ '\\n</tool_calls>' if loop.last }}
+{%- endfor %}<｜hy_eos｜>
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<｜hy_Assistant｜><think></think>{% endif %}"""
+HUNYUAN3 = re.sub(r"(</?(?:tool_\w+|arg_\w+|think)|<｜hy_\w+)(｜?>)", r"\1:opensource\2", HUNYUAN3)
 LLAMA3 = """<|begin_of_text|>
 {%- for message in messages %}
 {%- if message.role == 'user' %}<|start_header_id|>user<|end_header_id|>\n

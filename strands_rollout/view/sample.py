@@ -26,6 +26,7 @@ from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
 from strands_rollout.template.tokens import token_bytes
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall, ToolParser, get_parser, parser_names
+from strands_rollout.tool_parsers.base import TaggedParser
 from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, is_control, runs, token_kinds
 
 if TYPE_CHECKING:
@@ -37,19 +38,28 @@ Part = list[Any]
 
 _USUAL: Final = "hermes"
 _INTEGER_BITS: Final = 63
-_WRITES_CALLS: Final = re.compile(r"tool_call|tool▁call|DSML|TOOL_CALLS|python_tag|<\|channel\|>|^\s*\{")
-_END: Final = re.compile(rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>")
-_THOUGHT_ENDS: Final = ("</think>", "[/THINK]")
+_WRITES_CALLS: Final = re.compile(
+    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|\[[\w.-]+\("
+)
+_END: Final = re.compile(
+    rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
+)
+_THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 # what a forged tag begins with; blanked where no control token wrote it
 _BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
 # as the chat templates of the parsers' families write the result of a call
 _RESULTS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
     for pattern in (
-        r"<tool_response>\n?(.*?)\n?</tool_response>",
+        r"<(?:tool_|)res(?:ponse(?::\w+)?|ult)>\n?(.*?)\n?</(?:tool_|)res(?:ponse(?::\w+)?|ult)>",
+        r"<\|tool_response_start\|>(.*?)<\|tool_response_end\|>",
+        r"response:[^{\0]*\{value:<\|\"\|>(.*?)<\|\"\|>\}<tool_response\|>",
+        r"<\|open\|>message role=\"tool\"[^<\0]*<\|sep\|>(.*?)<\|close\|>message<\|sep\|>",
+        r"<\|start_of_role\|>tool(?:_response)?<\|end_of_role\|>(.*?)<\|end_of_text\|>",
+        r"<seed:bos>tool\n(.*?)<seed:eos>",
         r"<｜tool▁output▁begin｜>(.*?)<｜tool▁output▁end｜>",  # noqa: RUF001 - DeepSeek's own characters
         r"<\|im_system\|>[^<\0]*<\|im_middle\|>(?:## Return of [^\n]*\n)?(.*?)<\|im_end\|>",
-        r"<\|start_header_id\|>ipython<\|end_header_id\|>\n\n(.*?)<\|eot_id\|>",
+        r"<\|(?:start_header_id|header_start)\|>ipython<\|(?:end_header_id|header_end)\|>\n\n(.*?)<\|eo[tm](?:_id)?\|>",
         r"\[TOOL_RESULTS\](.*?)\[/TOOL_RESULTS\]",
         r"<\|start\|>functions\.\S+ to=assistant<\|channel\|>commentary<\|message\|>(.*?)<\|end\|>",
     )
@@ -128,7 +138,8 @@ def _parser(name: object, turns: Sequence[str]) -> ToolParser:
 
 def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
     at = 0
-    for index, segment in enumerate(parser.segments(text, in_reasoning=_begins_in_thought(text, in_reasoning))):
+    begins_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
+    for index, segment in enumerate(parser.segments(text, in_reasoning=begins_in_thought)):
         call = call_id(f"call_{number}_", index, segment)
         if isinstance(segment, ToolCall):
             yield ["call", call, segment.name, segment.arguments]
@@ -145,14 +156,13 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
             yield ["think" if isinstance(segment, Reasoning) else "text", *place]
 
 
-def _begins_in_thought(text: str, recorded: object) -> bool:
-    """As the episode says; of a foreign sample, where a thought ends that did not begin."""
-    if isinstance(recorded, bool):
-        return recorded
-    for end in _THOUGHT_ENDS:
-        before, found, _ = text.partition(end)
+def _begins_in_thought(text: str, parser: ToolParser) -> bool:
+    """Whether a thought ends in a turn that did not begin there."""
+    own = [(parser.open_reasoning, parser.close_reasoning)] if isinstance(parser, TaggedParser) else []
+    for opening, closing in (*own, *_THOUGHTS):
+        before, found, _ = text.partition(closing)
         if found:
-            return end.replace("/", "") not in before
+            return opening not in before
     return False
 
 

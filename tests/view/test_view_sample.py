@@ -80,6 +80,7 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool
             '{"content": two\nlines, "call_id": "Call10000"}',
         ],
         "gpt_oss": ['"four 💡"', '"two\\nlines"'],
+        "pythonic": ['"four 💡"', '"two\\nlines"'],
     }
     expected = as_shown.get(known, ["four 💡", "two\nlines"])
     assert [part[1].replace("\\ud83d\\udca1", "💡") for part in between] == expected

@@ -29,6 +29,7 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
+from strands_rollout.tool_parsers import Text, get_parser, parser_names
 
 if TYPE_CHECKING:
     from strands_rollout.slime_plugin.own_reward import Scored
@@ -236,10 +237,20 @@ def _answer_text(sample: object) -> str:
     facts = episode_facts(sample)
     final_text = facts.get("final_text")
     if isinstance(final_text, str):
-        return spoken_text(final_text, in_reasoning=bool(facts.get("final_in_reasoning")))
+        return _said(final_text, facts.get("tool_parser"), in_reasoning=bool(facts.get("final_in_reasoning")))
     prompt = getattr(sample, "prompt", None)
     in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
     return last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
+
+
+def _said(turn: str, tool_parser: object, *, in_reasoning: bool) -> str:
+    """What `spoken_text` gives; in a format whose reasoning has other tags than `<think>`, as its parser reads it."""
+    parser = get_parser(str(tool_parser)) if tool_parser in parser_names() else None
+    if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
+        return spoken_text(turn, in_reasoning=in_reasoning)
+    parts = parser.segments(turn, in_reasoning)
+    texts = [part.text for part in parts if isinstance(part, Text)]
+    return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""
 
 
 def _slime_example_reward(sample: object) -> RewardDict:

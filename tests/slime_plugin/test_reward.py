@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parser_families import family
 from pydantic import ValidationError
 
 from strands_rollout.samples import episode_facts, reward_details
@@ -105,6 +106,19 @@ async def test_reasoning_that_the_prompt_opened_is_not_an_answer() -> None:
     assert (await reward_of(Sample(metadata=facts)))["acc"] == 0.0
     facts["strands_rollout"]["final_text"] = "so</think>\\boxed{42}"
     assert (await reward_of(Sample(metadata=facts)))["acc"] == 1.0
+
+
+@pytest.mark.parametrize("known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "hermes"])
+async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) -> None:
+    said = family(known)
+    turns = {
+        0.0: [said.reasoning[0] + "so \\boxed{42}", said.turn(text="\\boxed{42}", calls=[("f", {})])],
+        1.0: [said.turn(reasoning="\\boxed{7}", text="\\boxed{42}")],
+    }
+    for score, of_score in turns.items():
+        for turn in of_score:
+            facts = {"strands_rollout": {"final_text": turn, "tool_parser": said.parser}}
+            assert (await reward_of(Sample(metadata=facts)))["acc"] == score
 
 
 @dataclass

@@ -21,12 +21,15 @@ def results(*contents: str) -> list[dict[str, Any]]:
     return [{"role": "tool", "name": f"f{at}", "tool_call_id": f"c0000{at}000", "content": text} for at, text in named]
 
 
+@pytest.mark.parametrize("episodes", [25, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("known", TEMPLATES)
-def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(known, shipped_tokenizer) -> None:
+def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(
+    known: str, episodes: int, shipped_tokenizer: Any
+) -> None:
     parser, template = TEMPLATES[known]
     ending = ENDINGS[known]
     tokenizer = tokenizer_with(template + f"{{#{ending.sampled}#}}", shipped_tokenizer)
-    found = {finding.name: finding for finding in check_template("nowhere", tokenizer, episodes=25)}
+    found = {finding.name: finding for finding in check_template("nowhere", tokenizer, episodes=episodes)}
     faults = {name for name, one in found.items() if one.status in ("warning", "error")} - {"end of turn"}
     assert faults == (set() if ending.users > 1 else {"user turns with tools", "system message"}), found
     assert found["calls"].facts == {"tool_parser": parser}

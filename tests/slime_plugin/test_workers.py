@@ -213,7 +213,7 @@ def ready_workers() -> list[Any]:
 
 
 async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Stage) -> None:
-    stage.policy.disturb = lambda _asked: paced(0.01)  # longer than its tools take
+    stage.policy.disturb = lambda _asked: paced(0.02)  # much longer than its tools take
     running = asyncio.ensure_future(stage.play(24, "slow", repeat_interrupted_tools=False))
     for after in (24 * 2, 24 * 6):
         await until(lambda after=after: len(recorded_tools.ended()) >= after)

@@ -302,37 +302,55 @@ class GLM4Parser(BlockParser):
         return name, arguments
 
 
-class MiniMaxM2Parser(SchemaParser, SectionParser):
-    """The format's parser; see `SchemaParser` and `SectionParser`."""
+class SchemaSectionParser(SchemaParser, SectionParser):
+    """A parser of such a format that has several calls in a section; see `SectionParser`."""
+
+    section: ClassVar[tuple[str, str, str, str]]  # its tags, and those of a call
+    head: ClassVar[re.Pattern[str]]  # of a call, after its tag; its group is the tool's name
+    head_words: ClassVar[str]
+
+    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
+        super().__init__(new_id, schemas)
+        self.sections = {"": Section(*self.section, self._read_headed)}
+
+    def _read_headed(self, text: base.JSONSource, start: int) -> ReadCall:
+        head = self.head.match(text, start)
+        if head is None:
+            raise MalformedError(f"expected {self.head_words}; got {base.got(text, start)}")
+        arguments, end = self._read_arguments(text, head.end(), head[1])
+        return head[1], arguments, None, base.end_of_tag(text, end, self.section[3], head[1])
+
+
+class MiniMaxM2Parser(SchemaSectionParser):
+    """The format's parser; see `SchemaSectionParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?minimax:tool_call>|<invoke(?= name=\")")
+    section: ClassVar[tuple[str, str, str, str]] = (
+        *("<minimax:tool_call>", "</minimax:tool_call>"),
+        *("<invoke", "</invoke>"),
+    )
+    head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
+    head_words: ClassVar[str] = '<invoke name="TOOL">'
     open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<parameter name="([^"<>]{1,200})">')
     close_value: ClassVar[str] = "</parameter>"
     inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:minimax:tool_call>|invoke\b|parameter\b>?)")
     key_words: ClassVar[str] = "the parameter {!r} of {!r}"
     value_words: ClassVar[str] = key_words
     untyped_is_json: ClassVar[bool] = False
-    _head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
-
-    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
-        super().__init__(new_id, schemas)
-        names = "<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>"
-        self.sections = {"": Section(*names, self._read_invoke)}
-
-    def _read_invoke(self, text: base.JSONSource, start: int) -> ReadCall:
-        head = self._head.match(text, start)
-        if head is None:
-            raise MalformedError(f'expected <invoke name="TOOL">; got <invoke{base.got(text, start)[1:-1]}')
-        arguments, end = self._read_arguments(text, head.end(), head[1])
-        return head[1], arguments, None, base.end_of_tag(text, end, "</invoke>", head[1])
 
 
-class Hunyuan3Parser(SchemaParser, SectionParser):
-    """The format's parser; see `SchemaParser` and `SectionParser`."""
+class Hunyuan3Parser(SchemaSectionParser):
+    """The format's parser; see `SchemaSectionParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value):opensource>")
     open_reasoning: ClassVar[str] = "<think:opensource>"
     close_reasoning: ClassVar[str] = "</think:opensource>"
+    section: ClassVar[tuple[str, str, str, str]] = (
+        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        *("<tool_call:opensource>", "</tool_call:opensource>"),
+    )
+    head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
+    head_words: ClassVar[str] = "TOOL<tool_sep:opensource>"
     open_value: ClassVar[re.Pattern[str]] = re.compile(
         r"\s*<arg_key:opensource>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key:opensource>\s*<arg_value:opensource>"
     )
@@ -341,16 +359,3 @@ class Hunyuan3Parser(SchemaParser, SectionParser):
     key_words: ClassVar[str] = GLM4Parser.key_words
     value_words: ClassVar[str] = GLM4Parser.value_words
     untyped_is_json: ClassVar[bool] = True
-    _head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
-
-    def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
-        super().__init__(new_id, schemas)
-        names = "<tool_calls:opensource>", "</tool_calls:opensource>", "<tool_call:opensource>"
-        self.sections = {"": Section(*names, "</tool_call:opensource>", self._read_named)}
-
-    def _read_named(self, text: base.JSONSource, start: int) -> ReadCall:
-        head = self._head.match(text, start)
-        if head is None:
-            raise MalformedError(f"expected TOOL<tool_sep:opensource>; got {base.got(text[start:].lstrip(), 0)}")
-        arguments, end = self._read_arguments(text, head.end(), head[1])
-        return head[1], arguments, None, base.end_of_tag(text, end, "</tool_call:opensource>", head[1])

@@ -129,6 +129,7 @@ _MODELS: Final[Mapping[str, str]] = {
     "minimax_m2": "MiniMax-M2, M2.1, M2.5",
     "seed_oss": "Seed-OSS",
     "gemma4": "Gemma 4",
+    "apertus": "Apertus",
     "kimi_k3": "Kimi K3",
     "lfm2": "LFM2, LFM2.5",
     "pythonic": "Llama 4, Llama 3.2, in Python",

@@ -42,7 +42,7 @@ class Limit:
 
 
 LIMITS: Final[Mapping[str, Limit]] = {
-    "package: lines": Limit(32_000, 45_928),
+    "package: lines": Limit(32_000, 45_953),
     "package: files": Limit(150, 151),
     "package: modules at the top level": Limit(8),
     "package: median lines of a file": Limit(250, 348),
@@ -56,7 +56,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
     "README: bytes": Limit(12_000),
     "docs: pages": Limit(26),
     "docs: bytes of the largest page": Limit(10_240),
-    "tests: lines": Limit(40_000, 42_259),
+    "tests: lines": Limit(40_000, 42_270),
     "tool turn: files": Limit(18),
     "tool turn: functions": Limit(150),
     "tool turn: switches of file": Limit(70),

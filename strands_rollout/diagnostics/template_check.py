@@ -111,7 +111,7 @@ def check_template(
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
     rule, own = "template", own_template(chat_template or tokenizer.chat_template)
     try:
-        template = renderer_of(tokenizer, kwargs)
+        (template := renderer_of(tokenizer, kwargs)).render([_USER_TURN])  # so conversations begin
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:

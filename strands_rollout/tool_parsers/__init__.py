@@ -31,6 +31,7 @@ from strands_rollout.tool_parsers.json_arguments import (
     KimiK3Parser,
 )
 from strands_rollout.tool_parsers.json_object import (
+    ApertusParser,
     GraniteParser,
     HermesParser,
     HunyuanA13BParser,
@@ -62,6 +63,7 @@ AUTO: Final = "auto"
 
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
+    "apertus": ApertusParser,
     "deepseek_v3": DeepSeekV3Parser,
     "deepseek_v4": DeepSeekV4Parser,
     "gemma4": Gemma4Parser,

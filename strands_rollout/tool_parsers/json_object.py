@@ -20,7 +20,8 @@ examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Mini
 function_call/mistral_detector.py.
 
 The array alone, after or between tags: Granite 3 (`<|tool_call|>[...]`), Phi-4-mini (`functools[...]`) and Hunyuan A13B
-(`<tool_calls>[...]</tool_calls>`). Sources: Granite-3.3's and Hunyuan-A13B's chat templates, and vllm-project/vllm,
+(`<tool_calls>[...]</tool_calls>`). Apertus' objects have one key, the tool's name: `<|tools_prefix|>[{"x": {}}]`, and
+`<|tools_suffix|>` ends the turn. Sources: Granite-3.3's, Hunyuan-A13B's and Apertus' chat templates, vllm-project/vllm,
 tool_parsers/hunyuan_a13b_tool_parser.py, phi4mini_tool_parser.py and examples/tool_chat_template_phi4_mini.jinja.
 """
 
@@ -195,12 +196,14 @@ _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 class ArrayParser(TaggedParser):
     """A parser of a format with a JSON array of calls after a tag.
 
-    An array that is no valid JSON is one failure, up to its closing tag, the next opening one, or the end; an element
-    of a valid one that is no call is a failure of its own.
+    An array that is no valid JSON is one failure, up to its closing tag, the next opening one, the end of reasoning, or
+    the end; an element of a valid one that is no call is a failure of its own.
     """
 
     open_calls: ClassVar[str]
     close_calls: ClassVar[str] = ""
+    closes_turn: ClassVar[bool] = False
+    """Whether the closing tag ends a turn, and so is no part of its text."""
     id_key: ClassVar[str | None] = None
     """Of an id of nine letters and digits that a call may have."""
 
@@ -209,13 +212,14 @@ class ArrayParser(TaggedParser):
             return [ParseFailure(tag[0], f"a {tag[0]} without {self.open_calls} before it")], tag.end()
         try:
             found, end = self._read_calls(text, tag.start(), base.skip_white_space(text, tag.end()))
-            return found, base.end_of_tag(text, end, self.close_calls, None) if self.close_calls else end
+            if not self.close_calls or (self.closes_turn and not text[end:].strip()):
+                return found, end
+            return found, base.end_of_tag(text, end, self.close_calls, None)
         except MalformedError as e:
-            start = e.position or tag.end()
-            close = text.find(self.close_calls, start) if self.close_calls else -1
-            following = text.find(self.open_calls, start)
-            ends = [close + len(self.close_calls)] * (close >= 0) + [following] * (following >= 0)
-            end = min(ends, default=len(text))
+            ends = filter(None, (self.close_calls, self.open_calls, self.close_reasoning))
+            nearest = re.compile("|".join(map(re.escape, ends))).search(text, e.position or tag.end())
+            is_close = nearest is not None and nearest[0] == self.close_calls
+            end = len(text) if nearest is None else nearest.end() if is_close else nearest.start()
             return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
 
     def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
@@ -245,13 +249,15 @@ class ArrayParser(TaggedParser):
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []
         for value, begin, end in zip(elements, begins, ends, strict=True):
-            if reasons := _call_faults(value, also=self.id_key):
-                found.append(ParseFailure(text[begin:end], "; ".join(reasons), _name_of(value)))
-            else:
-                written_id = value.get(self.id_key or "", "")
-                shown_id = written_id if _ID.fullmatch(written_id) else None
-                found.append(ToolCall(self._new_id(), value["name"], value["arguments"], shown_id))
+            found.append(self._read_element(value, text[begin:end]))
         return found, position + 1
+
+    def _read_element(self, value: dict[str, Any], text: str) -> ToolCall | ParseFailure:
+        if reasons := _call_faults(value, also=self.id_key):
+            return ParseFailure(text, "; ".join(reasons), _name_of(value))
+        written_id = value.get(self.id_key or "", "")
+        shown_id = written_id if _ID.fullmatch(written_id) else None
+        return ToolCall(self._new_id(), value["name"], value["arguments"], shown_id)
 
 
 class GraniteParser(ArrayParser):
@@ -274,6 +280,23 @@ class HunyuanA13BParser(ArrayParser):
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls)>")
     open_calls: ClassVar[str] = "<tool_calls>"
     close_calls: ClassVar[str] = "</tool_calls>"
+
+
+class ApertusParser(ArrayParser):
+    """The format's parser; see `ArrayParser`."""
+
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|(?:inner|tools)_(?:prefix|suffix)\|>")
+    open_reasoning: ClassVar[str] = "<|inner_prefix|>"
+    close_reasoning: ClassVar[str] = "<|inner_suffix|>"
+    open_calls: ClassVar[str] = "<|tools_prefix|>"
+    close_calls: ClassVar[str] = "<|tools_suffix|>"
+    closes_turn: ClassVar[bool] = True
+
+    def _read_element(self, value: dict[str, Any], text: str) -> ToolCall | ParseFailure:
+        name, arguments = next(iter(value.items()), ("", None))
+        if len(value) == 1 and name.strip() and isinstance(arguments, dict):
+            return ToolCall(self._new_id(), name, arguments)
+        return ParseFailure(text, 'expected {"<tool>": {...}} and nothing else', name or None)
 
 
 class MistralParser(ArrayParser):

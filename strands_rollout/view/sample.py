@@ -39,7 +39,7 @@ Part = list[Any]
 _USUAL: Final = "hermes"
 _INTEGER_BITS: Final = 63
 _WRITES_CALLS: Final = re.compile(
-    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|\[[\w.-]+\("
+    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|\[[\w.-]+\("
 )
 _END: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["

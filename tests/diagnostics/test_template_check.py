@@ -91,6 +91,12 @@ def test_a_template_whose_turns_do_not_end_is_refused_in_words(shipped_tokenizer
     assert (found.status, "expected a control token" in found.found) == ("error", True)
 
 
+def test_a_template_that_fails_on_a_users_message_is_refused_in_words(shipped_tokenizer: Any) -> None:
+    source = "{% if messages | length == 1 %}{{ raise_exception('two at least') }}{% endif %}" + PLAIN
+    [only] = checked(tokenizer_with(source, shipped_tokenizer), episodes=1).values()
+    assert (only.name, only.status, "two at least" in only.found) == ("template", "error", True)
+
+
 def test_the_command_exits_with_1_where_a_rule_is_broken_and_with_2_without_a_tokenizer(tmp_path: Path) -> None:
     file = tmp_path / "template.jinja"
     file.write_text(PLAIN.replace("m.content +", "m.content + ('!' if loop.last else '') +"))

@@ -114,7 +114,7 @@ async def gone(path: str) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("transient", ["segment", "keep"])
+@pytest.mark.parametrize("transient", ["segment", pytest.param("keep", marks=pytest.mark.slow)])
 async def test_each_token_of_a_long_episode_with_all_tools_is_trained_once(shipped_tokenizer, transient, capsys):
     policy, made = Policy(), []  # type: ignore[var-annotated]
     more = {"max_tool_iterations": None, "transient_context": transient}

@@ -352,32 +352,6 @@ COMMAND_R7B = """<BOS_TOKEN>
 <|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>{{ '' if reasoning else '<|END_THINKING|>' }}
 {%- endif %}"""
 
-TEMPLATES: dict[str, tuple[str, str]] = {
-    "hermes": ("hermes", HERMES),
-    "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
-    "glm4": ("glm4", GLM4),
-    "glm4-7": ("glm4", GLM47),
-    "kimi_k2": ("kimi_k2", KIMI_K2),
-    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
-    "deepseek_v3-1": ("deepseek_v3", shipped("deepseek_v3_1_tools")),
-    "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
-    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
-    "minimax_m2": ("minimax_m2", MINIMAX_M2),
-    "seed_oss": ("seed_oss", SEED_OSS),
-    "gemma4": ("gemma4", GEMMA4),
-    "kimi_k3": ("kimi_k3", KIMI_K3),
-    "lfm2": ("lfm2", LFM2),
-    "pythonic": ("pythonic", PYTHONIC),
-    "hunyuan3": ("hunyuan3", HUNYUAN3),
-    "hunyuan_a13b": ("hunyuan_a13b", HUNYUAN_A13B),
-    "llama3_json": ("llama3_json", LLAMA3),
-    "mistral-array": ("mistral", MISTRAL_ARRAY),
-    "mistral-nemo": ("mistral", MISTRAL_NEMO),
-    "mistral-named": ("mistral", MISTRAL_NAMED),
-    "gpt_oss": ("gpt_oss", GPT_OSS),
-}
-"""The parser's name and the template, by the family's id."""
-# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
 APERTUS = """<s>
 {%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
 {%- for message in messages %}
@@ -394,8 +368,34 @@ APERTUS = """<s>
 {%- endfor %}
 {{- ']' if messages[-1].role == 'tool' }}{{ '<|assistant_start|>' if add_generation_prompt }}"""
 
+TEMPLATES: dict[str, tuple[str, str]] = {
+    "hermes": ("hermes", HERMES),
+    "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
+    "glm4": ("glm4", GLM4),
+    "glm4-7": ("glm4", GLM47),
+    "kimi_k2": ("kimi_k2", KIMI_K2),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek_v3-1": ("deepseek_v3", shipped("deepseek_v3_1_tools")),
+    "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
+    "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
+    "minimax_m2": ("minimax_m2", MINIMAX_M2),
+    "seed_oss": ("seed_oss", SEED_OSS),
+    "gemma4": ("gemma4", GEMMA4),
+    "apertus": ("apertus", APERTUS),
+    "kimi_k3": ("kimi_k3", KIMI_K3),
+    "lfm2": ("lfm2", LFM2),
+    "pythonic": ("pythonic", PYTHONIC),
+    "hunyuan3": ("hunyuan3", HUNYUAN3),
+    "hunyuan_a13b": ("hunyuan_a13b", HUNYUAN_A13B),
+    "llama3_json": ("llama3_json", LLAMA3),
+    "mistral-array": ("mistral", MISTRAL_ARRAY),
+    "mistral-nemo": ("mistral", MISTRAL_NEMO),
+    "mistral-named": ("mistral", MISTRAL_NAMED),
+    "gpt_oss": ("gpt_oss", GPT_OSS),
+}
+"""The parser's name and the template, by the family's id."""
+# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
 FURTHER: dict[str, str] = {
-    "apertus": APERTUS,
     "command_r7b": COMMAND_R7B,
     "smollm3": SMOLLM3,
     "deepseek_r1_tools": shipped("deepseek_r1_tools"),

@@ -289,6 +289,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("lfm2", "lfm2", lambda calls: f"<|tool_call_start|>{pythonic(calls, as_json)}<|tool_call_end|>", _THINK),
     Family("lfm2-json", "lfm2", lambda calls: f"<|tool_call_start|>{array(calls)}<|tool_call_end|>", _ARRAY),
     Family("gemma4", "gemma4", gemma4, r"<\|channel>thought|<channel\|>", ("<|channel>thought", "<channel|>")),
+    Family(
+        *("apertus", "apertus", lambda calls: f"<|tools_prefix|>{as_json([{name: given} for name, given in calls])}"),
+        r"<\|inner_(?:prefix|suffix)\|>|[\],]",
+        ("<|inner_prefix|>", "<|inner_suffix|>"),
+    ),
     Family("granite", "granite", lambda calls: f"<|tool_call|>{array(calls)}", _ARRAY),
     Family("phi4_mini", "phi4_mini", lambda calls: f"functools{array(calls)}", _ARRAY),
     Family("hunyuan_a13b", "hunyuan_a13b", lambda calls: f"<tool_calls>{array(calls)}</tool_calls>", _ARRAY),

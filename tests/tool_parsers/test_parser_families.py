@@ -16,7 +16,7 @@ LINES: Call = ("write", {"path": "/tmp/a.py", "content": '\ndef f():\n    return
 NO_ARGUMENTS: Call = ("now", {})
 WHOLE = {
     *("mistral-array", "mistral-nemo", "llama3_json", "llama3_json-tag"),
-    *("pythonic", "lfm2", "lfm2-json", "granite", "phi4_mini", "hunyuan_a13b"),
+    *("pythonic", "lfm2", "lfm2-json", "apertus", "granite", "phi4_mini", "hunyuan_a13b"),
 }
 EACH = pytest.mark.parametrize("known", FAMILIES, ids=str)
 

@@ -64,7 +64,7 @@ def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, s
     [
         (
             "[[{{ call.function.name }}({{ call.function.arguments | tojson }})]]",
-            r"\[\[probe.*fits none of deepseek_v3, .*Name the format.*: deepseek_v3, deepseek_v4",
+            r"\[\[probe.*fits none of apertus, .*Name the format.*: apertus, deepseek_v3",
         ),
         ("", "writes .*Name the format .* qwen3_coder"),
     ],

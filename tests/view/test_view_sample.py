@@ -57,7 +57,7 @@ def test_integers_above_64_bits_are_shown_as_text(shipped_tokenizer: Any) -> Non
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-@pytest.mark.parametrize("known", TEMPLATES)
+@pytest.mark.parametrize("known", [one for one in TEMPLATES if one != "apertus"])  # whose results are one text
 def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool, shipped_tokenizer: Any) -> None:
     parser, template = TEMPLATES[known]
     tokenizer = tokenizer_with(template, shipped_tokenizer)

@@ -29,7 +29,7 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
-from strands_rollout.tool_parsers import Text, get_parser, parser_names
+from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
 
 if TYPE_CHECKING:
     from strands_rollout.slime_plugin.own_reward import Scored
@@ -66,8 +66,8 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         args: slime's; `args.strands_rollout["reward"]` is read, see `RewardSettings`, and the names of the keys.
         sample: slime's Sample, or any object with some of its fields. The text is
             `metadata["strands_rollout"]["final_text"]` where there is one (the last model turn's own text, with
-            `final_in_reasoning` true beside it if the prompt had opened `<think>`), else cut out of `response`. `label`
-            may be whatever `grading.label_texts` takes. A list may hold lists, as slime's groups of fan-outs do.
+            `final_in_reasoning` true beside it if the prompt had opened reasoning, and `tool_parser`), else cut out of
+            `response`. `label` may be whatever `grading.label_texts` takes. Lists may hold lists, as slime's groups do.
         kwargs: Ignored: slime may pass more.
 
     Returns:
@@ -248,7 +248,9 @@ def _said(turn: str, tool_parser: object, *, in_reasoning: bool) -> str:
     parser = get_parser(str(tool_parser)) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
-    parts = parser.segments(turn, in_reasoning)
+    parts: Sequence[Segment] = ()
+    with foreign_code("a user's parser may raise anything"):  # the policy must not avoid training so
+        parts = parser.segments(turn, in_reasoning)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""
 

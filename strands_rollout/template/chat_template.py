@@ -23,14 +23,7 @@ from jinja2 import TemplateError as JinjaError
 from strands_rollout.errors import TemplateError
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import ProbedTemplate, probe, written_calls
-from strands_rollout.template.render import (
-    Messages,
-    TemplateRenderer,
-    Tools,
-    TurnRenderer,
-    one_call_each,
-    own_template,
-)
+from strands_rollout.template.render import Messages, TemplateRenderer, Tools, TurnRenderer, one_call_each, own_template
 from strands_rollout.template.tokens import TokenEncoder
 
 if TYPE_CHECKING:

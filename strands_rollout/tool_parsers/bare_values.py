@@ -302,10 +302,13 @@ class GLM4Parser(BlockParser):
         return name, arguments
 
 
+Tags = tuple[str, str, str, str]
+
+
 class SchemaSectionParser(SchemaParser, SectionParser):
     """A parser of such a format that has several calls in a section; see `SectionParser`."""
 
-    section: ClassVar[tuple[str, str, str, str]]  # its tags, and those of a call
+    section: ClassVar[Tags]  # its tags, and those of a call
     head: ClassVar[re.Pattern[str]]  # of a call, after its tag; its group is the tool's name
     head_words: ClassVar[str]
 
@@ -325,10 +328,7 @@ class MiniMaxM2Parser(SchemaSectionParser):
     """The format's parser; see `SchemaSectionParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?minimax:tool_call>|<invoke(?= name=\")")
-    section: ClassVar[tuple[str, str, str, str]] = (
-        *("<minimax:tool_call>", "</minimax:tool_call>"),
-        *("<invoke", "</invoke>"),
-    )
+    section: ClassVar[Tags] = ("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>")
     head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
     head_words: ClassVar[str] = '<invoke name="TOOL">'
     open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<parameter name="([^"<>]{1,200})">')
@@ -345,7 +345,7 @@ class Hunyuan3Parser(SchemaSectionParser):
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value):opensource>")
     open_reasoning: ClassVar[str] = "<think:opensource>"
     close_reasoning: ClassVar[str] = "</think:opensource>"
-    section: ClassVar[tuple[str, str, str, str]] = (
+    section: ClassVar[Tags] = (
         *("<tool_calls:opensource>", "</tool_calls:opensource>"),
         *("<tool_call:opensource>", "</tool_call:opensource>"),
     )

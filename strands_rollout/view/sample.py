@@ -51,7 +51,9 @@ _BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
 _RESULTS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
     for pattern in (
-        r"<(?:tool_|)res(?:ponse(?::\w+)?|ult)>\n?(.*?)\n?</(?:tool_|)res(?:ponse(?::\w+)?|ult)>",
+        *map(
+            r"<{0}>\n?(.*?)\n?</{0}>".format, ("tool_response", "tool_response:opensource", "tool_result", "response")
+        ),
         r"<\|tool_response_start\|>(.*?)<\|tool_response_end\|>",
         r"response:[^{\0]*\{value:<\|\"\|>(.*?)<\|\"\|>\}<tool_response\|>",
         r"<\|open\|>message role=\"tool\"[^<\0]*<\|sep\|>(.*?)<\|close\|>message<\|sep\|>",

@@ -11,6 +11,7 @@ import pytest
 from parser_families import family
 from pydantic import ValidationError
 
+from strands_rollout import tool_parsers
 from strands_rollout.samples import episode_facts, reward_details
 from strands_rollout.settings import RewardSettings
 from strands_rollout.slime_plugin import reward
@@ -119,6 +120,13 @@ async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) 
         for turn in of_score:
             facts = {"strands_rollout": {"final_text": turn, "tool_parser": said.parser}}
             assert (await reward_of(Sample(metadata=facts)))["acc"] == score
+
+
+async def test_a_parser_that_raises_says_nothing_and_the_sample_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    raising = SimpleNamespace(segments=lambda _text, _in_reasoning: 1 / 0)
+    monkeypatch.setitem(tool_parsers._factories, "raising", lambda _new_id: raising)
+    sample = Sample(metadata={"strands_rollout": {"final_text": "\\boxed{42}", "tool_parser": "raising"}})
+    assert (await reward_of(sample)).items() >= {"pred": "", "acc": 0.0, "error": ""}.items()
 
 
 @dataclass

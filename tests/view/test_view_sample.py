@@ -63,7 +63,7 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool
     tokenizer = tokenizer_with(template, shipped_tokenizer)
     of_family = family(known)
     turn = of_family.turn(reasoning="Hm 💡", text=SAYS if of_family.mixes else "", calls=CALLS)
-    context = context_of(tokenizer, ["four 💡", "two\nlines"])
+    context = context_of(tokenizer, ["four 💡", "two</result>\nlines"])
     episode = Episode(tokenizer, (False, PROMPT), (True, turn + END), (False, context), (True, "Done." + END))
     facts = {"tool_parser": parser, "final_in_reasoning": False} if is_recorded else {}
     first, between, last = shown(tokenizer, episode, **facts)
@@ -74,15 +74,14 @@ def test_calls_and_results_of_each_family_are_read(known: str, is_recorded: bool
         assert texts == ["Hm 💡", SAYS]
         assert [(part[0], part[2]) for part in between] == [("result", call[1]) for call in calls]
     as_shown = {
-        "llama3_json": ['{"output": "four 💡"}', '{"output": "two\\nlines"}'],
+        "llama3_json": ['{"output": "four 💡"}', '{"output": "two</result>\\nlines"}'],
         "mistral-nemo": [
             '{"content": four 💡, "call_id": "Call00000"}',
-            '{"content": two\nlines, "call_id": "Call10000"}',
+            '{"content": two</result>\nlines, "call_id": "Call10000"}',
         ],
-        "gpt_oss": ['"four 💡"', '"two\\nlines"'],
-        "pythonic": ['"four 💡"', '"two\\nlines"'],
+        **{one: ['"four 💡"', '"two</result>\\nlines"'] for one in ("gpt_oss", "pythonic")},
     }
-    expected = as_shown.get(known, ["four 💡", "two\nlines"])
+    expected = as_shown.get(known, ["four 💡", "two</result>\nlines"])
     assert [part[1].replace("\\ud83d\\udca1", "💡") for part in between] == expected
     assert [part[1] for part in last] == ["Done."]
 

@@ -79,11 +79,6 @@ def table_rows(text: str, title: str) -> list[list[str]]:
 # What holds for every page
 
 
-def test_no_page_is_too_long() -> None:
-    limits = dict.fromkeys(PAGES, 10000) | {"README.md": 12_000, "CONTRIBUTING.md": 8_000}
-    assert [name for name, limit in limits.items() if len(TEXTS[name].encode()) > limit] == []
-
-
 @functools.cache
 def docs_tables() -> dict[str, Any]:
     return runpy.run_path(str(REPOSITORY / "scripts/docs_tables.py"))

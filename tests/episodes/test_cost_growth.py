@@ -1,23 +1,18 @@
 """A turn of an episode costs what the turns before it did, and no more than it did when this was written.
 
-Counts, not times: calls of functions, bytes encoded, ids read, each between two model calls of one episode; and how
-far a reader has to walk to follow one tool turn, and one whole episode, through `generate`.
+Counts, not times: calls of functions, bytes encoded, ids read, each between two model calls of one episode.
 """
 
 import asyncio
 import copy
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import walk
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from turn_costs import TurnCosts, growth, turn_costs
 
 from strands_rollout.agent.loop import HAS_MIDDLEWARE
 
-HOUSE = Path(__file__).parents[2] / "scripts" / "house.py"
 TURNS = 60
 # measured with Python 3.11 to 3.13; a quarter more is room for other versions of the libraries
 MOST_CALLS = {"nobody": 1550, "a hook": 2400}
@@ -92,21 +87,3 @@ def test_ids_are_read_as_often_however_many_turns_there_were(costs: TurnCosts) -
 @needs_flat_cycles
 def test_a_history_that_is_copied_each_turn_is_seen(shipped_tokenizer: Any) -> None:
     assert growth(planted(shipped_tokenizer, CopiesTheHistory).calls) > 5 * MOST_GROWTH
-
-
-@pytest.fixture(scope="module")
-def walks(shipped_tokenizer: Any) -> tuple[walk.Walk, walk.Walk]:
-    turn, episode = asyncio.run(walk.walks(shipped_tokenizer))
-    print(turn)  # shown where a test fails, or with -s
-    return turn, episode
-
-
-def ceilings() -> dict[str, float]:
-    """Those of `scripts/house.py`: whoever shortens the walk lowers them there."""
-    return {name: limit.most for name, limit in runpy.run_path(str(HOUSE), run_name="house")["LIMITS"].items()}
-
-
-@needs_flat_cycles
-def test_a_tool_turn_and_an_episode_enter_no_more_than_they_did(walks: tuple[walk.Walk, walk.Walk]) -> None:
-    most = ceilings()
-    assert {name: found for name, found in walk.figures(*walks).items() if found > most[name]} == {}

@@ -22,6 +22,19 @@ _note() {
   fi
 }
 
+# first_python VERSION...: a Python of the first of these versions that is on the PATH or among pyenv's; empty if none is.
+first_python() {
+  local version candidate
+  for version in "$@"; do
+    for candidate in "python$version" "$(pyenv root 2>/dev/null || true)"/versions/"$version".*/bin/python3; do
+      if "$candidate" -c '' >/dev/null 2>&1; then
+        printf '%s\n' "$candidate"
+        return
+      fi
+    done
+  done
+}
+
 end_steps() {
   step "seconds of each step"
   printf '%s\n' "${_times[@]}"

@@ -13,7 +13,7 @@ if [[ $# -gt 1 || ($# -eq 1 && "$1" != "--tests") ]]; then
   echo "usage: bash scripts/check.sh [--tests]" >&2
   exit 2
 fi
-prepare_environment "$venv" dev
+prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}" # as scripts/test.sh, which would install it again
 cd "$repository"
 
 step() {

@@ -8,6 +8,7 @@ import functools
 import inspect
 import json
 import logging
+import reprlib
 import sysconfig
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -304,16 +305,18 @@ def checked_score(given: object, what: str) -> dict[str, Any]:
     )
 
 
+_SHORT: Final = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
+
+
 def _depth(value: object) -> int:
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return 0 if items is None else 1 + max(map(_depth, items), default=0)
 
 
 def _shown(given: object) -> str:
-    """The user's value in a message; its type where it can't be shown, as what is nested too deeply."""
-    with errors.foreign_code("the user's __repr__ may raise anything"):
-        return f"{given!r:.200}"
-    return f"a {type(given).__name__}"
+    """Return a user's value for a message: at most 6 levels deep and 200 characters long; its `__repr__` may raise."""
+    return f"{_SHORT.repr(given):.200}"
 
 
 @asynccontextmanager

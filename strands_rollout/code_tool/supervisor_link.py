@@ -250,9 +250,10 @@ def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) 
 
 Isolation = Literal["full", "files", "seccomp", "rlimits"]
 
-LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {  # what each mode asks for, strongest first
+# what each mode asks for, strongest first; `programs` where code may start some, and there is no such layer otherwise
+LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
     "full": ("limits", "user", "files", "syscalls"),
-    "files": ("limits", "user", "files"),
+    "files": ("limits", "user", "files", "programs"),
     "seccomp": ("limits", "syscalls"),
     "rlimits": ("limits",),
 }
@@ -263,7 +264,7 @@ class SandboxReport:
     """What a started sandbox enforces.
 
     Attributes:
-        enforced: Layer ("limits", "user", "files", "syscalls") -> how.
+        enforced: Layer ("limits", "user", "files", "syscalls"; "programs" where code may start some) -> how.
         missing: Layer -> why it is not there.
         isolation: The strongest mode that this is enough for.
         start_s: Seconds that it took to start.

@@ -519,9 +519,9 @@ async def test_code_that_finds_the_control_socket_can_only_end_itself(executor, 
     assert (await executor.run("1")).stdout == "1\n"
 
 
-@LINUX
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's code reads what that user may read")
-async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def roots_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of root's, beside a library `rootsown` that only root may read."""
     package, facts = tmp_path / "rootsown", tmp_path / "rootsown-1.0.dist-info"
     package.mkdir()
     facts.mkdir()
@@ -534,6 +534,16 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
     for path in [*tmp_path.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
     monkeypatch.syspath_prepend(str(tmp_path))
+    return secret
+
+
+AS_ROOT = pytest.mark.skipif(not ROOT, reason="an ordinary user's code reads what that user may read")
+
+
+@LINUX
+@AS_ROOT
+async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(roots_secret: Path) -> None:
+    secret = roots_secret
     async with LocalExecutor(libraries=["numpy", "rootsown"]) as executor:
         report = await executor.start()
         assert (report.isolation, report.missing) == ("full", {})
@@ -543,6 +553,19 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
             assert "PermissionError" in (await executor.run(f"import os\n{attack}")).stderr
         status = await executor.run("open('/proc/self/status').read()")
         assert "PermissionError" in status.stderr
+
+
+@LINUX
+@AS_ROOT
+async def test_code_with_programs_that_reads_as_root_changes_no_file_of_roots(roots_secret: Path) -> None:
+    before = os.stat(roots_secret)  # noqa: PTH116
+    async with LocalExecutor(libraries=["rootsown"], isolation="files", programs=True) as executor:
+        assert (await executor.run("import rootsown; rootsown.VALUE")).stdout == "42\n"
+        for attack in ("chmod({0}, 0o777)", "utime({0}, (1, 1))", "setxattr({0}, 'user.a', b'1')", "truncate({0}, 0)"):
+            result = await executor.run("import os\nos." + attack.format(repr(str(roots_secret))))
+            assert "Error: [Errno" in result.stderr, result
+    after = os.stat(roots_secret)  # noqa: PTH116
+    assert (after.st_mode, after.st_ctime_ns) == (before.st_mode, before.st_ctime_ns)
 
 
 async def test_a_call_that_waited_for_a_session_that_was_lost_goes_on_in_the_next_one(executor: LocalExecutor) -> None:
@@ -576,6 +599,41 @@ async def test_calls_that_wait_for_their_session_hold_no_place() -> None:
         assert not any(call.done() for call in calls)
         let_go(executor)
         assert [result.exit_code for result in await asyncio.gather(*calls)] == [0] * 5
+
+
+@LINUX
+async def test_memory_without_a_file_is_mapped_as_ever(small: LocalExecutor) -> None:
+    code = """
+import mmap
+whole, readable = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)
+whole[:2] = b"ab"
+whole.resize(8192)
+copied = mmap.mmap(-1, 4096, access=mmap.ACCESS_COPY)
+copied[0] = 1
+try:
+    readable[0] = 1
+except TypeError as error:
+    print(error)
+print(type(whole), whole[:2], len(whole), mmap.mmap(-1, 9, mmap.MAP_PRIVATE)[:1])
+"""
+    result = await small.run(code)
+    assert result.stdout.splitlines()[1:] == ["<class 'mmap.mmap'> b'ab' 8192 b'\\x00'"], result
+    assert "readonly" in result.stdout
+
+
+@LINUX
+async def test_files_are_copied_in_every_way_that_python_has(small: LocalExecutor) -> None:
+    code = """
+import pathlib, shutil
+pathlib.Path("a").write_text("text" * 9)
+shutil.copyfile("a", "b"), shutil.copy("a", "c"), shutil.copy2("a", "d"), shutil.move("d", "e")
+with open("a", "rb") as source, open("f", "wb") as goal:
+    shutil.copyfileobj(source, goal)
+if hasattr(pathlib.Path, "copy"):  # Python 3.14
+    pathlib.Path("a").copy("g")
+{pathlib.Path(name).read_text() for name in "bcef"} == {"text" * 9}
+"""
+    assert (await small.run(code)).stdout == "True\n"
 
 
 @LINUX

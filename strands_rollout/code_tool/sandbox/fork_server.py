@@ -29,6 +29,7 @@ import gc
 import importlib
 import itertools
 import json
+import mmap
 import multiprocessing.context
 import os
 import pkgutil
@@ -45,7 +46,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
@@ -68,7 +69,7 @@ def become_child(confinement: Confinement, place: Place, descriptors: tuple[int,
             place.ruleset.close()
         _look_fresh("/" if confinement.changes_root else place.folder)
         if "syscalls" in confinement.enforced:
-            _replace_locks()
+            _share_nothing()
         os.write(_CONTROL, READY)
     except LayerError as e:
         _fail(e.layer, str(e))
@@ -119,11 +120,34 @@ def _look_fresh(home: str) -> None:
     gc.enable()
 
 
-def _replace_locks() -> None:
-    """Give multiprocessing, whose ThreadPool takes locks, those of threads: its own are files in /dev/shm.
+class _OwnMemory(mmap.mmap):
+    """A `mmap.mmap` whose memory without a file is private: shared memory is refused, and nobody is there to share."""
 
-    Only for a process that can start no others.
+    def __new__(
+        cls,
+        fileno: int,
+        length: int,
+        flags: int = mmap.MAP_SHARED,
+        prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
+        access: int = mmap.ACCESS_DEFAULT,
+        **more: Any,  # noqa: ANN401 - the offset, and what newer Pythons take
+    ) -> Self:
+        if fileno == -1 and access != mmap.ACCESS_COPY:
+            prot = mmap.PROT_READ if access == mmap.ACCESS_READ else prot
+            flags, access = flags & ~mmap.MAP_SHARED | mmap.MAP_PRIVATE, mmap.ACCESS_DEFAULT
+        return super().__new__(cls, fileno, length, flags=flags, prot=prot, access=access, **more)
+
+
+_OwnMemory.__name__ = _OwnMemory.__qualname__ = "mmap"
+_OwnMemory.__module__ = "mmap"
+
+
+def _share_nothing() -> None:
+    """Do with private memory and with threads' locks, in a process that can start no others.
+
+    For `mmap` without a file, and for multiprocessing, whose ThreadPool takes locks: its own are files in /dev/shm.
     """
+    mmap.mmap = _OwnMemory  # type: ignore[assignment, misc]
     for name in _LOCKS:
         setattr(multiprocessing.context.BaseContext, name, staticmethod(getattr(threading, name)))
         setattr(multiprocessing, name, getattr(threading, name))
@@ -298,6 +322,8 @@ if "syscalls" in enforced:
     must_fail("syscalls", "a socket could be made", lambda: socket.socket())
     must_fail("syscalls", "a limit could be set", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
     must_fail("syscalls", "a directory's mode could be changed", lambda: os.chmod(".", 0o777))
+if "programs" in enforced:
+    must_fail("programs", "a socket could be made", lambda: socket.socket())
 if "user" in enforced and 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()):
     broken["user"] = "the code still runs as root"
 if "limits" in enforced and resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import logging
 import os
 import queue
 import socket
@@ -25,6 +26,8 @@ from typing import IO, Any, Final, Literal
 from strands_rollout.code_tool.sandbox import FrameReader, frame, python_command, scratch
 from strands_rollout.errors import SandboxError
 from strands_rollout.files import Json
+
+logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
 _YOUNG_S: Final = 60.0  # a directory that is this young may be about to be locked
@@ -204,6 +207,9 @@ class SupervisorLink:
     def _read(self) -> None:
         try:
             while (news := self._news.next()) is not None:
+                if "warning" in news:
+                    logger.warning("code sandbox: %s", news["warning"])
+                    continue
                 answer = self._answers.get(news["id"])
                 if answer is not None:
                     _call(answer, answer.set_result, news["result"])

@@ -305,8 +305,8 @@ async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: Local
 
 async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PAUSE_S", 0.0)
-    limits = {"disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
-    keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object())  # type: ignore[arg-type]
+    limits = {"memory_mb": 1, "disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
+    keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object(), print)  # type: ignore[arg-type]
     child, outcomes = object(), [RuntimeError("Resource temporarily unavailable")] * 3
 
     async def next_child() -> object:
@@ -619,6 +619,21 @@ print(type(whole), whole[:2], len(whole), mmap.mmap(-1, 9, mmap.MAP_PRIVATE)[:1]
     result = await small.run(code)
     assert result.stdout.splitlines()[1:] == ["<class 'mmap.mmap'> b'ab' 8192 b'\\x00'"], result
     assert "readonly" in result.stdout
+
+
+@LINUX
+@pytest.mark.slow
+async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_code_is_told(caplog) -> None:
+    hold_half = "import os, socket, time\nfile, kept = os.open('a', os.O_CREAT | os.O_RDWR), []\n"
+    hold_half += "for i in range({0}):\n    if i % 100 == 0: kept.append(socket.socketpair())\n"
+    hold_half += "    os.ftruncate(file, 0)\n    os.pwrite(file, bytes(2 << 20), 0)\n"
+    hold_half += "    os.sendfile(kept[-1][0].fileno(), file, 0, 1)\nos.ftruncate(file, 0)\ntime.sleep(0.3)"
+    for count, told in ((10, 0), (400, 1)):
+        async with bare(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
+            result = await executor.run(hold_half.format(count), timeout_s=60)
+            assert (result.exit_code, result.stderr) == (0, "")
+            await until(lambda: "belonged to no process" in caplog.text, within_s=20 if told else 1)
+        assert caplog.text.count("belonged to no process") == told
 
 
 @LINUX

@@ -247,6 +247,58 @@ def _is_below(left: tuple[int, int], before: tuple[int, int], margin: Sequence[i
     return any(now < then - least for now, then, least in zip(left, before, margin, strict=True))
 
 
+_NAMED_MEMORY: Final = (
+    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "PageTables", "KernelStack", "Percpu"),
+    "Hugetlb",
+)
+_LEAST_MEMORY: Final = 512 * _MEBIBYTE  # what others have just freed is counted late
+
+
+def unnamed_memory() -> int:
+    """Bytes of the machine's memory that no process, cache or table of the kernel accounts for; 0 if not known.
+
+    Drivers have some. So has whoever finds a way to keep memory without having it mapped, since no limit counts that.
+    """
+    try:
+        lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
+        kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+        return max(kib["MemTotal"] - sum(kib.get(name, 0) for name in _NAMED_MEMORY), 0) * 1024
+    except (OSError, LookupError, ValueError):
+        return 0
+
+
+class MemoryWatch:
+    """Notices a run beyond whose end the machine has more memory than its process had: what it held was not its own.
+
+    Args:
+        memory_mb: What a process may have.
+        tell: Takes the words about a run that had more.
+    """
+
+    def __init__(self, memory_mb: int, tell: Callable[[str], None]) -> None:
+        self._most = max(memory_mb * _MEBIBYTE, _LEAST_MEMORY)
+        self._memory_mb = memory_mb
+        self._tell = tell
+        self._before: dict[int, int] = {}
+
+    def starts(self, place: int) -> None:
+        """Take note of the state before the first code of a child."""
+        self._before[place] = unnamed_memory()
+
+    @contextlib.contextmanager
+    def ending(self, place: int) -> Iterator[None]:
+        """Judge the end of a child: others take and give back memory too, but not with its start and its end."""
+        before, at_end = self._before.pop(place, None), unnamed_memory()
+        yield
+        came_back = at_end - unnamed_memory()
+        if before is not None and min(at_end - before, came_back) > self._most:
+            self._tell(
+                f"{came_back >> 20} MiB of memory that belonged to no process were free again when a piece of code "
+                f"ended, which may have {self._memory_mb} MiB: it may know a way around that limit. Look at what it "
+                "does; where code attacks on purpose, run it with a remote executor"
+            )
+
+
 _END_LIMIT_S: Final = 10.0
 _POLL_S: Final = 0.05
 _MAX_POLL_S: Final = 2.0

@@ -54,6 +54,34 @@ for i in range({count}):
 hold()
 """
 
+# Each piece is held by another process than the one that made it, and by that alone.
+_DELETED: Final = """
+import shutil
+program = TARGET["name"]
+shutil.copy(next(p for p in ("/bin/sleep", "/usr/bin/sleep") if os.path.exists(p)), program)
+def hidden():
+    # what a program that may be run and not be read holds is not shown to others of its user
+    os.chmod(program, 0o111)
+    os.set_inheritable(handle, True)
+    os.execv(program, [program, "30"])
+for i in range(24):
+    handle = os.open("a", os.O_CREAT | os.O_RDWR)
+    os.unlink("a")
+    for _ in range(30):
+        os.write(handle, bytes(1 << 20))
+    {handed_over}
+    os.close(handle)
+    time.sleep(0.05)
+"""
+_STAYS: Final = "libc.prctl(4, {shown}, 0, 0, 0), time.sleep(30), os._exit(0)"
+_HEIRS: Final = {
+    "children": f"os.fork() or ({_STAYS.format(shown=1)})",
+    "orphans": f"os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), {_STAYS.format(shown=1)}), 0)",
+    "processes-that-hide": f"os.fork() or ({_STAYS.format(shown=0)})",
+    "programs-that-hide": "os.fork() or hidden()",
+    "orphans-that-hide": "os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), hidden()), 0)",
+}
+
 
 def _takes_memory(name: str, code: str, counted: str | None = None, seldom_on_plain: str = "") -> Attack:
     target = partial(MachineMemory, mebibytes=MEMORY_MB + 40, counted=counted)
@@ -160,6 +188,10 @@ for i in range(60):
     time.sleep(0.05)
 """,
         held_above(_MUCH_DISK),
+    ),
+    *(
+        _held(f"disk-in-deleted-files-of-{name}", _DELETED.format(handed_over=code), held_above(_MUCH_DISK))
+        for name, code in _HEIRS.items()
     ),
     _held(
         "disk-in-a-moving-folder",

@@ -17,6 +17,7 @@ import pytest
 from processes import is_running
 
 from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.supervisor import Supervisor
 from strands_rollout.code_tool.supervisor_link import SupervisorLink
 from strands_rollout.errors import ConfigError, SandboxError
@@ -293,6 +294,48 @@ async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(exec
     assert (await executor.run("print(1)")).stdout == "1\n"
 
 
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 640 MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mount", "-t", "tmpfs", "-o", "size=640m,mode=755", "tmpfs", folder]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this process may mount nothing")
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+@LINUX
+@pytest.mark.slow
+async def test_who_fills_a_disk_by_deleted_files_of_its_processes_is_ended_and_its_neighbour_is_not(small_disk) -> None:
+    fill = """
+import os, time
+for i in range(8):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            handle = os.open(f"a{i}", os.O_CREAT | os.O_RDWR)
+            os.unlink(f"a{i}")
+            for _ in range(60):
+                os.write(handle, bytes(1 << 20))
+            time.sleep(30)
+        os._exit(0)
+    os.wait()
+time.sleep(30)
+"""
+    wait = "import time\nopen('mine', 'w').write('x' * 9)\ntime.sleep(8)\nopen('mine').read()"
+    async with bare(
+        scratch_dir=str(small_disk), disk_mb=600, isolation="files", programs=True, max_concurrency=2
+    ) as executor:
+        filled, waited = await asyncio.gather(executor.run(fill, timeout_s=60), executor.run(wait, timeout_s=60))
+        assert (filled.infra_error, waited.infra_error) == (None, None), (filled, waited)
+        assert filled.killed_by == "a disk that is almost full, of which it held the most"
+        assert waited.stdout == "'xxxxxxxxx'\n"
+        assert await until(lambda: scratch.free_space(str(small_disk))[0] > 600 << 20)
+
+
 @LINUX
 async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: LocalExecutor) -> None:
     code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
@@ -306,7 +349,8 @@ async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: Local
 async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PAUSE_S", 0.0)
     limits = {"memory_mb": 1, "disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
-    keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object(), print)  # type: ignore[arg-type]
+    settings = {"limits": limits, "spares": 0, "root": "/tmp"}
+    keeper = Supervisor(settings, object(), (), print)  # type: ignore[arg-type]
     child, outcomes = object(), [RuntimeError("Resource temporarily unavailable")] * 3
 
     async def next_child() -> object:
@@ -659,8 +703,11 @@ async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExec
 
 
 @LINUX
+@pytest.mark.parametrize("handles", ["kept", "closed"])
 @pytest.mark.parametrize("name", ["a\\rb", "a\\r1 2 3 zz:q 5 x", "a (deleted)\\n0-1 r", "a\\x0cb\\x85\\x0b"])
-async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(small: LocalExecutor, name: str) -> None:
+async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(
+    small: LocalExecutor, name: str, handles: str
+) -> None:
     code = f"""
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -670,6 +717,8 @@ libc.mmap(None, ctypes.c_size_t(4096), 1, 1, handle, ctypes.c_size_t(0))
 os.close(handle)
 os.unlink('{name}')
 open('kept', 'w').write('x')  # its size can't be seen, and counts as all that is allowed
+if {handles == "closed"}:
+    os.closerange(0, 64)
 time.sleep(60)
 """
     result = await small.run(code, timeout_s=60)

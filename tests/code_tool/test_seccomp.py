@@ -288,7 +288,8 @@ PROGRAMS_NEED = {  # name -> arguments
     **dict.fromkeys(("execve", "execveat", "wait4", "setsid", "setpgid", "kill", "ptrace", "pipe2", "openat"), ((),)),
     **dict.fromkeys(("fchmodat", "fchownat", "utimensat", "readlinkat", "memfd_create", "copy_file_range"), ((),)),
     "clone": [(17,), (0x4111,), (CLONE_THREAD,), (0x1200011,)],
-    "unshare": [(0x200,), (0x400,)],
+    "unshare": [(0x200,), (0x4_0000,)],
+    "close_range": [(3, 9, 0), (3, 9, 4)],
     "socketpair": [(1, 1), (1, 0x80801), (1, 5)],
     "prctl": [(1,), (15,), (38,), (36,)],
     "fcntl": [(3, command) for command in (0, 1, 2, 3, 4, 5, 6, 7, 8, 1025, 1030, 1031)],
@@ -298,8 +299,9 @@ PROGRAMS_NEED = {  # name -> arguments
     "mmap": [(0, 9, 3, 0x21)],
 }
 PROGRAMS_LACK = {  # name -> answer, arguments
-    "clone": (EPERM, [(0x1000_0011,), (0x2_0011,), (0x4000_0011,), (0x200_0011,)]),
-    "unshare": (EPERM, [(0x1000_0000,), (0x80,), (0x4000_0000,), (0x200 | 0x2_0000,)]),
+    "clone": (EPERM, [(0x1000_0011,), (0x2_0011,), (0x4000_0011,), (0x200_0011,), (0x3D0B00,)]),
+    "close_range": (EPERM, [(3, 9, 2)]),
+    "unshare": (EPERM, [(0x400,), (0x1000_0000,), (0x80,), (0x4000_0000,), (0x200 | 0x2_0000,)]),
     "socket": (answer(errno.EAFNOSUPPORT), [(family, kind) for family in (1, 2, 10, 16, 38, 40) for kind in (1, 2)]),
     "socketpair": (EOPNOTSUPP, [(1, 2), (1, 3), (1, 0x80802)]),
     "prctl": (EPERM, [(4, 0), (HIGH | 4, 0), (41, 0)]),

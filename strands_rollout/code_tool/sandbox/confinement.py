@@ -305,7 +305,7 @@ class Confinement:
         if sys.platform == "linux":  # now, since a change of user takes both back
             kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
             # with files confined no other code can look; the supervisor looks for deleted files that are open
-            kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
+            kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced or self._programs))
             if os.getppid() != fork_server:
                 os._exit(1)  # it died before it could kill us
         if place.ruleset is not None:

@@ -50,7 +50,7 @@ from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
-from strands_rollout.code_tool.sandbox.kernel import ChildLimits, prctl
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits, files_as, prctl
 
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
@@ -353,7 +353,7 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         theirs.close()
         ours.settimeout(_LIMIT_S)
         try:
-            broken = _verdict(confinement, ours, child, output.fileno())
+            broken = _verdict(confinement, place.user, ours, child, output.fileno())
             if broken is None and not scratch.delete(folder):
                 broken = "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
             return broken
@@ -363,14 +363,21 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
             scratch.delete(folder)
 
 
-def _verdict(confinement: Confinement, control: socket.socket, child: int, output: int) -> tuple[str, str] | None:
+def _verdict(
+    confinement: Confinement, user: int | None, control: socket.socket, child: int, output: int
+) -> tuple[str, str] | None:
     greeting = control.recv(65536)
-    may_signal = True
+    may_signal = may_look = True
     if greeting == READY:
         try:
             os.kill(child, 0)
         except PermissionError:
             may_signal = False
+        try:
+            with files_as(user):
+                os.listdir(f"/proc/{child}/fd")  # noqa: PTH208 - as the supervisor does
+        except OSError:
+            may_look = False
         readable = [] if confinement.changes_root else confinement.sample_files()
         facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"  # it can't find these out
         control.sendall(frame({"code": facts + _PROBE, "session": False}))
@@ -388,6 +395,8 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
     broken: dict[str, str] = json.loads(printed.splitlines()[-1])
     if not may_signal:
         broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"
+    if not may_look and "programs" in confinement.enforced:
+        broken["programs"] = "what a process holds open can't be seen here, so that deleted files could not be counted"
     return next(iter(broken.items()), None)
 
 

@@ -55,7 +55,9 @@ ANSWERS: Final[dict[str, int]] = {
 
 _OWN_PID: Final = -1  # stands for the number of the process, which `program` fills in
 _LOW: Final = 0xFFFF_FFFF
-_CLONE_THREAD: Final = 0x0001_0F00  # VM, FS, FILES, SIGHAND and THREAD: one table of descriptors for all threads
+_CLONE_FILES: Final = 0x400
+_CLONE_THREAD: Final = 0x1_0000
+_THREAD: Final = 0xB00 | _CLONE_FILES | _CLONE_THREAD  # and VM, FS, SIGHAND: one table of descriptors for all threads
 # PTRACE, PARENT, PIDFD, UNTRACED, and NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
@@ -85,7 +87,7 @@ _MESSAGES: Final = Condition(3, (0,), _LOW & ~_MESSAGE_FLAGS, error=errno.EOPNOT
 _OPENS: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203 | 0x40_0000)
 _FICLONE: Final = 0x4004_9409
 CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
-    "clone": (Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _CLONE_REFUSED),),
+    "clone": (Condition(0, (_THREAD,), _THREAD | _CLONE_REFUSED),),
     "close_range": (Condition(2, (0, 4)),),  # not CLOSE_RANGE_UNSHARE
     # no sendmsg and recvmsg: a file that is on its way in a socket is in nobody's table of descriptors.
     # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. None can be set: what lies in the
@@ -177,8 +179,13 @@ _PROGRAMS_ANSWERS: Final[dict[str, int]] = {
 }
 _ITSELF: Final = Condition(0, (0,))
 _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
-    "clone": (Condition(0, (0,), _NEW_NAMESPACES),),
-    "unshare": (Condition(0, (0,), _NEW_NAMESPACES | _NEW_TIME_NAMESPACE),),
+    # and one table of descriptors for all threads of a process: one of them is looked at
+    "clone": (
+        Condition(0, (0,), _NEW_NAMESPACES),
+        Condition(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_FILES | _CLONE_THREAD),
+    ),
+    "unshare": (Condition(0, (0,), _NEW_NAMESPACES | _NEW_TIME_NAMESPACE | _CLONE_FILES),),
+    "close_range": CONDITIONAL["close_range"],
     # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: what is written to such a pair can't be given another address
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
     # PR_SET_DUMPABLE, which would hide open files from who measures them; PR_SET_THP_DISABLE, see `Confinement.apply`

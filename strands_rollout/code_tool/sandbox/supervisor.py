@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,12 +45,26 @@ class Session:
 
 
 class Supervisor:
-    """Runs code in the fork server's children; `tell` takes what the trainer's log should say."""
+    """Runs code in the fork server's children.
 
-    def __init__(self, settings: Mapping[str, Any], fork_server: ForkServerLink, tell: Callable[[str], None]) -> None:
+    Args:
+        settings: The executor's, with the `root` of all places.
+        fork_server: Makes the children; up.
+        enforced: Layers that it enforces.
+        tell: Takes what the trainer's log should say.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        fork_server: ForkServerLink,
+        enforced: Collection[str],
+        tell: Callable[[str], None],
+    ) -> None:
         self._settings = settings
         self._fork_server = fork_server
-        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict)
+        adopts = fork_server if "programs" in enforced else None
+        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict, adopts)
         self._memory = MemoryWatch(settings["limits"]["memory_mb"], tell)
         self._watch = RunWatch(settings["limits"], self._disk, fork_server)
         self._free_places: list[int] = []
@@ -274,7 +288,9 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         except RuntimeError as e:
             writer.write(frame({"failure": str(e)}))
             return
-        supervisor = Supervisor(settings, fork_server, lambda words: writer.write(frame({"warning": words})))
+        supervisor = Supervisor(
+            settings, fork_server, facts["enforced"], lambda words: writer.write(frame({"warning": words}))
+        )
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
         serving = asyncio.create_task(_take_orders(supervisor, reader, writer))

@@ -128,6 +128,12 @@ class SupervisorLink:
         """End a session."""
         await self._ask({"do": "close_session", "session": session})
 
+    def cancel_unheard(self) -> None:
+        """Cancel the calls whose event loop has been closed: nobody waits for their answers any more."""
+        for number, answer in list(self._answers.items()):
+            if answer.get_loop().is_closed() and self._answers.pop(number, None) is not None:
+                self._send(frame({"do": "cancel", "id": number}))
+
     def kill(self) -> None:
         """End the process at once; calls that wait raise SupervisorGoneError."""
         self.is_gone = True

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from processes import is_running
 
-from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.supervisor import Supervisor
 from strands_rollout.code_tool.supervisor_link import SupervisorLink
@@ -190,6 +190,24 @@ async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results
     results = await asyncio.wait_for(asyncio.gather(*calls), 60)
     assert [result.stdout for result in results] == [f"{n}\n" for n in range(64)]
     assert all(result.infra_error is None for result in results)
+
+
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_loop_that_is_closed_with_calls_in_flight_keeps_no_place_and_no_code(session: str | None) -> None:
+    executor = bare(timeout_s=60, max_concurrency=1)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(executor.start())
+    call = loop.create_task(executor.run(UNTIL_GO, session=session))
+    loop.run_until_complete(has_begun(executor))
+    call._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+    async def go_on() -> ExecutionResult:
+        result = await asyncio.wait_for(executor.run("1 + 1", session=session), 50)  # less than that code's limit
+        await executor.aclose()
+        return result
+
+    assert asyncio.run(go_on()).stdout == "2\n"
 
 
 @LINUX
@@ -400,7 +418,7 @@ async def test_no_run_can_leave_an_access_time_at_a_library_for_a_later_one(monk
 
 SCRIPT = """
 import asyncio, os, sys
-from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 async def main():
     executor = LocalExecutor(libraries=[])
     print((await executor.run("1 + 1")).stdout, executor._supervisor.link._process.pid, executor._supervisor._root.path,

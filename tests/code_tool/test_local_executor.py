@@ -698,6 +698,41 @@ async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_
         assert caplog.text.count("belonged to no process") == told
 
 
+_WRITES_MODULES = """
+import os, sys
+os.makedirs("package", exist_ok=True)
+open("package/__init__.py", "w").close()
+import package
+for i in range(200):  # within one tick of the clock by which a folder's changes are known
+    for name in (f"m{i}", f"package.m{i}"):
+        try:
+            __import__(name)
+        except ImportError:
+            pass
+        with open(name.replace(".", "/") + ".py", "w") as file:
+            file.write(f"x = {i}")
+        assert __import__(name, fromlist=["x"]).x == i
+os.chdir("package")
+import m7
+"""
+
+
+@pytest.mark.parametrize("disabled", [[], pytest.param(["landlock"], marks=[pytest.mark.slow, LINUX])])
+async def test_modules_that_code_writes_can_be_imported_at_once(disabled: list[str]) -> None:
+    if disabled and not ROOT:
+        pytest.skip("only root can change its root directory")
+    async with bare(disabled_layers=disabled) as executor:
+        for session in (None, "s"):
+            result = await executor.run(_WRITES_MODULES, session=session)
+            assert (result.exit_code, result.stderr) == (0, ""), result
+        change = "os.chdir('..')\nopen('m7.py', 'w').write('x = 8')\ndel sys.modules['m7']\nimport m7\nm7.x"
+        assert (await executor.run(change, session="s")).stdout == "8\n"
+        lost = await executor.run("import json, m7\njson.loads('[')")
+        assert lost.stderr.endswith("ModuleNotFoundError: No module named 'm7'\n")
+        shown = await executor.run("import json\njson.loads('[')")
+        assert shown.stderr.count("File ") == 1
+
+
 @LINUX
 async def test_files_are_copied_in_every_way_that_python_has(small: LocalExecutor) -> None:
     code = """

@@ -1,5 +1,6 @@
 """The local backend beyond what code sees: sessions, concurrency, faults of its processes, and what is left of it."""
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -731,6 +732,50 @@ async def test_modules_that_code_writes_can_be_imported_at_once(disabled: list[s
         assert lost.stderr.endswith("ModuleNotFoundError: No module named 'm7'\n")
         shown = await executor.run("import json\njson.loads('[')")
         assert shown.stderr.count("File ") == 1
+
+
+# stand-ins with a generator of their own, in the state that a fork inherits: what they offer, and how a number is drawn
+_GENERATOR = "import random\n_own = random.Random(0)\n"
+_LIBRARIES = {
+    "torch": (
+        "class default_generator:\n    manual_seed = staticmethod(_own.seed)\ndef rand(): return _own.random()\n",
+        "torch.rand()",
+    ),
+    "tensorflow": (
+        "class random:\n    set_seed = _own.seed\n    uniform = _own.random\n",
+        "tensorflow.random.uniform()",
+    ),
+    "cupy": ("class random:\n    reset_states = _own.seed\n    rand = _own.random\n", "cupy.random.rand()"),
+    "paddle": ("seed = _own.seed\nrand = _own.random\n", "paddle.rand()"),
+}
+
+
+def _make_library(folder: Path, name: str, source: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(source)
+    (folder / f"{name}-1.0.dist-info").mkdir()
+    (folder / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / f"{name}-1.0.dist-info" / "RECORD").write_text(f"{name}/__init__.py,,\n")
+
+
+@LINUX
+async def test_no_two_runs_get_the_same_random_numbers_of_a_library(tmp_path, monkeypatch) -> None:
+    for name, (source, _) in _LIBRARIES.items():
+        _make_library(tmp_path, name, _GENERATOR + source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    draws = ", ".join(draw for _, draw in _LIBRARIES.values())
+    async with LocalExecutor(libraries=list(_LIBRARIES)) as executor:
+        results = [await executor.run(f"import {', '.join(_LIBRARIES)}\n{draws}") for _ in range(3)]
+    drawn = [ast.literal_eval(result.stdout) for result in results]
+    assert len({number for numbers in drawn for number in numbers}) == 3 * len(_LIBRARIES)
+
+
+@LINUX
+async def test_a_library_whose_random_numbers_can_not_be_made_different_is_named(tmp_path, monkeypatch) -> None:
+    _make_library(tmp_path, "torch", "version = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SandboxError, match="random numbers of torch can't be made different.*take the library off"):
+        await LocalExecutor(libraries=["torch"]).start()
 
 
 @LINUX

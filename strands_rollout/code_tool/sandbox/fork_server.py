@@ -33,7 +33,6 @@ import mmap
 import multiprocessing.context
 import os
 import pkgutil
-import random
 import resource
 import select
 import shutil
@@ -44,7 +43,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -110,14 +109,33 @@ def _look_fresh(home: str) -> None:
     # not those of the fork server: they remember what its descriptors 1 and 2 were
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
-    sympy_random = sys.modules.get("sympy.core.random")
-    if sympy_random is not None:
-        sympy_random.seed()
+    _reseed()
     gc.enable()
+
+
+# module -> what gives its generator other numbers, from the module and a seed of 32 bits. Numba does so by itself after
+# a fork, mpmath uses `random`, scipy and pandas numpy's; JAX has no generator without a key.
+_RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
+    "random": lambda module, _: module.seed(),
+    "numpy.random": lambda module, seed: module.seed(seed),
+    "sympy.core.random": lambda module, _: module.seed(),
+    "torch": lambda module, seed: module.default_generator.manual_seed(seed),  # the CPU's; no run has another device
+    "tensorflow": lambda module, seed: module.random.set_seed(seed),
+    "cupy": lambda module, _: module.random.reset_states(),
+    "paddle": lambda module, seed: module.seed(seed),
+}
+
+
+def _reseed() -> None:
+    """Give every generator that has been imported other numbers than all other forks have."""
+    for name, reseed in _RESEEDERS.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            try:
+                reseed(module, int.from_bytes(os.urandom(4), "little"))
+            except Exception as e:
+                words = f"the random numbers of {name} can't be made different in each run ({type(e).__name__}: {e})"
+                raise RuntimeError(f"{words}; take the library off the list, or use another version of it") from e
 
 
 class _OwnMemory(mmap.mmap):

@@ -115,7 +115,7 @@ class LocalExecutor(CodeExecutor):
         isolation: The least that is accepted: "full"; "files", without a list of system calls; "seccomp", without
             confinement of files; "rlimits", limits alone. All that the machine offers is enforced in any case.
         programs: Whether code may start the machine's programs, such as a shell, which "full" and "seccomp" refuse.
-            Files and TCP stay out of their reach, UDP does not; `memory_mb` is each program's.
+            Files, sockets and other runs stay out of their reach; `memory_mb` is each program's.
         scratch_dir: Where the directories of the code are made; None for the temporary directory.
         disabled_layers: Layers to leave out, as if the kernel had none: "user", "files", "landlock", "chroot",
             "syscalls"; for finding faults and for tests.

@@ -37,7 +37,7 @@ _HOME: Final = "camel.interpreters"
 _DEFAULTS: Final[dict[str, Any]] = {"require_confirm": False, "print_stderr": False, "raise_error": True}
 # Their InterpreterError is never about the code: what the code does wrong is in their answer.
 _OUTSIDE: Final = ("DockerInterpreter", "JupyterKernelInterpreter", "E2BInterpreter", "MicrosandboxInterpreter")
-_STATUS: Final = re.compile(r"\(Execution failed with return code (-?\d+)\)\Z")
+_STATUS: Final = re.compile(r"\(Execution failed with return code (-?[0-9]{1,9})\)\Z")
 _TIMED_OUT: Final = re.compile(r"\n?Process timed out after [\d.]+ seconds and was terminated\.\Z")
 _SCRIPT: Final = re.compile(r'File "[^"\n]*temp_code\.py"')
 

@@ -253,55 +253,79 @@ CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands
 """Whose call it is; set by the episode. Calls without an owner share one turn."""
 
 
+_LOOK_S: Final = 1.0  # after which who waits for a place looks for those that nobody can give back
+
+
 class FairQueue:
-    """Places that are given to waiting owners in turn, and first come first served within an owner."""
+    """Places that are given to waiting owners in turn, and first come first served within an owner.
+
+    An event loop may be closed with calls in flight, which never give their places back: those are taken back.
+    """
 
     def __init__(self, places: int) -> None:
         self._free = places
         self._lock = threading.Lock()
+        self._holders: set[_Ticket] = set()
         self._waiting: OrderedDict[str | None, deque[_Ticket]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place; waits for one first."""
-        await self._take()
+    async def place(self, on_lost: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Hold a place; waits for one first.
+
+        Args:
+            on_lost: Called when places had to be taken back for this one, to end what still runs there.
+        """
+        loop = asyncio.get_running_loop()
+        ticket = _Ticket(loop, loop.create_future())
+        await self._take(ticket, on_lost)
         try:
             yield
         finally:
-            self._give()
+            self._give_back(ticket)
 
-    async def _take(self) -> None:
-        loop = asyncio.get_running_loop()
-        ticket = _Ticket(loop, loop.create_future())
+    async def _take(self, ticket: _Ticket, on_lost: Callable[[], None]) -> None:
         with self._lock:
             if self._free > 0:
                 self._free -= 1
+                self._holders.add(ticket)
                 return
             self._waiting.setdefault(CALL_OWNER.get(), deque()).append(ticket)
         is_called = False
         try:
-            await ticket.called
+            self._take_back_lost(on_lost)
+            while not ticket.called.done():
+                await asyncio.wait([ticket.called], timeout=_LOOK_S)
+                self._take_back_lost(on_lost)
             is_called = True
         finally:
             if not is_called:  # cancelled, or its loop is closed under it
                 with self._lock:
                     ticket.abandoned = True
-                    has_place = ticket.granted
-                if has_place:
-                    self._give()
+                self._give_back(ticket)
 
-    def _give(self) -> None:
-        """Hand a place to the next owner's first ticket, or set it free."""
+    def _take_back_lost(self, on_lost: Callable[[], None]) -> None:
         with self._lock:
-            ticket = self._next()
-            if ticket is None:
+            lost = [ticket for ticket in self._holders if ticket.loop.is_closed()]
+        for ticket in lost:
+            self._give_back(ticket)
+        if lost:
+            on_lost()
+
+    def _give_back(self, ticket: _Ticket) -> None:
+        """Hand the place that a ticket holds, if any, to the next owner's first ticket, or set it free."""
+        with self._lock:
+            if ticket not in self._holders:
+                return
+            self._holders.remove(ticket)
+            following = self._next()
+            if following is None:
                 self._free += 1
                 return
-            ticket.granted = True
+            self._holders.add(following)
         try:
-            ticket.loop.call_soon_threadsafe(ticket.call)
+            following.loop.call_soon_threadsafe(following.call)
         except RuntimeError:  # its loop was closed a moment ago
-            self._give()
+            self._give_back(following)
 
     def _next(self) -> _Ticket | None:
         while self._waiting:
@@ -316,11 +340,10 @@ class FairQueue:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """One call that waits, on the loop that it waits on."""
+    """One call that holds a place or waits for one, on the loop that it runs on."""
 
     loop: asyncio.AbstractEventLoop
     called: asyncio.Future[None]
-    granted: bool = False
     abandoned: bool = False
 
     def call(self) -> None:

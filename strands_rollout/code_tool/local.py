@@ -115,7 +115,7 @@ class LocalExecutor(CodeExecutor):
         isolation: The least that is accepted: "full"; "files", without a list of system calls; "seccomp", without
             confinement of files; "rlimits", limits alone. All that the machine offers is enforced in any case.
         programs: Whether code may start the machine's programs, such as a shell, which "full" and "seccomp" refuse.
-            Files and TCP stay out of their reach, UDP does not; `memory_mb` is each program's.
+            Files, sockets and other runs stay out of their reach; `memory_mb` is each program's.
         scratch_dir: Where the directories of the code are made; None for the temporary directory.
         disabled_layers: Layers to leave out, as if the kernel had none: "user", "files", "landlock", "chroot",
             "syscalls"; for finding faults and for tests.
@@ -178,8 +178,14 @@ class LocalExecutor(CodeExecutor):
         return (
             contextlib.nullcontext()
             if session is None
-            else self._turns.setdefault(session, executors.FairQueue(1)).place()
+            else self._turns.setdefault(session, executors.FairQueue(1)).place(self._cancel_unheard)
         )
+
+    def _cancel_unheard(self) -> None:
+        """End the code of calls whose event loop was closed before it ended."""
+        supervisor = self._supervisor
+        if supervisor is not None and supervisor.is_ours:
+            supervisor.link.cancel_unheard()
 
     async def start(self) -> SandboxReport:
         """Start the supervisor, unless it runs, and return what it enforces.
@@ -205,7 +211,7 @@ class LocalExecutor(CodeExecutor):
         if self._pid != os.getpid():
             self._start_anew()
         asked = time.monotonic()
-        async with self._turn(session), self._queue.place():
+        async with self._turn(session), self._queue.place(self._cancel_unheard):
             queued_s = time.monotonic() - asked
             if session is None:
                 result = await executors.retried_once(lambda: self._attempt(code, limit_s, None))

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import functools
 import json
+import math
 import os
 import re
 import secrets
@@ -155,6 +156,7 @@ _SENT: Final = ("remote_supervisor", "sandbox/code_runner")
 _MAX_REPORT_BYTES: Final = 16 << 20  # unpacked; no honest report comes near it
 _UNREADABLE: Final = "[DecodeError]"  # what SandboxFusion puts in the place of output that is not UTF-8
 _SHOWN_CHARS: Final = 300
+_MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no system has larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,14 @@ class RemoteProgram:
         return None  # the code wrote lines of its own
 
     def _result_of(self, report: dict[str, Any]) -> ExecutionResult:
-        exit_code = int(report["exit_code"])
+        """Read a report, which may be the code's own: it may hold anything.
+
+        Raises:
+            ValueError, TypeError, KeyError, OverflowError: It holds what no report does.
+        """
+        exit_code, duration_s = int(report["exit_code"]), float(report["duration_s"])
+        if abs(exit_code) > _MAX_EXIT_CODE or not 0 <= duration_s < math.inf:
+            raise ValueError(f"exit code {exit_code:.3g} after {duration_s} s")
         killed_by = report["killed_by"]
         return ExecutionResult(
             stdout=shorten(str(report["stdout"]), self.max_output_chars + 50),  # 50: it may hold one marker
@@ -213,8 +222,8 @@ class RemoteProgram:
             exit_code=exit_code,
             timed_out=bool(report["timed_out"]),
             truncated=bool(report["truncated"]),
-            duration_s=max(0.0, float(report["duration_s"])),
-            killed_by=signal_words(exit_code) if killed_by is None else str(killed_by),
+            duration_s=duration_s,
+            killed_by=signal_words(exit_code) if killed_by is None else str(killed_by)[:_SHOWN_CHARS],
         )
 
 

@@ -158,6 +158,8 @@ class _Printed:
 
 _READ_BYTES: Final = 12_000  # as base64 below 20 000 characters, which executors keep by default
 _WRITE_BYTES: Final = 48_000
+_MAX_FILE_BYTES: Final = 64 << 20
+_MAX_ERRNO: Final = 4096
 _READ: Final = """
 with open(path, "rb") as file:
     file.seek(offset)
@@ -321,11 +323,18 @@ class CodeExecutorSandbox(Sandbox):
         """Read a file that the session's code sees."""
         del kwargs
         content = b""
-        while True:
-            piece = base64.b64decode(await self._found(_READ, path, offset=len(content), size=_READ_BYTES))
+        while len(content) <= _MAX_FILE_BYTES:
+            found = await self._found(_READ, path, offset=len(content), size=_READ_BYTES)
+            if not isinstance(found, str):
+                raise _unreadable(path)
+            try:
+                piece = base64.b64decode(found)
+            except ValueError as e:
+                raise _unreadable(path) from e
             content += piece
             if len(piece) < _READ_BYTES:
                 return content
+        raise OSError(errno.EFBIG, f"more than {_MAX_FILE_BYTES} bytes, or without end; read it in the sandbox", path)
 
     async def write_file(self, path: str, content: bytes, **kwargs: object) -> None:
         """Write a file for the session's code, with its folders."""
@@ -350,9 +359,12 @@ class CodeExecutorSandbox(Sandbox):
         """
         del kwargs
         try:
-            return [FileInfo(name, is_dir, size) for name, is_dir, size in await self._found(_LIST, path)]
+            found = await self._found(_LIST, path)
         except (FileNotFoundError, NotADirectoryError) as e:
             raise SandboxPathNotFoundError(path) from e
+        if not isinstance(found, list) or not all(_is_entry(entry) for entry in found):
+            raise _unreadable(path)
+        return [FileInfo(name, is_dir, size) for name, is_dir, size in found]
 
     async def _found(self, body: str, path: str, **more: object) -> Json:
         """What a program finds that runs where the session's code does, on the paths that it would use.
@@ -371,12 +383,15 @@ class CodeExecutorSandbox(Sandbox):
         line = next((line for line in result.stdout.splitlines() if line.startswith(mark)), "")
         try:
             answer = json.loads(line.removeprefix(mark))
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             why = result.stderr or result.killed_by or "no answer; does the executor keep too little output?"
             raise OSError(errno.EINVAL, f"no access to files in the sandbox: {why}", path) from e
-        if "found" not in answer:
-            raise OSError(answer["errno"], answer["words"], path)
-        return answer["found"]
+        match answer:
+            case {"found": found}:
+                return found
+            case {"errno": int(number), "words": str(words)} if 0 < number < _MAX_ERRNO:
+                raise OSError(number, words, path)
+        raise _unreadable(path)
 
     async def aclose(self) -> None:
         """End the session, with its variables and files; the executor stays open. Safe to call twice."""
@@ -388,6 +403,18 @@ class CodeExecutorSandbox(Sandbox):
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
+
+
+def _unreadable(path: str) -> OSError:
+    words = "the sandbox's answer can't be read: code of this session has changed what file operations need there"
+    return OSError(errno.EINVAL, words, path)
+
+
+def _is_entry(entry: object) -> bool:
+    match entry:
+        case [str(), bool(), int()]:
+            return True
+    return False
 
 
 async def _refusal(words: str) -> AsyncGenerator[StreamChunk | StrandsResult, None]:

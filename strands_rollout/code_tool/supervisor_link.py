@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
+import logging
 import os
 import queue
 import socket
@@ -25,6 +26,8 @@ from typing import IO, Any, Final, Literal
 from strands_rollout.code_tool.sandbox import FrameReader, frame, python_command, scratch
 from strands_rollout.errors import SandboxError
 from strands_rollout.files import Json
+
+logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
 _YOUNG_S: Final = 60.0  # a directory that is this young may be about to be locked
@@ -125,6 +128,12 @@ class SupervisorLink:
         """End a session."""
         await self._ask({"do": "close_session", "session": session})
 
+    def cancel_unheard(self) -> None:
+        """Cancel the calls whose event loop has been closed: nobody waits for their answers any more."""
+        for number, answer in list(self._answers.items()):
+            if answer.get_loop().is_closed() and self._answers.pop(number, None) is not None:
+                self._send(frame({"do": "cancel", "id": number}))
+
     def kill(self) -> None:
         """End the process at once; calls that wait raise SupervisorGoneError."""
         self.is_gone = True
@@ -204,6 +213,9 @@ class SupervisorLink:
     def _read(self) -> None:
         try:
             while (news := self._news.next()) is not None:
+                if "warning" in news:
+                    logger.warning("code sandbox: %s", news["warning"])
+                    continue
                 answer = self._answers.get(news["id"])
                 if answer is not None:
                     _call(answer, answer.set_result, news["result"])
@@ -250,9 +262,10 @@ def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) 
 
 Isolation = Literal["full", "files", "seccomp", "rlimits"]
 
-LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {  # what each mode asks for, strongest first
+# what each mode asks for, strongest first; `programs` where code may start some, and there is no such layer otherwise
+LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
     "full": ("limits", "user", "files", "syscalls"),
-    "files": ("limits", "user", "files"),
+    "files": ("limits", "user", "files", "programs"),
     "seccomp": ("limits", "syscalls"),
     "rlimits": ("limits",),
 }
@@ -263,7 +276,7 @@ class SandboxReport:
     """What a started sandbox enforces.
 
     Attributes:
-        enforced: Layer ("limits", "user", "files", "syscalls") -> how.
+        enforced: Layer ("limits", "user", "files", "syscalls"; "programs" where code may start some) -> how.
         missing: Layer -> why it is not there.
         isolation: The strongest mode that this is enough for.
         start_s: Seconds that it took to start.

@@ -107,6 +107,25 @@ class FileFact(SecretFile):
             (path.parent / self.secret).touch()
 
 
+class WatchedFolder(Target):
+    """A folder of somebody else, in which a file appears again and again; its name is not for the sandbox."""
+
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
+        self._folder = stage.folder / f"watched-{secrets.token_hex(4)}"
+        self._folder.mkdir()
+        self._folder.chmod(0o755)
+        self.facts |= {"folder": str(self._folder)}
+
+    def seen(self) -> bool:
+        (self._folder / self.secret).touch()
+        (self._folder / self.secret).unlink()
+        return False  # who was told is seen by what it prints
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder)
+
+
 class WordsOf(Target):
     """A file of the machine or of this package; the longest of its first lines is the proof."""
 

@@ -9,7 +9,16 @@ from typing import Final
 import numpy
 import pytest
 from attack import Attack
-from attack_targets import EnvironmentVariable, FileFact, ForeignFolder, Possessions, ScratchRoot, SecretFile, WordsOf
+from attack_targets import (
+    EnvironmentVariable,
+    FileFact,
+    ForeignFolder,
+    Possessions,
+    ScratchRoot,
+    SecretFile,
+    WatchedFolder,
+    WordsOf,
+)
 from host_view import Sight
 from signs import holds_device
 from victims import Stranger
@@ -37,6 +46,21 @@ OF_PROCESSES: Final = (
     Attack("environment-of-another-process", "print(open(f\"/proc/{TARGET['pid']}/environ\").read())", Stranger),
     Attack("memory-of-another-process", _READ_MEMORY, Stranger, seldom_on_plain=_NO_PTRACE),
 )
+
+_CREATION: Final = 0x100
+_WATCHES: Final = {
+    "inotify": (
+        f"watch = checked(libc.inotify_init())\n"
+        f"checked(libc.inotify_add_watch(watch, TARGET['folder'].encode(), {_CREATION}))\n",
+        "",
+    ),
+    "fanotify": (
+        f"watch = checked(libc.fanotify_init(0xC00, 0))\n"
+        f"checked(libc.fanotify_mark(watch, 1, ctypes.c_uint64({_CREATION}), -100, TARGET['folder'].encode()))\n",
+        "it needs Linux 5.13",
+    ),
+}
+_NEWS: Final = "print(os.read(watch, 4096).replace(bytes(1), b' '))"
 
 OF_FILES: Final = (
     Attack("file-ssh-key", _READ, partial(SecretFile, mode=0o600)),
@@ -69,6 +93,10 @@ for handle in range(256):
         "print(os.getxattr(TARGET['path'], 'user.label'))",
         partial(FileFact, fact="attribute"),
         seldom_on_plain="the file system may have no attributes",
+    ),
+    *(
+        Attack(f"watch-a-folder-by-{name}", code + _NEWS, WatchedFolder, seldom_on_plain=reason)
+        for name, (code, reason) in _WATCHES.items()
     ),
     Attack("labels-of-the-package", _READ, partial(WordsOf, path=_PACKAGE / "data" / "train.jsonl")),
     Attack("source-of-another-package", _READ, partial(WordsOf, path=_SITE_PACKAGES / "_pytest" / "main.py")),

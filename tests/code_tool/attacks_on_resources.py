@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from attack import MAX_FILES, MEMORY_MB, Attack
-from host_view import Process, Sight, Usage
+from host_view import MachineMemory, Process, Sight, Usage
 from signs import held_above, locks_above, memory_above, pending_signals_above, unlimited
 
 _MUCH_DISK: Final = 512  # 16 times the limit, since what is looked at now and then is noticed late
@@ -16,12 +16,97 @@ def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], seco
     return Attack(name, f"be_known()\n{code.strip()}\nhold({seconds})", partial(Sight, shows=shows), **more)
 
 
+# A byte of a file that is on its way keeps the whole piece of the page cache that it lies in, here 2 MiB, also when the
+# file is empty again. Each way is a call that moves pages by reference; what it moves them into holds so many of them.
+_SOCKETS: Final = ("socket.socketpair()", 100)
+_PIPES: Final = ("os.pipe()", 16)
+_WAYS: Final = {
+    "sendfile-to-a-socket": (*_SOCKETS, "os.sendfile(kept[-1][0].fileno(), file, 0, 1)"),
+    "sendfile-to-a-pipe": (*_PIPES, "os.sendfile(kept[-1][1], file, 0, 1)"),
+    "splice-to-a-pipe": (*_PIPES, "checked(libc.splice(file, offset, kept[-1][1], None, number(1), 0))"),
+}
+_PIN: Final = """
+file, piece, kept, offset = os.open("a", os.O_CREAT | os.O_RDWR), bytes(2 << 20), [], (ctypes.c_int64 * 1)(0)
+for i in range(448):
+    if i % {fitting} == 0:
+        kept.append({made})
+    os.ftruncate(file, 0)
+    os.pwrite(file, piece, 0)
+    offset[0] = 0
+    {call}
+os.ftruncate(file, 0)
+hold()
+"""
+# Memory of which all but a page is given back: no process is charged for more, and the kernel keeps the whole of it.
+_PARTS: Final = {
+    "shared-memory": ("Shmem", 64, "0x21 | 0x10_0000, -1"),
+    "shared-memory-of-a-device": ("Shmem", 64, "0x1 | 0x10_0000, os.open('/dev/zero', os.O_RDWR)"),
+    "huge-pages": (None, 2, "0x22 | 0x10_0000, -1"),
+}
+_KEEP_PARTS: Final = """
+libc.mmap.restype, size = ctypes.c_void_p, {size_mib} << 20
+for i in range({count}):
+    memory = libc.mmap(ctypes.c_void_p((1 << 44) + i * size), number(size), 3, {mapped}, number(0))
+    assert memory not in (None, 2**64 - 1), os.strerror(ctypes.get_errno())
+    libc.madvise(ctypes.c_void_p(memory), number(size), 14)
+    ctypes.memset(memory, 1, size)
+    checked(libc.munmap(ctypes.c_void_p(memory + 4096), number(size - 4096)))
+hold()
+"""
+
+# Each piece is held by another process than the one that made it, and by that alone.
+_DELETED: Final = """
+import shutil
+program = TARGET["name"]
+shutil.copy(next(p for p in ("/bin/sleep", "/usr/bin/sleep") if os.path.exists(p)), program)
+def hidden():
+    # what a program that may be run and not be read holds is not shown to others of its user
+    os.chmod(program, 0o111)
+    os.set_inheritable(handle, True)
+    os.execv(program, [program, "30"])
+for i in range(24):
+    handle = os.open("a", os.O_CREAT | os.O_RDWR)
+    os.unlink("a")
+    for _ in range(30):
+        os.write(handle, bytes(1 << 20))
+    {handed_over}
+    os.close(handle)
+    time.sleep(0.05)
+"""
+_STAYS: Final = "libc.prctl(4, {shown}, 0, 0, 0), time.sleep(30), os._exit(0)"
+_HEIRS: Final = {
+    "children": f"os.fork() or ({_STAYS.format(shown=1)})",
+    "orphans": f"os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), {_STAYS.format(shown=1)}), 0)",
+    "processes-that-hide": f"os.fork() or ({_STAYS.format(shown=0)})",
+    "programs-that-hide": "os.fork() or hidden()",
+    "orphans-that-hide": "os.waitpid(os.fork() or (os.setsid(), os.fork() and os._exit(0), hidden()), 0)",
+}
+
+
+def _takes_memory(name: str, code: str, counted: str | None = None, seldom_on_plain: str = "") -> Attack:
+    target = partial(MachineMemory, mebibytes=MEMORY_MB + 40, counted=counted)
+    return Attack(f"memory-in-{name}", code, target, seldom_on_plain=seldom_on_plain, timeout_s=10)
+
+
 ALL: Final = (
     _held(
         "memory",
         "kept = bytearray(b'x') * (2 << 30)",
         memory_above(MEMORY_MB * 5 // 4),
         never_on_plain="it limits the address space too",
+    ),
+    *(
+        _takes_memory(name, _PIN.format(made=made, fitting=fitting, call=call))
+        for name, (made, fitting, call) in _WAYS.items()
+    ),
+    *(
+        _takes_memory(
+            f"parts-of-{name}",
+            _KEEP_PARTS.format(size_mib=size_mib, count=1024 // size_mib, mapped=mapped),
+            counted,
+            "it needs huge pages" if name == "huge-pages" else "",
+        )
+        for name, (counted, size_mib, mapped) in _PARTS.items()
     ),
     _held(
         "kernel-memory-in-locks",
@@ -103,6 +188,10 @@ for i in range(60):
     time.sleep(0.05)
 """,
         held_above(_MUCH_DISK),
+    ),
+    *(
+        _held(f"disk-in-deleted-files-of-{name}", _DELETED.format(handed_over=code), held_above(_MUCH_DISK))
+        for name, code in _HEIRS.items()
     ),
     _held(
         "disk-in-a-moving-folder",

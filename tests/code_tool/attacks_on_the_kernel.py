@@ -29,15 +29,16 @@ _HANDLES: Final = {
 _ALWAYS: Final = ("process-handle", "memory-file")
 
 
-class SharedMemory(Target):
-    """A System V segment that may not come to be; its key is agreed on."""
+class SystemV(Target):
+    """A segment, queue or semaphore that may not come to be, since it outlives who made it; its key is agreed on."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, kind: str, remove: str) -> None:
         super().__init__(stage)
+        self._kind, self._remove = kind, remove
         self.facts |= {"key": secrets.randbelow(2**31 - 2) + 1}
 
     def _number(self) -> int | None:
-        lines = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
+        lines = Path("/proc/sysvipc", self._kind).read_text().splitlines()[1:]
         return next((int(line.split()[1]) for line in lines if int(line.split()[0]) == self.facts["key"]), None)
 
     def seen(self) -> bool:
@@ -45,7 +46,15 @@ class SharedMemory(Target):
 
     def close(self) -> None:
         if (number := self._number()) is not None:
-            ctypes.CDLL(None).shmctl(number, 0, None)
+            remove = getattr(ctypes.CDLL(None), self._remove)
+            remove(number, 0, 0, None) if self._kind == "sem" else remove(number, 0, None)
+
+
+_SYSTEM_V: Final = {
+    "shared-memory": ("shm", "checked(libc.shmget(TARGET['key'], 65536, 0o1666))"),
+    "message-queue": ("msg", "checked(libc.msgget(TARGET['key'], 0o1666))"),
+    "semaphore": ("sem", "checked(libc.semget(TARGET['key'], 1, 0o1666))"),
+}
 
 
 def _has_rights(process: Process) -> bool:
@@ -85,7 +94,10 @@ ALL: Final = (
         )
         for name, (code, word) in _HANDLES.items()
     ),
-    Attack("make-shared-memory", "checked(libc.shmget(TARGET['key'], 65536, 0o1666))", SharedMemory),
+    *(
+        Attack(f"make-{name}", code, partial(SystemV, kind=kind, remove=f"{kind}ctl"))
+        for name, (kind, code) in _SYSTEM_V.items()
+    ),
     Attack(
         "become-root",
         """

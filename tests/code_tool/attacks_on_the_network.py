@@ -10,7 +10,25 @@ from victims import Server
 
 _CONNECT_UNIX: Final = "socket.socket(socket.AF_UNIX).connect(TARGET['address'])"
 
+# TCP without the calls by which Landlock knows it
+_OTHER_WAYS: Final = {
+    "by-sendto": "socket.socket().sendto(b'x', socket.MSG_FASTOPEN, tuple(TARGET['address']))",
+    "by-sendmsg": "socket.socket().sendmsg([b'x'], [], socket.MSG_FASTOPEN, tuple(TARGET['address']))",
+    "by-sendmmsg": """
+host, port = TARGET["address"]
+name = ctypes.create_string_buffer(struct.pack("=H", 2) + struct.pack("!H", port) + socket.inet_aton(host) + bytes(8))
+text = ctypes.create_string_buffer(b"x")
+piece = ctypes.create_string_buffer(struct.pack("PN", ctypes.addressof(text), 1))
+message = struct.pack("PIxxxxPNPNiI", ctypes.addressof(name), 16, ctypes.addressof(piece), 1, 0, 0, 0, 0)
+messages = ctypes.create_string_buffer(message + bytes(16))
+line = socket.socket()
+checked(libc.sendmmsg(line.fileno(), messages, 1, socket.MSG_FASTOPEN))
+""",
+    "over-several-paths": "socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262).connect(tuple(TARGET['address']))",
+}
+
 ALL: Final = (
+    *(Attack(f"connect-tcp-{name}", code, partial(Server, family="tcp")) for name, code in _OTHER_WAYS.items()),
     Attack("connect-tcp", "socket.create_connection(TARGET['address'], 3)", partial(Server, family="tcp")),
     Attack(
         "send-udp",

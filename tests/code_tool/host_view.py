@@ -157,6 +157,50 @@ def _is_above(folder: Path, most_bytes: int, most_files: int) -> bool:
     return found_bytes > most_bytes
 
 
+_NAMED_MEMORY: Final = (
+    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "PageTables", "KernelStack", "Percpu"),
+    "Hugetlb",
+)
+
+
+class MachineMemory(Target):
+    """The machine has lost more memory than a run may have, to nothing that a process shows as its own.
+
+    Args:
+        stage: Where the attack takes place.
+        mebibytes: So much more than before.
+        counted: The field of /proc/meminfo to look at; None for what no field of it names.
+    """
+
+    _STAYS_S = 0.3  # the kernel takes a moment to count what others on this machine have just freed
+
+    def __init__(self, stage: Stage, mebibytes: int, counted: str | None = None) -> None:
+        super().__init__(stage)
+        self._counted = counted
+        self._more_kib = mebibytes << 10
+        self._least_kib = self._now_kib()  # what an earlier attack held may still be on its way back
+        self._above_since: float | None = None
+        self._seen = False
+
+    def _now_kib(self) -> int:
+        lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+        kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+        if self._counted is not None:
+            return kib[self._counted]
+        return kib["MemTotal"] - sum(kib.get(name, 0) for name in _NAMED_MEMORY)
+
+    def seen(self) -> bool:
+        now_kib = self._now_kib()
+        self._least_kib = min(self._least_kib, now_kib)
+        if now_kib <= self._least_kib + self._more_kib:
+            self._above_since = None
+        elif self._above_since is None:
+            self._above_since = time.monotonic()
+        elif time.monotonic() > self._above_since + self._STAYS_S:
+            self._seen = True
+        return self._seen
+
+
 class Program(Sight):
     """Another program was started, with `nap` among its arguments."""
 

@@ -132,6 +132,11 @@ async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor
             "{'a': 1}\n",
         ),
         (
+            "open('m.py', 'w').write('def f(): return 3')\nimport m\nopen('m.py', 'w').write('def f(): return 4')\n"
+            "first = m.f()\nimport importlib\nfirst, importlib.reload(m).f(), __import__('os').listdir()",
+            "(3, 4, ['m.py'])\n",
+        ),
+        (
             "from multiprocessing.pool import ThreadPool\nwith ThreadPool(2) as p: print(p.map(abs, [-1, 2]))",
             "[1, 2]\n",
         ),
@@ -153,6 +158,16 @@ async def test_code_runs_as_a_script_whose_last_expression_is_shown(executor, co
             "def f(x):\n    return 1/x\nf(0)",
             'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    f(0)\n'
             '  File "<code>", line 2, in f\n    return 1/x\nZeroDivisionError: division by zero\n',
+        ),
+        (
+            "open('m.py', 'w').write('def f():\\n    return 1/0\\n')\nimport m\nm.f()",
+            'Traceback (most recent call last):\n  File "<code>", line 3, in <module>\n    m.f()\n'
+            '  File "m.py", line 2, in f\n    return 1/0\nZeroDivisionError: division by zero\n',
+        ),
+        (
+            "open('m.py', 'w').write('1+')\nimport m",
+            'Traceback (most recent call last):\n  File "<code>", line 2, in <module>\n    import m\n'
+            '  File "m.py", line 1\n    1+\nSyntaxError: invalid syntax\n',
         ),
         ("1+", '  File "<code>", line 1\n    1+\nSyntaxError: invalid syntax\n'),
         (

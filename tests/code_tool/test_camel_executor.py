@@ -43,6 +43,11 @@ async def test_camels_answer_is_the_output(executor: CamelExecutor, code: str, s
     assert (result.infra_error, result.killed_by, result.timed_out) == (None, None, False)
 
 
+async def test_a_status_that_the_code_printed_itself_is_no_fault(executor: CamelExecutor) -> None:
+    result = await executor.run(f"print('(Execution failed with return code {'9' * 4301})', end='')")
+    assert (result.exit_code, result.infra_error) == (0, None)
+
+
 async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(executor: CamelExecutor) -> None:
     result = await executor.run("print('before')\n1/0")
     assert (result.stdout, result.exit_code, result.infra_error) == ("before\n", 1, None)

@@ -224,6 +224,28 @@ async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecu
         await kept.write_file("file/below", b"")
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("5", "[]", '{"found": 5}', '{"found": [[1]]}', '{"found": "a"}', '{"errno": "x", "words": 3}', "{"),
+        *('{"errno": 1}', '{"errno": ' + "9" * 5000 + ', "words": ""}', "[" * 5000),
+    ],
+)
+async def test_answers_that_code_has_forged_are_an_error_of_the_path(kept: CodeExecutorSandbox, answer: str) -> None:
+    await kept.execute_code(f"import json\njson.dumps = lambda *_: {answer!r}", "python3")
+    for call in (kept.read_file("f"), kept.list_files(".")):
+        with pytest.raises(OSError, match="in the sandbox|the sandbox's answer can't be read") as caught:
+            await call
+        assert caught.value.errno == errno.EINVAL
+
+
+async def test_a_file_without_end_is_refused(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.code_tool.strands_sandbox._MAX_FILE_BYTES", 30_000)
+    with pytest.raises(OSError, match="more than 30000 bytes, or without end") as caught:
+        await kept.read_file("/dev/urandom")
+    assert caught.value.errno == errno.EFBIG
+
+
 async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> None:
     async with local() as executor:
         one, other = CodeExecutorSandbox(executor), CodeExecutorSandbox(executor, session="named")

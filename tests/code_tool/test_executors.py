@@ -1,8 +1,10 @@
 """Executors by name, and their small parts: places in turn, usable CPUs, capped output."""
 
 import asyncio
+import gc
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -107,6 +109,47 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
         await asyncio.wait_for(asyncio.gather(*(call(0) for _ in range(places * 2))), 10)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["a call waits", "a call comes later"])
+def test_places_of_calls_whose_loop_was_closed_go_to_others_once(waits: bool) -> None:
+    queue, lost = FairQueue(2), []
+    kept: list[asyncio.Future[None]] = []
+
+    async def hold() -> None:
+        async with queue.place():
+            kept.append(asyncio.get_running_loop().create_future())
+            await kept[-1]  # as an answer that the executor's thread still knows
+
+    def closed_loop(start: Any) -> None:
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(hold()) for _ in range(2)]
+        loop.run_until_complete(asyncio.wait(tasks, timeout=0.01))
+        start()
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.close()
+
+    async def enter() -> int:
+        inside = 0
+        async with queue.place(lambda: lost.append(True)):
+            inside += 1
+            async with queue.place(lambda: lost.append(True)):
+                inside += 1
+        return inside
+
+    if not waits:
+        closed_loop(lambda: None)
+        assert asyncio.run(asyncio.wait_for(enter(), 60)) == 2
+    else:
+        with ThreadPoolExecutor(1) as pool:
+            waiting: list[Any] = []
+            closed_loop(lambda: waiting.append(pool.submit(asyncio.run, asyncio.wait_for(enter(), 60))))
+            assert waiting[0].result() == 2
+    assert lost
+    kept.clear()
+    gc.collect()  # what is left of the calls gives nothing back a second time
+    assert queue._free == 2
 
 
 @pytest.mark.parametrize(

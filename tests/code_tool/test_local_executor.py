@@ -1,5 +1,6 @@
 """The local backend beyond what code sees: sessions, concurrency, faults of its processes, and what is left of it."""
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -16,7 +17,8 @@ from typing import Any
 import pytest
 from processes import is_running
 
-from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
+from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.supervisor import Supervisor
 from strands_rollout.code_tool.supervisor_link import SupervisorLink
 from strands_rollout.errors import ConfigError, SandboxError
@@ -191,6 +193,24 @@ async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results
     assert all(result.infra_error is None for result in results)
 
 
+@pytest.mark.parametrize("session", [None, "s"])
+def test_a_loop_that_is_closed_with_calls_in_flight_keeps_no_place_and_no_code(session: str | None) -> None:
+    executor = bare(timeout_s=60, max_concurrency=1)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(executor.start())
+    call = loop.create_task(executor.run(UNTIL_GO, session=session))
+    loop.run_until_complete(has_begun(executor))
+    call._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.close()
+
+    async def go_on() -> ExecutionResult:
+        result = await asyncio.wait_for(executor.run("1 + 1", session=session), 50)  # less than that code's limit
+        await executor.aclose()
+        return result
+
+    assert asyncio.run(go_on()).stdout == "2\n"
+
+
 @LINUX
 async def test_code_and_nothing_else_is_what_the_kernel_ends_first_without_memory(fragile: LocalExecutor) -> None:
     def score(path: str) -> int:
@@ -293,6 +313,48 @@ async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(exec
     assert (await executor.run("print(1)")).stdout == "1\n"
 
 
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 640 MiB."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["mount", "-t", "tmpfs", "-o", "size=640m,mode=755", "tmpfs", folder]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this process may mount nothing")
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", folder], check=True)
+
+
+@LINUX
+@pytest.mark.slow
+async def test_who_fills_a_disk_by_deleted_files_of_its_processes_is_ended_and_its_neighbour_is_not(small_disk) -> None:
+    fill = """
+import os, time
+for i in range(8):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            handle = os.open(f"a{i}", os.O_CREAT | os.O_RDWR)
+            os.unlink(f"a{i}")
+            for _ in range(60):
+                os.write(handle, bytes(1 << 20))
+            time.sleep(30)
+        os._exit(0)
+    os.wait()
+time.sleep(30)
+"""
+    wait = "import time\nopen('mine', 'w').write('x' * 9)\ntime.sleep(8)\nopen('mine').read()"
+    async with bare(
+        scratch_dir=str(small_disk), disk_mb=600, isolation="files", programs=True, max_concurrency=2
+    ) as executor:
+        filled, waited = await asyncio.gather(executor.run(fill, timeout_s=60), executor.run(wait, timeout_s=60))
+        assert (filled.infra_error, waited.infra_error) == (None, None), (filled, waited)
+        assert filled.killed_by == "a disk that is almost full, of which it held the most"
+        assert waited.stdout == "'xxxxxxxxx'\n"
+        assert await until(lambda: scratch.free_space(str(small_disk))[0] > 600 << 20)
+
+
 @LINUX
 async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: LocalExecutor) -> None:
     code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
@@ -305,8 +367,9 @@ async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: Local
 
 async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PAUSE_S", 0.0)
-    limits = {"disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
-    keeper = Supervisor({"limits": limits, "spares": 0, "root": "/tmp"}, object())  # type: ignore[arg-type]
+    limits = {"memory_mb": 1, "disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
+    settings = {"limits": limits, "spares": 0, "root": "/tmp"}
+    keeper = Supervisor(settings, object(), (), print)  # type: ignore[arg-type]
     child, outcomes = object(), [RuntimeError("Resource temporarily unavailable")] * 3
 
     async def next_child() -> object:
@@ -356,7 +419,7 @@ async def test_no_run_can_leave_an_access_time_at_a_library_for_a_later_one(monk
 
 SCRIPT = """
 import asyncio, os, sys
-from strands_rollout.code_tool import LocalExecutor
+from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 async def main():
     executor = LocalExecutor(libraries=[])
     print((await executor.run("1 + 1")).stdout, executor._supervisor.link._process.pid, executor._supervisor._root.path,
@@ -519,9 +582,9 @@ async def test_code_that_finds_the_control_socket_can_only_end_itself(executor, 
     assert (await executor.run("1")).stdout == "1\n"
 
 
-@LINUX
-@pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's code reads what that user may read")
-async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(tmp_path, monkeypatch) -> None:
+@pytest.fixture
+def roots_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of root's, beside a library `rootsown` that only root may read."""
     package, facts = tmp_path / "rootsown", tmp_path / "rootsown-1.0.dist-info"
     package.mkdir()
     facts.mkdir()
@@ -534,6 +597,16 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
     for path in [*tmp_path.rglob("*")]:
         path.chmod(0o700 if path.is_dir() else 0o600)
     monkeypatch.syspath_prepend(str(tmp_path))
+    return secret
+
+
+AS_ROOT = pytest.mark.skipif(not ROOT, reason="an ordinary user's code reads what that user may read")
+
+
+@LINUX
+@AS_ROOT
+async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(roots_secret: Path) -> None:
+    secret = roots_secret
     async with LocalExecutor(libraries=["numpy", "rootsown"]) as executor:
         report = await executor.start()
         assert (report.isolation, report.missing) == ("full", {})
@@ -543,6 +616,19 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
             assert "PermissionError" in (await executor.run(f"import os\n{attack}")).stderr
         status = await executor.run("open('/proc/self/status').read()")
         assert "PermissionError" in status.stderr
+
+
+@LINUX
+@AS_ROOT
+async def test_code_with_programs_that_reads_as_root_changes_no_file_of_roots(roots_secret: Path) -> None:
+    before = os.stat(roots_secret)  # noqa: PTH116
+    async with LocalExecutor(libraries=["rootsown"], isolation="files", programs=True) as executor:
+        assert (await executor.run("import rootsown; rootsown.VALUE")).stdout == "42\n"
+        for attack in ("chmod({0}, 0o777)", "utime({0}, (1, 1))", "setxattr({0}, 'user.a', b'1')", "truncate({0}, 0)"):
+            result = await executor.run("import os\nos." + attack.format(repr(str(roots_secret))))
+            assert "Error: [Errno" in result.stderr, result
+    after = os.stat(roots_secret)  # noqa: PTH116
+    assert (after.st_mode, after.st_ctime_ns) == (before.st_mode, before.st_ctime_ns)
 
 
 async def test_a_call_that_waited_for_a_session_that_was_lost_goes_on_in_the_next_one(executor: LocalExecutor) -> None:
@@ -579,6 +665,135 @@ async def test_calls_that_wait_for_their_session_hold_no_place() -> None:
 
 
 @LINUX
+async def test_memory_without_a_file_is_mapped_as_ever(small: LocalExecutor) -> None:
+    code = """
+import mmap
+whole, readable = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)
+whole[:2] = b"ab"
+whole.resize(8192)
+copied = mmap.mmap(-1, 4096, access=mmap.ACCESS_COPY)
+copied[0] = 1
+try:
+    readable[0] = 1
+except TypeError as error:
+    print(error)
+print(type(whole), whole[:2], len(whole), mmap.mmap(-1, 9, mmap.MAP_PRIVATE)[:1])
+"""
+    result = await small.run(code)
+    assert result.stdout.splitlines()[1:] == ["<class 'mmap.mmap'> b'ab' 8192 b'\\x00'"], result
+    assert "readonly" in result.stdout
+
+
+@LINUX
+@pytest.mark.slow
+async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_code_is_told(caplog) -> None:
+    hold_half = "import os, socket, time\nfile, kept = os.open('a', os.O_CREAT | os.O_RDWR), []\n"
+    hold_half += "for i in range({0}):\n    if i % 100 == 0: kept.append(socket.socketpair())\n"
+    hold_half += "    os.ftruncate(file, 0)\n    os.pwrite(file, bytes(2 << 20), 0)\n"
+    hold_half += "    os.sendfile(kept[-1][0].fileno(), file, 0, 1)\nos.ftruncate(file, 0)\ntime.sleep(0.3)"
+    for count, told in ((10, 0), (400, 1)):
+        async with bare(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
+            result = await executor.run(hold_half.format(count), timeout_s=60)
+            assert (result.exit_code, result.stderr) == (0, "")
+            await until(lambda: "belonged to no process" in caplog.text, within_s=20 if told else 1)
+        assert caplog.text.count("belonged to no process") == told
+
+
+_WRITES_MODULES = """
+import os, sys
+os.makedirs("package", exist_ok=True)
+open("package/__init__.py", "w").close()
+import package
+for i in range(200):  # within one tick of the clock by which a folder's changes are known
+    for name in (f"m{i}", f"package.m{i}"):
+        try:
+            __import__(name)
+        except ImportError:
+            pass
+        with open(name.replace(".", "/") + ".py", "w") as file:
+            file.write(f"x = {i}")
+        assert __import__(name, fromlist=["x"]).x == i
+os.chdir("package")
+import m7
+"""
+
+
+@pytest.mark.parametrize("disabled", [[], pytest.param(["landlock"], marks=[pytest.mark.slow, LINUX])])
+async def test_modules_that_code_writes_can_be_imported_at_once(disabled: list[str]) -> None:
+    if disabled and not ROOT:
+        pytest.skip("only root can change its root directory")
+    async with bare(disabled_layers=disabled) as executor:
+        for session in (None, "s"):
+            result = await executor.run(_WRITES_MODULES, session=session)
+            assert (result.exit_code, result.stderr) == (0, ""), result
+        change = "os.chdir('..')\nopen('m7.py', 'w').write('x = 8')\ndel sys.modules['m7']\nimport m7\nm7.x"
+        assert (await executor.run(change, session="s")).stdout == "8\n"
+        lost = await executor.run("import json, m7\njson.loads('[')")
+        assert lost.stderr.endswith("ModuleNotFoundError: No module named 'm7'\n")
+        shown = await executor.run("import json\njson.loads('[')")
+        assert shown.stderr.count("File ") == 1
+
+
+# stand-ins with a generator of their own, in the state that a fork inherits: what they offer, and how a number is drawn
+_GENERATOR = "import random\n_own = random.Random(0)\n"
+_LIBRARIES = {
+    "torch": (
+        "class default_generator:\n    manual_seed = staticmethod(_own.seed)\ndef rand(): return _own.random()\n",
+        "torch.rand()",
+    ),
+    "tensorflow": (
+        "class random:\n    set_seed = _own.seed\n    uniform = _own.random\n",
+        "tensorflow.random.uniform()",
+    ),
+    "cupy": ("class random:\n    reset_states = _own.seed\n    rand = _own.random\n", "cupy.random.rand()"),
+    "paddle": ("seed = _own.seed\nrand = _own.random\n", "paddle.rand()"),
+}
+
+
+def _make_library(folder: Path, name: str, source: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text(source)
+    (folder / f"{name}-1.0.dist-info").mkdir()
+    (folder / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / f"{name}-1.0.dist-info" / "RECORD").write_text(f"{name}/__init__.py,,\n")
+
+
+@LINUX
+async def test_no_two_runs_get_the_same_random_numbers_of_a_library(tmp_path, monkeypatch) -> None:
+    for name, (source, _) in _LIBRARIES.items():
+        _make_library(tmp_path, name, _GENERATOR + source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    draws = ", ".join(draw for _, draw in _LIBRARIES.values())
+    async with LocalExecutor(libraries=list(_LIBRARIES)) as executor:
+        results = [await executor.run(f"import {', '.join(_LIBRARIES)}\n{draws}") for _ in range(3)]
+    drawn = [ast.literal_eval(result.stdout) for result in results]
+    assert len({number for numbers in drawn for number in numbers}) == 3 * len(_LIBRARIES)
+
+
+@LINUX
+async def test_a_library_whose_random_numbers_can_not_be_made_different_is_named(tmp_path, monkeypatch) -> None:
+    _make_library(tmp_path, "torch", "version = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(SandboxError, match="random numbers of torch can't be made different.*take the library off"):
+        await LocalExecutor(libraries=["torch"]).start()
+
+
+@LINUX
+async def test_files_are_copied_in_every_way_that_python_has(small: LocalExecutor) -> None:
+    code = """
+import pathlib, shutil
+pathlib.Path("a").write_text("text" * 9)
+shutil.copyfile("a", "b"), shutil.copy("a", "c"), shutil.copy2("a", "d"), shutil.move("d", "e")
+with open("a", "rb") as source, open("f", "wb") as goal:
+    shutil.copyfileobj(source, goal)
+if hasattr(pathlib.Path, "copy"):  # Python 3.14
+    pathlib.Path("a").copy("g")
+{pathlib.Path(name).read_text() for name in "bcef"} == {"text" * 9}
+"""
+    assert (await small.run(code)).stdout == "True\n"
+
+
+@LINUX
 async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExecutor) -> None:
     code = "import mmap, time\nkept = [mmap.mmap(-1, 4096) for _ in range(9)]\ntime.sleep(0.3)\nlen(kept)"  # looked at
     result = await executor.run(code)
@@ -586,8 +801,11 @@ async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExec
 
 
 @LINUX
+@pytest.mark.parametrize("handles", ["kept", "closed"])
 @pytest.mark.parametrize("name", ["a\\rb", "a\\r1 2 3 zz:q 5 x", "a (deleted)\\n0-1 r", "a\\x0cb\\x85\\x0b"])
-async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(small: LocalExecutor, name: str) -> None:
+async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(
+    small: LocalExecutor, name: str, handles: str
+) -> None:
     code = f"""
 import ctypes, os, time
 libc = ctypes.CDLL(None)
@@ -597,6 +815,8 @@ libc.mmap(None, ctypes.c_size_t(4096), 1, 1, handle, ctypes.c_size_t(0))
 os.close(handle)
 os.unlink('{name}')
 open('kept', 'w').write('x')  # its size can't be seen, and counts as all that is allowed
+if {handles == "closed"}:
+    os.closerange(0, 64)
 time.sleep(60)
 """
     result = await small.run(code, timeout_s=60)

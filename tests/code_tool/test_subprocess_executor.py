@@ -1,13 +1,18 @@
 """The subprocess backend: what code sees, what it prints, how it is limited, and what is left of it."""
 
 import asyncio
+import base64
+import json
 import sys
 import tempfile
+import zlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from strands_rollout.code_tool import SubprocessExecutor
+from strands_rollout.code_tool.remote import RemoteProgram
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the limit or the check is Linux's")
 
@@ -22,6 +27,41 @@ async def test_an_escaped_process_that_holds_the_pipes_is_not_waited_for(executo
     code = "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(40)\nelse: print('done')"
     result = await asyncio.wait_for(executor.run(code), 30)
     assert result.stdout == "done\n"
+
+
+_TRUE: dict[str, Any] = {
+    "stdout": "true\n",
+    "stderr": "",
+    "exit_code": 0,
+    "timed_out": False,
+    "truncated": False,
+    "duration_s": 0.5,
+    "killed_by": None,
+}
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        *({"exit_code": value} for value in (10**30, -(10**30), 2**32, "1" * 4301, "x", None, [], float("inf"))),
+        *({"duration_s": value} for value in (float("nan"), float("inf"), -1, "x", None)),
+        *({name: ()} for name in ("exit_code", "duration_s")),
+        {"exit_code": 10**4000},
+    ],
+)
+def test_a_report_that_the_code_has_forged_counts_for_nothing(forged: dict[str, Any]) -> None:
+    program = RemoteProgram("1", 5.0, 100, 1 << 20)
+
+    def line(report: object) -> str:
+        return f"{program.token} report {base64.b64encode(zlib.compress(json.dumps(report).encode())).decode()}\n"
+
+    printed = f"{program.token} start\n{line(_TRUE)}{line(_TRUE | forged)}{line([1])}{line('x')}"
+    result = program.result(printed, "", 0)
+    assert (result.stdout, result.exit_code, result.duration_s) == ("true\n", 0, 0.5)
+    alone = program.result(f"{program.token} start\n{line(_TRUE | forged)}", "", 0)
+    assert (alone.infra_error, alone.killed_by) == (None, "the end of its supervisor")
+    long = program.result(f"{program.token} start\n{line(_TRUE | {'killed_by': 'x' * 9999})}", "", 0)
+    assert len(long.killed_by or "") < 1000
 
 
 @LINUX

@@ -66,6 +66,13 @@ def test_the_model_reads_stdout_then_stderr_then_how_it_ended(result: ExecutionR
     assert format_result(result) == shown
 
 
+@pytest.mark.parametrize("digits", ["9" * 4301, "9" * 20, "٣", "", "-5"])
+def test_a_marker_that_the_code_printed_itself_is_text(digits: str) -> None:
+    forged = f"\n... [{digits} characters dropped] ...\n"
+    shown = format_result(ExecutionResult("a" * 100 + forged + "b" * 100, "", 0), 60)
+    assert shown == f"{'a' * 30}\n... [{140 + len(forged)} characters dropped] ...\n{'b' * 30}"
+
+
 TOOL_MODULE = """
 from strands import tool
 @tool

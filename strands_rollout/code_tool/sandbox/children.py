@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, frame, python_command
@@ -228,6 +229,15 @@ class ForkServerLink:
     def limit_threads(self, child: RunningChild, number: int) -> None:
         """Set how many threads a child's user may have before the child can start no more, unless it has ended."""
         self._post({"do": "limit", "place": child.place, "threads": number})
+
+    def orphans(self) -> set[int]:
+        """Processes that code has started and that have lost their parent: they are the fork server's children."""
+        pid = self._process.pid
+        try:
+            listed = Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()
+        except OSError:
+            return set()
+        return {int(number) for number in listed} - {child.pid for child in self._children.values()}
 
     def _post(self, message: Mapping[str, Any], child: RunningChild | None = None) -> None:
         """Send a command, with the descriptors of a child that is to be forked, after those that wait already."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import codecs
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -23,16 +24,30 @@ if TYPE_CHECKING:
 
 SOURCE_NAME = "<code>"
 _sources: dict[str, str] = {}  # what tracebacks may show: the text of each piece of code, by its file name
+_folders: list[str] = []  # and the code's own modules, in the folder that it works in; with a slash at the end
+
+
+def _shown_name(filename: str) -> str | None:
+    """How a file of the code's own is called in a traceback; None for others, whose paths are the machine's."""
+    if filename in _sources:
+        return filename
+    folder = next((folder for folder in _folders if filename.startswith(folder)), None)
+    # it exists: where the root directory was changed, what was imported before has names below it too
+    return None if folder is None or not os.path.exists(filename) else filename[len(folder) :]  # noqa: PTH110
 
 
 def own_frames_only(error: traceback.TracebackException) -> None:
-    """Drop every frame that is not the code's own, in the whole chain of causes."""
+    """Drop every frame that is not the code's own, in the whole chain of causes; its modules lose their folder."""
     pending: list[traceback.TracebackException | None] = [error]
     while pending:
         current = pending.pop()
         if current is None:
             continue
-        current.stack[:] = [frame for frame in current.stack if frame.filename in _sources]
+        current.stack[:] = [frame for frame in current.stack if _shown_name(frame.filename) is not None]
+        for place in (*current.stack, current):  # an error itself has a file where it is one of syntax
+            name = getattr(place, "filename", None)
+            if isinstance(name, str) and _shown_name(name) is not None:
+                place.filename = _shown_name(name)
         pending += [current.__cause__, current.__context__, *(getattr(current, "exceptions", None) or [])]
 
 
@@ -82,9 +97,40 @@ def prepare_interpreter() -> types.ModuleType:
     sys.excepthook = report_error
     threading.excepthook = report_thread_error
     warnings.formatwarning = format_warning
+    _import_from(os.getcwd())  # noqa: PTH109 - pathlib is slow to import
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     return main
+
+
+def _import_from(folder: str) -> None:
+    """Let modules be imported that lie in a folder, as it is at that moment.
+
+    Python remembers what was in a folder by the time of its last change, and a module's bytecode by the second of its:
+    of what code writes and imports right away it would see the state before.
+    """
+    from importlib import machinery
+
+    class FreshFinder(machinery.FileFinder):
+        def find_spec(self, fullname: str, target: types.ModuleType | None = None) -> machinery.ModuleSpec | None:
+            self.invalidate_caches()
+            return super().find_spec(fullname, target)
+
+    prefix = folder.rstrip("/") + "/"
+
+    def find_in(path: str) -> FreshFinder:
+        if not (path + "/").startswith(prefix):
+            raise ImportError(path)
+        return FreshFinder(
+            path,
+            (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
+            (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
+        )
+
+    sys.dont_write_bytecode = True
+    sys.path_hooks.insert(0, find_in)
+    sys.path.insert(0, folder)
+    _folders[:] = [prefix]
 
 
 def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
@@ -100,7 +146,8 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
             print(repr(value))
 
 
-_MARKER: Final = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
+# no more digits than any text has characters: what looks like a marker may be the code's own
+_MARKER: Final = re.compile(r"\n\.\.\. \[([0-9]{1,15}) characters dropped\] \.\.\.\n")
 
 
 def _marker(dropped_chars: int) -> str:

@@ -2,7 +2,7 @@
 
 Decided once in the fork server; a forked child calls `apply` and can't take anything of it off again. The layers:
 `limits` (rlimits), `user` (a user of its own, where we are root), `files` (Landlock, or a change of root where the
-kernel has no Landlock and we are root) and `syscalls` (seccomp).
+kernel has no Landlock and we are root) and `syscalls` (seccomp), or `programs` where code may start some.
 
 Confined code reads the standard library, the chosen libraries, shared objects and some of /etc; never a whole
 site-packages folder: this package, its labels and its reward lie there, among others. Where the sandbox's user can't
@@ -26,9 +26,17 @@ from types import ModuleType
 from typing import Final, TypeVar
 
 from strands_rollout.code_tool.sandbox import kernel
-from strands_rollout.code_tool.sandbox.seccomp import SyscallFilter, install, is_supported
+from strands_rollout.code_tool.sandbox.seccomp import (
+    ALONE,
+    WITH_PROGRAMS,
+    WITH_PROGRAMS_AS_OWNER,
+    SyscallFilter,
+    install,
+    is_supported,
+)
 
-DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+_DEVICES: Final = ("/dev/null", "/dev/urandom", "/dev/random")
+_ZEROS: Final = "/dev/zero"  # for programs alone: to map it makes shared memory, see `seccomp.CONDITIONAL`
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
 _SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
 _PROGRAMS: Final = (  # what a shell finds, and what its programs read
@@ -130,6 +138,7 @@ class DirectoryDescriptors:
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
+_PR_SET_THP_DISABLE: Final = 41
 _SIGKILL: Final = 9
 _MAX_RULESET_USES: Final = 64
 _MAX_FOLDER_BLOCKS: Final = 8
@@ -168,7 +177,8 @@ class Confinement:
         libraries: Folder -> names in it that code may import.
         limits: Of each process.
         disabled: Layers to leave out although the machine has them; "landlock" leaves `files` to a change of root.
-        programs: Whether code may start the machine's programs, and its own, under the same layers but `syscalls`.
+        programs: Whether code may start the machine's programs, and its own; in place of `syscalls` there is then a
+            layer `programs`, a list of refused system calls.
     """
 
     def __init__(
@@ -190,7 +200,9 @@ class Confinement:
         self._reads_as_root = False
         self.descriptors = DirectoryDescriptors()  # of folders that the code's user can't reach otherwise
         self.enforced: dict[str, str] = {}
-        left_out = [layer for layer in ("limits", "user", "files", "syscalls") if layer in disabled]
+        self._filter_layer = "programs" if programs else "syscalls"
+        layers = {"limits": "limits", "user": "user", "files": "files", "syscalls": self._filter_layer}
+        left_out = [name for layer, name in layers.items() if layer in disabled]
         self.missing: dict[str, str] = dict.fromkeys(left_out, "left out by the setting disabled_layers")
         if "limits" not in disabled:
             sizes = f"{limits.memory_mb} MiB of memory, {limits.file_mb} MiB a file"
@@ -200,8 +212,8 @@ class Confinement:
         if "files" not in disabled:
             self._decide_files()
         if programs:
-            self.missing["syscalls"] = "left out by the setting programs: a program may ask the kernel for anything"
-        elif "syscalls" not in disabled:
+            self.missing["syscalls"] = "left out by the setting programs: no list of what programs need is known"
+        if "syscalls" not in disabled:
             self._decide_syscalls()
 
     @property
@@ -222,6 +234,8 @@ class Confinement:
         if self._reads_as_root or not self._landlock_abi or "files" not in self.enforced:
             return False
         self._reads_as_root = True
+        if self._filter is not None:
+            self._compile_filter()
         self.enforced["user"] += ", with root's right to the files that it may read: others may not read Python's own"
         return True
 
@@ -281,6 +295,9 @@ class Confinement:
                 score.write("1000")
         if "limits" in self.enforced:
             _attempt("limits", lambda: self._limits.impose(own_user=self._is_counted_alone(place)))
+            if sys.platform == "linux":  # of a huge page the kernel keeps all, and charges for what is mapped of it
+                with contextlib.suppress(OSError):  # a kernel that has none
+                    kernel.prctl(_PR_SET_THP_DISABLE, 1)
         if self.changes_root:
             _attempt("files", lambda: os.chroot(place.folder))
             _attempt("files", lambda: os.chdir("/"))
@@ -288,14 +305,14 @@ class Confinement:
         if sys.platform == "linux":  # now, since a change of user takes both back
             kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
             # with files confined no other code can look; the supervisor looks for deleted files that are open
-            kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced))
+            kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced or self._programs))
             if os.getppid() != fork_server:
                 os._exit(1)  # it died before it could kill us
         if place.ruleset is not None:
             _attempt("files", place.ruleset.restrict_self)
-        if self._filter is not None and "syscalls" in self.enforced:
+        if self._filter is not None and self._filter_layer in self.enforced:
             program = self._filter.program(os.getpid())
-            _attempt("syscalls", lambda: install(program))
+            _attempt(self._filter_layer, lambda: install(program))
 
     def _is_counted_alone(self, place: Place) -> bool:
         """Whether the kernel counts a child's threads apart; an ordinary user's child is made so where that works.
@@ -337,10 +354,16 @@ class Confinement:
 
     def _decide_syscalls(self) -> None:
         if sys.platform != "linux" or not is_supported():
-            self.missing["syscalls"] = f"no seccomp filter on {sys.platform}, {platform.machine()}"
+            self.missing[self._filter_layer] = f"no seccomp filter on {sys.platform}, {platform.machine()}"
             return
-        self._filter = SyscallFilter.for_machine(platform.machine())
-        self.enforced["syscalls"] = "seccomp, a list of what is allowed"
+        self._compile_filter()
+        self.enforced[self._filter_layer] = f"seccomp, a list of what is {'refused' if self._programs else 'allowed'}"
+
+    def _compile_filter(self) -> None:
+        rules = ALONE
+        if self._programs:
+            rules = WITH_PROGRAMS_AS_OWNER if self._reads_as_root else WITH_PROGRAMS
+        self._filter = SyscallFilter.for_machine(platform.machine(), rules)
 
     def _make_ruleset(self, folder: str) -> kernel.Ruleset:
         ruleset = kernel.Ruleset(self._landlock_abi)
@@ -349,7 +372,7 @@ class Confinement:
         for path in _PROGRAMS if self._programs else ():
             with contextlib.suppress(FileNotFoundError):
                 ruleset.allow_read(path, run=True)
-        for path in DEVICES:
+        for path in (*_DEVICES, _ZEROS) if self._programs else _DEVICES:
             with contextlib.suppress(FileNotFoundError):
                 ruleset.allow_device(path)
         ruleset.allow_scratch(folder, run=self._programs)

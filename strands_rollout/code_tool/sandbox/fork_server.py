@@ -29,10 +29,10 @@ import gc
 import importlib
 import itertools
 import json
+import mmap
 import multiprocessing.context
 import os
 import pkgutil
-import random
 import resource
 import select
 import shutil
@@ -43,13 +43,13 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
 from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
-from strands_rollout.code_tool.sandbox.kernel import ChildLimits, prctl
+from strands_rollout.code_tool.sandbox.kernel import ChildLimits, files_as, prctl
 
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
@@ -68,7 +68,7 @@ def become_child(confinement: Confinement, place: Place, descriptors: tuple[int,
             place.ruleset.close()
         _look_fresh("/" if confinement.changes_root else place.folder)
         if "syscalls" in confinement.enforced:
-            _replace_locks()
+            _share_nothing()
         os.write(_CONTROL, READY)
     except LayerError as e:
         _fail(e.layer, str(e))
@@ -109,21 +109,63 @@ def _look_fresh(home: str) -> None:
     # not those of the fork server: they remember what its descriptors 1 and 2 were
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
-    random.seed()
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
-    sympy_random = sys.modules.get("sympy.core.random")
-    if sympy_random is not None:
-        sympy_random.seed()
+    _reseed()
     gc.enable()
 
 
-def _replace_locks() -> None:
-    """Give multiprocessing, whose ThreadPool takes locks, those of threads: its own are files in /dev/shm.
+# module -> what gives its generator other numbers, from the module and a seed of 32 bits. Numba does so by itself after
+# a fork, mpmath uses `random`, scipy and pandas numpy's; JAX has no generator without a key.
+_RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
+    "random": lambda module, _: module.seed(),
+    "numpy.random": lambda module, seed: module.seed(seed),
+    "sympy.core.random": lambda module, _: module.seed(),
+    "torch": lambda module, seed: module.default_generator.manual_seed(seed),  # the CPU's; no run has another device
+    "tensorflow": lambda module, seed: module.random.set_seed(seed),
+    "cupy": lambda module, _: module.random.reset_states(),
+    "paddle": lambda module, seed: module.seed(seed),
+}
 
-    Only for a process that can start no others.
+
+def _reseed() -> None:
+    """Give every generator that has been imported other numbers than all other forks have."""
+    for name, reseed in _RESEEDERS.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            try:
+                reseed(module, int.from_bytes(os.urandom(4), "little"))
+            except Exception as e:
+                words = f"the random numbers of {name} can't be made different in each run ({type(e).__name__}: {e})"
+                raise RuntimeError(f"{words}; take the library off the list, or use another version of it") from e
+
+
+class _OwnMemory(mmap.mmap):
+    """A `mmap.mmap` whose memory without a file is private: shared memory is refused, and nobody is there to share."""
+
+    def __new__(
+        cls,
+        fileno: int,
+        length: int,
+        flags: int = mmap.MAP_SHARED,
+        prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
+        access: int = mmap.ACCESS_DEFAULT,
+        **more: Any,  # noqa: ANN401 - the offset, and what newer Pythons take
+    ) -> Self:
+        if fileno == -1 and access != mmap.ACCESS_COPY:
+            prot = mmap.PROT_READ if access == mmap.ACCESS_READ else prot
+            flags, access = flags & ~mmap.MAP_SHARED | mmap.MAP_PRIVATE, mmap.ACCESS_DEFAULT
+        return super().__new__(cls, fileno, length, flags=flags, prot=prot, access=access, **more)
+
+
+_OwnMemory.__name__ = _OwnMemory.__qualname__ = "mmap"
+_OwnMemory.__module__ = "mmap"
+
+
+def _share_nothing() -> None:
+    """Do with private memory and with threads' locks, in a process that can start no others.
+
+    For `mmap` without a file, and for multiprocessing, whose ThreadPool takes locks: its own are files in /dev/shm.
     """
+    mmap.mmap = _OwnMemory  # type: ignore[assignment, misc]
     for name in _LOCKS:
         setattr(multiprocessing.context.BaseContext, name, staticmethod(getattr(threading, name)))
         setattr(multiprocessing, name, getattr(threading, name))
@@ -298,6 +340,8 @@ if "syscalls" in enforced:
     must_fail("syscalls", "a socket could be made", lambda: socket.socket())
     must_fail("syscalls", "a limit could be set", lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)))
     must_fail("syscalls", "a directory's mode could be changed", lambda: os.chmod(".", 0o777))
+if "programs" in enforced:
+    must_fail("programs", "a socket could be made", lambda: socket.socket())
 if "user" in enforced and 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()):
     broken["user"] = "the code still runs as root"
 if "limits" in enforced and resource.getrlimit(resource.RLIMIT_AS)[1] == resource.RLIM_INFINITY:
@@ -327,7 +371,7 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
         theirs.close()
         ours.settimeout(_LIMIT_S)
         try:
-            broken = _verdict(confinement, ours, child, output.fileno())
+            broken = _verdict(confinement, place.user, ours, child, output.fileno())
             if broken is None and not scratch.delete(folder):
                 broken = "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
             return broken
@@ -337,14 +381,21 @@ def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] 
             scratch.delete(folder)
 
 
-def _verdict(confinement: Confinement, control: socket.socket, child: int, output: int) -> tuple[str, str] | None:
+def _verdict(
+    confinement: Confinement, user: int | None, control: socket.socket, child: int, output: int
+) -> tuple[str, str] | None:
     greeting = control.recv(65536)
-    may_signal = True
+    may_signal = may_look = True
     if greeting == READY:
         try:
             os.kill(child, 0)
         except PermissionError:
             may_signal = False
+        try:
+            with files_as(user):
+                os.listdir(f"/proc/{child}/fd")  # noqa: PTH208 - as the supervisor does
+        except OSError:
+            may_look = False
         readable = [] if confinement.changes_root else confinement.sample_files()
         facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"  # it can't find these out
         control.sendall(frame({"code": facts + _PROBE, "session": False}))
@@ -362,6 +413,8 @@ def _verdict(confinement: Confinement, control: socket.socket, child: int, outpu
     broken: dict[str, str] = json.loads(printed.splitlines()[-1])
     if not may_signal:
         broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"
+    if not may_look and "programs" in confinement.enforced:
+        broken["programs"] = "what a process holds open can't be seen here, so that deleted files could not be counted"
     return next(iter(broken.items()), None)
 
 

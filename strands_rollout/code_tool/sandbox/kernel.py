@@ -247,6 +247,22 @@ def become_reading_as_root(user: int) -> None:
     set_capabilities(0)
 
 
+@contextlib.contextmanager
+def files_as(user: int | None) -> Iterator[None]:
+    """Be another user and group to the file system, in this thread alone; what is called must not wait."""
+    if user is None:
+        yield
+        return
+    numbers = syscall_numbers(os.uname().machine)
+    user_before = syscall(numbers["setfsuid"], user)
+    group_before = syscall(numbers["setfsgid"], user)
+    try:
+        yield
+    finally:
+        syscall(numbers["setfsuid"], user_before)
+        syscall(numbers["setfsgid"], group_before)
+
+
 def be_counted_alone() -> bool:
     """Enter a user namespace, in which limits by user count the caller alone; False where that is not allowed.
 

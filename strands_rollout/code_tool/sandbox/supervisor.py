@@ -2,7 +2,8 @@
 
 It takes orders from the executor's socket, in frames: `{"do": "run", "id": 7, "code": ..., "timeout_s": 30, "session":
 null}`, `{"do": "cancel", "id": 7}` and `{"do": "close_session", "id": 8, "session": ...}`. It answers with `{"id": 7,
-"result": {...}}`, after a first `{"facts": {...}}` or `{"failure": ...}`. When the socket closes, all children are
+"result": {...}}`, after a first `{"facts": {...}}` or `{"failure": ...}`; `{"warning": ...}` is for the log. When the
+socket closes, all children are
 killed, all files are deleted and the process ends.
 """
 
@@ -17,14 +18,14 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout.code_tool.sandbox import LENGTH, frame, scratch
 from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
 from strands_rollout.code_tool.sandbox.confinement import readable_files
-from strands_rollout.code_tool.sandbox.watch import DiskWatch, RunWatch
+from strands_rollout.code_tool.sandbox.watch import DiskWatch, MemoryWatch, RunWatch
 
 _READY_LIMIT_S: Final = 30.0
 _FORK_PATIENCE_S: Final = 5.0  # what other runs have used up (processes, descriptors, memory) is free again soon
@@ -44,12 +45,27 @@ class Session:
 
 
 class Supervisor:
-    """Runs code in the fork server's children."""
+    """Runs code in the fork server's children.
 
-    def __init__(self, settings: Mapping[str, Any], fork_server: ForkServerLink) -> None:
+    Args:
+        settings: The executor's, with the `root` of all places.
+        fork_server: Makes the children; up.
+        enforced: Layers that it enforces.
+        tell: Takes what the trainer's log should say.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        fork_server: ForkServerLink,
+        enforced: Collection[str],
+        tell: Callable[[str], None],
+    ) -> None:
         self._settings = settings
         self._fork_server = fork_server
-        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict)
+        adopts = fork_server if "programs" in enforced else None
+        self._disk = DiskWatch(settings["limits"], settings["root"], self._evict, adopts)
+        self._memory = MemoryWatch(settings["limits"]["memory_mb"], tell)
         self._watch = RunWatch(settings["limits"], self._disk, fork_server)
         self._free_places: list[int] = []
         self._places = 0
@@ -141,6 +157,7 @@ class Supervisor:
         for folder in (self._settings["root"], self._folder(child)):  # their times would show when earlier runs ended
             with contextlib.suppress(OSError):
                 os.utime(folder)
+        self._memory.starts(child.place)
         self._watch.allow_threads(child)
         async with asyncio.timeout(_READY_LIMIT_S):
             await child.start(code, session=in_session)
@@ -196,8 +213,9 @@ class Supervisor:
 
     async def _dispose(self, child: RunningChild) -> None:
         """End a child, delete its directory and give its place to the next, which makes another."""
-        await self._watch.kill(child)
-        child.close()
+        with self._memory.ending(child.place):
+            await self._watch.kill(child)
+            child.close()
         self.top_up()
         if await asyncio.to_thread(scratch.delete, self._folder(child)):  # else the place is used no more
             self._free_places.append(child.place)
@@ -270,7 +288,9 @@ async def _serve(executor: socket.socket, settings: dict[str, Any], parent: int)
         except RuntimeError as e:
             writer.write(frame({"failure": str(e)}))
             return
-        supervisor = Supervisor(settings, fork_server)
+        supervisor = Supervisor(
+            settings, fork_server, facts["enforced"], lambda words: writer.write(frame({"warning": words}))
+        )
         writer.write(frame({"facts": facts}))
         supervisor.top_up()
         serving = asyncio.create_task(_take_orders(supervisor, reader, writer))

@@ -18,14 +18,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.children import ForkServerLink, RunningChild
 from strands_rollout.code_tool.sandbox.code_runner import signal_words
-from strands_rollout.code_tool.sandbox.kernel import shared_thread_limit, syscall, syscall_numbers
+from strands_rollout.code_tool.sandbox.kernel import files_as, shared_thread_limit
 
 _MAX_MAPS_BYTES: Final = 1 << 20  # ten times what numpy and sympy come to
 
@@ -34,45 +34,84 @@ class TooManyMappingsError(Exception):
     """A process has mapped more pieces of memory than anybody needs."""
 
 
-def unnamed_bytes(pid: int, user: int | None, root: str, mapped_file_bytes: int) -> int:
-    """Bytes on disk in a process's unnamed files; 0 where that can't be seen. Its user is None where that is ours.
+class HiddenFilesError(Exception):
+    """A process keeps others from looking at what it holds open."""
 
-    Mapped files count if they lay in the root, whose name is its own: an upgrade deletes libraries that every process
-    has in memory. The size of one that is mapped and no longer open can't be seen: it counts as `mapped_file_bytes`.
-    """
-    if sys.platform != "linux":
-        return 0
-    with contextlib.suppress(OSError), _files_as(user):
-        thread = _living_thread(pid)
-        held = _open_files(thread)
-        mapped = _mapped_files(thread, os.path.basename(root)) - held.keys()  # noqa: PTH119
-        return sum(held.values()) + len(mapped) * mapped_file_bytes
-    return 0
+
+@dataclass(slots=True)
+class UnnamedFiles:
+    """Files without a name that processes hold open or have in their memory."""
+
+    sizes: dict[int, int] = field(default_factory=dict)  # of those that are open: inode -> bytes on disk
+    mapped: set[int] = field(default_factory=set)  # inodes of those in memory
+    moved: bool = False  # a process ended meanwhile; it may have left its files to one that was not there before
+
+    def bytes(self, mapped_file_bytes: int) -> int:
+        """Bytes on disk, where each file of which the size can't be seen counts as so many."""
+        return sum(self.sizes.values()) + len(self.mapped - self.sizes.keys()) * mapped_file_bytes
+
+    def add(self, pid: int, user: int | None, root: str, within: str | None = None) -> None:
+        """Add those of a process. Its user is None where that is ours.
+
+        Mapped files count if they lay in the root, whose name is its own: an upgrade deletes libraries that every
+        process has in memory. The size of one that is mapped and no longer open can't be seen.
+
+        Args:
+            pid: The process.
+            user: The process's user.
+            root: The folder of all places.
+            within: Add only what lay in this folder.
+
+        Raises:
+            HiddenFilesError: It has seen to it that it can't be looked at.
+            TooManyMappingsError: It has too many.
+        """
+        if sys.platform != "linux":
+            return
+        try:
+            with files_as(user):
+                thread = _living_thread(pid)
+                self.sizes |= _open_files(thread, root, within)
+                self.mapped |= _mapped_files(thread, within or f"/{os.path.basename(root)}/")  # noqa: PTH119
+        except PermissionError:
+            if _is_alive(f"/proc/{pid}"):
+                raise HiddenFilesError from None
+        except OSError:
+            self.moved = True
+
+
+def _is_alive(process: str) -> bool:
+    """Whether a process or thread, given by its folder in /proc, has not ended yet."""
+    try:
+        return Path(process, "stat").read_bytes().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
+    except OSError:
+        return False
 
 
 def _living_thread(pid: int) -> str:
     """The folder in /proc of a thread that has not ended: the first may end while others still run."""
     for number in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - each 50 ms for each child
         folder = f"/proc/{pid}/task/{number}"
-        with contextlib.suppress(OSError):
-            if os.listdir(f"{folder}/fd"):  # noqa: PTH208
-                return folder
+        if _is_alive(folder):
+            return folder
     raise ProcessLookupError(f"process {pid} has no thread left")
 
 
-def _open_files(thread: str) -> dict[int, int]:
-    """Unnamed files behind a process's descriptors: inode -> bytes."""
+def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
+    """Unnamed files behind a process's descriptors, and the one that it runs if it lay in the root: inode -> bytes."""
     found = {}
-    for number in os.listdir(f"{thread}/fd"):  # noqa: PTH208
+    places = {f"{thread}/fd/{number}": within or "" for number in os.listdir(f"{thread}/fd")}  # noqa: PTH208
+    for link, folder in {f"{thread}/exe": within or root, **places}.items():
         with contextlib.suppress(FileNotFoundError):
-            status = os.stat(f"{thread}/fd/{number}")  # noqa: PTH116
-            if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+            status = os.stat(link)  # noqa: PTH116
+            is_unnamed = stat.S_ISREG(status.st_mode) and status.st_nlink == 0
+            if is_unnamed and os.readlink(link).startswith(folder):  # noqa: PTH115
                 found[status.st_ino] = status.st_blocks * 512
     return found
 
 
-def _mapped_files(thread: str, folder: str) -> set[int]:
-    """Inodes of the unnamed files in a process's memory that lay in a folder of this name, wherever it is mounted.
+def _mapped_files(thread: str, within: str) -> set[int]:
+    """Inodes of the unnamed files in a process's memory that lay in such a folder, wherever it is mounted.
 
     Their devices don't tell them apart: some file systems give other numbers here than to stat(2).
     """
@@ -84,25 +123,37 @@ def _mapped_files(thread: str, folder: str) -> set[int]:
     for line in listing.split(b"\n"):  # the one character that the kernel escapes in names
         if line.endswith(b" (deleted)"):
             *_, inode, name = line.split(maxsplit=5)
-            if b"/%b/" % os.fsencode(folder) in name:
+            if os.fsencode(within) in name:
                 found.add(int(inode))
     return found
 
 
-@contextlib.contextmanager
-def _files_as(user: int | None) -> Iterator[None]:
-    """Be another user and group to the file system, in this thread alone; what is called must not wait."""
-    if user is None:
-        yield
-        return
-    numbers = syscall_numbers(os.uname().machine)
-    user_before = syscall(numbers["setfsuid"], user)
-    group_before = syscall(numbers["setfsgid"], user)
+def descendants(pid: int) -> Iterator[int]:
+    """A process, and those that it and they have started; what ends meanwhile is left out."""
+    pending = [pid]
+    while pending:
+        process = pending.pop()
+        yield process
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):  # noqa: PTH208
+                pending += _children(f"/proc/{process}/task/{thread}")
+
+
+def _children(thread: str) -> list[int]:
     try:
-        yield
-    finally:
-        syscall(numbers["setfsuid"], user_before)
-        syscall(numbers["setfsgid"], group_before)
+        return [int(number) for number in Path(thread, "children").read_bytes().split()]
+    except OSError:
+        return []
+
+
+def _has_user(pid: int, user: int) -> bool:
+    """Whether a process is a user's; the owner of its folder in /proc is another where it can't be looked at."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return False
+    found = re.search(rb"^Uid:\s+(\d+)", status, re.MULTILINE)
+    return found is not None and int(found[1]) == user
 
 
 _MEBIBYTE: Final = 1024 * 1024
@@ -128,13 +179,27 @@ class _Place:
 
 
 class DiskWatch:
-    """Watches what all places hold."""
+    """Watches what all places hold.
 
-    def __init__(self, limits: Mapping[str, Any], root: str, evict: Callable[[int], None]) -> None:
+    Args:
+        limits: Whose `disk_mb` and `max_files` count.
+        root: The folder of all places.
+        evict: Ends what is kept at a place without running.
+        fork_server: Where code may start programs: the parent of those that have lost theirs. Else None.
+    """
+
+    def __init__(
+        self,
+        limits: Mapping[str, Any],
+        root: str,
+        evict: Callable[[int], None],
+        fork_server: ForkServerLink | None = None,
+    ) -> None:
         self._limits = (limits["disk_mb"] * _MEBIBYTE, limits["max_files"])
         self._words = (f"disk limit of {limits['disk_mb']} MiB", f"limit of {limits['max_files']} files")
         self._root = root
         self._evict = evict
+        self._fork_server = fork_server
         self._places: dict[int, _Place] = {}
         self._timer: asyncio.Task[None] | None = None
         self._short_since: float | None = None
@@ -177,9 +242,12 @@ class DiskWatch:
         state.due = asyncio.get_running_loop().create_future()  # what is written from now on is the next look's
         try:
             used = await self._measured(child.place)
-            unnamed = 0 if child.pid is None else unnamed_bytes(child.pid, child.user, self._root, self._limits[0])
+            files = await self._unnamed_files(child)
+            unnamed = files.bytes(self._limits[0])
         except TooManyMappingsError:
             return "limit of memory mappings"
+        except HiddenFilesError:
+            return "a process that hides which files it holds open"
         except OSError:  # this process is out of descriptors or memory: it looks again later
             return None
         if used.fault is not None:
@@ -194,8 +262,40 @@ class DiskWatch:
         if held[0] < state.held[0] + _LEAST[0] and held[1] < state.held[1] + _LEAST[1]:
             watched = sum(other.due is not None for other in self._places.values())
             state.rests_until = now + min((_LOOK_S + used.entries * _FILE_S) * watched * _REST, _MAX_REST_S)
-        state.left, state.held, state.moved = left, held, used.moved
+        state.left, state.held, state.moved = left, held, used.moved or files.moved
         return self._shortage(child.place, left, now)
+
+    async def _unnamed_files(self, child: RunningChild) -> UnnamedFiles:
+        """The unnamed files of all processes of a run.
+
+        Who has lost its parent is the fork server's child. Where runs have no users of their own, only its files tell
+        whose it was, by where they lay; without that it is ended.
+        """
+        files = UnnamedFiles()
+        if child.pid is None:
+            return files
+        if self._fork_server is None:
+            with contextlib.suppress(HiddenFilesError):  # not by its own doing: this machine does not show such things
+                files.add(child.pid, child.user, self._root)
+            files.moved = False
+            return files
+        for pid in descendants(child.pid):
+            files.add(pid, child.user, self._root)
+            await asyncio.sleep(0)
+        within = f"{self._root}/{child.place}/" if child.user is None else None
+        for orphan in self._fork_server.orphans():
+            for pid in descendants(orphan):
+                if child.user is not None and not _has_user(pid, child.user):
+                    continue
+                try:
+                    files.add(pid, child.user, self._root, within)
+                except HiddenFilesError:
+                    if child.user is not None:
+                        raise
+                    if orphan in self._fork_server.orphans():  # still; if it was another's, that one follows
+                        os.kill(orphan, signal.SIGKILL)
+                await asyncio.sleep(0)
+        return files
 
     async def _measured(self, place: int) -> scratch.Usage:
         folder = os.path.join(self._root, str(place))  # noqa: PTH118 - each 50 ms
@@ -245,6 +345,58 @@ class DiskWatch:
 
 def _is_below(left: tuple[int, int], before: tuple[int, int], margin: Sequence[int]) -> bool:
     return any(now < then - least for now, then, least in zip(left, before, margin, strict=True))
+
+
+_NAMED_MEMORY: Final = (
+    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "PageTables", "KernelStack", "Percpu"),
+    "Hugetlb",
+)
+_LEAST_MEMORY: Final = 512 * _MEBIBYTE  # what others have just freed is counted late
+
+
+def unnamed_memory() -> int:
+    """Bytes of the machine's memory that no process, cache or table of the kernel accounts for; 0 if not known.
+
+    Drivers have some. So has whoever finds a way to keep memory without having it mapped, since no limit counts that.
+    """
+    try:
+        lines = [line.split() for line in Path("/proc/meminfo").read_text().splitlines()]
+        kib = {words[0].rstrip(":"): int(words[1]) for words in lines}
+        return max(kib["MemTotal"] - sum(kib.get(name, 0) for name in _NAMED_MEMORY), 0) * 1024
+    except (OSError, LookupError, ValueError):
+        return 0
+
+
+class MemoryWatch:
+    """Notices a run beyond whose end the machine has more memory than its process had: what it held was not its own.
+
+    Args:
+        memory_mb: What a process may have.
+        tell: Takes the words about a run that had more.
+    """
+
+    def __init__(self, memory_mb: int, tell: Callable[[str], None]) -> None:
+        self._most = max(memory_mb * _MEBIBYTE, _LEAST_MEMORY)
+        self._memory_mb = memory_mb
+        self._tell = tell
+        self._before: dict[int, int] = {}
+
+    def starts(self, place: int) -> None:
+        """Take note of the state before the first code of a child."""
+        self._before[place] = unnamed_memory()
+
+    @contextlib.contextmanager
+    def ending(self, place: int) -> Iterator[None]:
+        """Judge the end of a child: others take and give back memory too, but not with its start and its end."""
+        before, at_end = self._before.pop(place, None), unnamed_memory()
+        yield
+        came_back = at_end - unnamed_memory()
+        if before is not None and min(at_end - before, came_back) > self._most:
+            self._tell(
+                f"{came_back >> 20} MiB of memory that belonged to no process were free again when a piece of code "
+                f"ended, which may have {self._memory_mb} MiB: it may know a way around that limit. Look at what it "
+                "does; where code attacks on purpose, run it with a remote executor"
+            )
 
 
 _END_LIMIT_S: Final = 10.0

@@ -1,11 +1,10 @@
 r"""Grading: an assistant's text and a label in, a verdict out, without slime, samples and scores.
 
-`spoken_text` and `last_assistant_text` leave out reasoning, tool calls and tool output (by the markers of ChatML and of
-Qwen's and Hermes's tool use), `extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, and `grade`
-compares it with the label. All take time linear in the text. `slime_example_grade` grades as slime's strands example
-does, its faults included: it reads tool output, and only the last 300 characters. Source of its rules: THUDM/slime
-624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and examples/strands_sglang; where that
-raises, the answer here is wrong, and the grade says why.
+`extraction` finds what the assistant said beside reasoning, tool calls and tool output, and the answer in it, `labels`
+the answers that a label allows, and `grade` compares them. All take time linear in the text. `slime_example_grade`
+grades as slime's strands example does, its faults included: it reads tool output, and only the last 300 characters.
+Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and
+examples/strands_sglang; where that raises, the answer here is wrong, and the grade says why.
 """
 
 import re
@@ -47,15 +46,16 @@ class Grade:
     method: str
 
 
-def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S) -> Grade:
+def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool = False) -> Grade:
     """Extract the answer from what an assistant said and compare it with the label.
 
     Args:
         text: The assistant's last words, as `spoken_text` or `last_assistant_text` gives them.
         label: Text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds that the comparisons may take; the answer is wrong when they are used up.
+        is_cut: Whether the text ends in the middle; see `extract_answer`.
     """
-    pred = extract_answer(text)
+    pred = extract_answer(text, is_cut=is_cut)
     if pred and isinstance(label, str) and pred == label.strip():  # a list's text too, which may itself be the answer
         return Grade(correct=True, pred=pred, label=pred, method="exact")
     labels = label_texts(label) or ("",)

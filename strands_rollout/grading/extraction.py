@@ -1,9 +1,11 @@
-r"""Reads an assistant's text: what it says beside reasoning, calls and tool output, and the answer that it gives there.
+r"""Finds what an assistant said, without reasoning, calls and tool output, and the answer that it gave there.
 
-All take time linear in the text.
+`spoken_text` and `last_assistant_text` go by the markers of ChatML and of Qwen's and Hermes's tool use.
+`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line. All take time linear in the text.
 """
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 _TURN_START: Final = "<|im_start|>"
@@ -14,6 +16,8 @@ _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 _BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
 _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
 _ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
+_BEGUN: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
+_LONGEST_TAG: Final = 40
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
 _MARKUP: Final = " \t*_`"
 _SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
@@ -84,27 +88,52 @@ def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
     return "".join([*kept, text[start:]]), text[start:]
 
 
-def extract_answer(text: str) -> str:
+def extract_answer(text: str, *, is_cut: bool = False) -> str:
     r"""The answer as the text gives it, stripped; "" if it gives none.
 
     A box with unbalanced braces, or with nothing in it, is not an answer; nor is an `Answer:` with nothing after it. Of
     nested boxes the innermost counts.
+
+    Args:
+        text: What was said.
+        is_cut: Whether the text ends in the middle, as at a limit of tokens. An answer that may go on is none then: an
+            open line after `Answer:`, an open or empty box, a tag. What was answered before it was taken back by it.
     """
     text = text[-_SEARCHED_CHARS:]
-    return last_boxed(text) or last_answer_line(text)
+    box = _find_box(text)
+    if is_cut and (box.is_open or _BEGUN.search(text[-_LONGEST_TAG:]) or _ends_in_answer_line(text, box.end)):
+        return ""
+    return text[box.start : box.end].strip() or last_answer_line(text)
 
 
 def last_boxed(text: str) -> str:
     r"""The content of the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
+    box = _find_box(text)
+    return text[box.start : box.end].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Where the content of the last full box stands; `is_open` if more of a box may follow on the text's end."""
+
+    start: int
+    end: int
+    is_open: bool
+
+
+def _find_box(text: str) -> _Box:
     start = end = 0  # of the best box so far
+    is_whole = True  # whether the box that was begun last has content and is closed
     open_braces: list[int | None] = []  # where a box's content starts; None for a brace that is not a box's
     first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
     for token in _BOX_TOKEN.finditer(text, first_box):
         if token["open"] is not None:
             open_braces.append(token.end())
+            is_whole = False
         elif token["box"] is not None:
             bare = _BARE_BOX.match(text, token.end()) if token["box"][-1].isspace() else None
             start, end = bare.span() if bare else (start, end)
+            is_whole = bare is not None and bare.end() < len(text)
         elif token[0] == "{":
             open_braces.append(None)
         elif token[0] == "}" and open_braces:
@@ -112,7 +141,14 @@ def last_boxed(text: str) -> str:
             is_innermost = opened is not None and start < opened
             if is_innermost and not text[opened : token.start()].isspace() and opened != token.start():
                 start, end = opened or 0, token.start()
-    return text[start:end].strip()
+                is_whole = True
+    return _Box(start, end, not is_whole or any(opened is not None for opened in open_braces))
+
+
+def _ends_in_answer_line(text: str, start: int) -> bool:
+    """Whether the last "Answer:" from `start` on is in the last line, or nothing is after it."""
+    labels = list(_ANSWER_LABEL.finditer(text, start))
+    return bool(labels) and "\n" not in text[labels[-1].end() :]
 
 
 def last_answer_line(text: str) -> str:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,7 +26,7 @@ from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
-from strands_rollout.tool_parsers.base import whole_value
+from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ MAY_SET: Final = (
     *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
     *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
 )
+_ABSENT: Final = object()
 Message = dict[str, Any]
 
 
@@ -253,32 +255,30 @@ def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> l
 def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
     given = call if isinstance(call, Mapping) else {}
     function = given.get("function") or given
-    name = function.get("name") if isinstance(function, Mapping) else None
-    try:
-        if not isinstance(name, str) or not name or "arguments" not in function:
-            raise ValueError("a name or arguments are missing")
-        arguments = _arguments(function["arguments"])
-    except ValueError as e:
+    function = function if isinstance(function, Mapping) else {}
+    name, arguments = function.get("name"), _arguments(function)
+    if not isinstance(name, str) or not name or arguments is None:
         raise PromptError(
-            f"got tool calls at position {position} of the chat, of which one is {call!r:.200} ({e}); expected "
+            f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
-        ) from e
+        )
     # an id of 9 letters and digits, as some templates want it
     return {"toolUseId": given.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
 
 
-def _arguments(given: object) -> str | Mapping[str, Any]:
-    """A call's arguments as they are, as templates show them; {} for those that a table left empty.
+def _arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
+    """A call's arguments, JSON as it is written, since templates show it so; {} where a table left them empty.
 
-    Raises:
-        ValueError: They are neither an object nor its JSON, so that no template could show a call that can be made.
+    None if they are neither an object nor its JSON: a template would show the policy a call that can't be made.
     """
-    found = (whole_value(given) if given.strip() else None) if isinstance(given, str) else given
-    if found is None:
+    given = function.get("arguments", _ABSENT)
+    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return {}
-    if not isinstance(found, Mapping):
-        raise ValueError(f"the arguments are a {type(found).__name__}")  # noqa: TRY004 - what is wrong is the row
-    return given if isinstance(given, str) else found
+    found = given
+    if isinstance(given, str):
+        with suppress(StrictJSONError):
+            found = whole_value(given)
+    return given if isinstance(found, Mapping) else None
 
 
 def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:

@@ -136,7 +136,9 @@ async def test_what_a_cut_turn_had_boxed_before_its_end_is_its_answer() -> None:
     assert (by_parts["score"], by_parts["acc"]) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "hermes"])
+@pytest.mark.parametrize(
+    "known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "muse_glimmer", "hermes"]
+)
 async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) -> None:
     said = family(known)
     turns = {
@@ -147,6 +149,19 @@ async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) 
         for turn in of_score:
             facts = {"strands_rollout": {"final_text": turn, "tool_parser": said.parser}}
             assert (await reward_of(Sample(metadata=facts)))["acc"] == score
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "<|channel|>analysis of it all<|message|>so \\boxed{42}<|end|>",
+        "<|start|>assistant analysis<|message|>so \\boxed{42}<|end|>",
+        "so \\boxed{42}<|end|><|start|>assistant<|channel|>final<|message|>I don't know.",
+    ],
+)
+async def test_reasoning_under_a_header_that_cannot_be_read_is_not_an_answer(turn: str) -> None:
+    facts = {"strands_rollout": {"final_text": turn, "tool_parser": "gpt_oss"}}
+    assert (await reward_of(Sample(metadata=facts))).items() >= {"pred": "", "acc": 0.0}.items()
 
 
 async def test_a_parser_that_raises_says_nothing_and_the_sample_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,7 @@ def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict
         "error": None if episode.error is None else error_text(episode.error),
         "final_text": transcript.final_text if transcript else "",
         "final_in_reasoning": played.renderer.template.opens_reasoning,
+        "final_is_cut": bool(chat.turns) and chat.turns[-1].finish_reason == "length",
         "turns": len(chat.turns),
         "parse_failures": 0,
         "generate_s": sum(turn.latency_s for turn in chat.turns),

@@ -127,6 +127,7 @@ _MODELS: Final[Mapping[str, str]] = {
     "deepseek_v3-2": "DeepSeek V3.2",
     "deepseek_v4": "DeepSeek V4",
     "minimax_m2": "MiniMax-M2, M2.1, M2.5",
+    "muse_glimmer": "Muse Glimmer",
     "seed_oss": "Seed-OSS",
     "gemma4": "Gemma 4",
     "apertus": "Apertus",

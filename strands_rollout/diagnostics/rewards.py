@@ -10,8 +10,9 @@ import asyncio
 import copy
 import inspect
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -32,7 +33,7 @@ from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolErro
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
-from strands_rollout.grading import label_texts
+from strands_rollout.grading import container_label, label_texts
 from strands_rollout.samples import Sample, finite
 from strands_rollout.slime_plugin.reward import FAILED_METHODS, reward_func
 from strands_rollout.user_code import search_beside
@@ -59,6 +60,7 @@ class RewardCall:
     args: SimpleNamespace  # slime's, as far as this package reads them
     keys: tuple[str, ...]  # where a dict has its number: the first of these that it has
     takes_groups: bool = False  # all samples of a group as a list, as by slime's --group-rm
+    grades_labels: bool = False  # whether this package's grading compares answers with the labels
 
     @property
     def is_own(self) -> bool:
@@ -134,7 +136,8 @@ def load_reward(
         raise ConfigError(str(e)) from e
     values = settings.model_dump(mode="json")
     args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
-    return RewardCall(function, args, tuple(keys), takes_groups)
+    grades_labels = function is reward_func and settings.needs_labels
+    return RewardCall(function, args, tuple(keys), takes_groups, grades_labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +212,47 @@ async def run_validate(
             faults += [Fault(row.line, row.label, reason) for row, reason in zip(some, reasons, strict=True) if reason]
             on_done(len(some))
     faults.sort(key=lambda fault: fault.line)
+    notes = _container_notes(rows) if reward.grades_labels else []
     right = len(lines) - len(faults)
     if as_json:
         report = {"ok": not faults, "rows": len(lines), "right": right, "faults": [asdict(fault) for fault in faults]}
+        report["notes"] = [asdict(note) for note in notes]
         print(json_line(report).decode(), end="")
         return not faults
     for fault in faults:
         print(printable(f"{path}:{fault.line}: label {json.dumps(fault.label, default=str)}: {fault.reason}"))
+    for note in notes:
+        like_it = "" if note.rows == 1 else f" ({note.rows} labels like it)"
+        print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{like_it}"))
     print(f"{right} of {len(lines)} gold answers are right")
     return not faults
 
 
+@dataclass(frozen=True, slots=True)
+class LabelNote:
+    """Labels of one kind that look like the text of a container: how many rows have one, and the first of them."""
+
+    kind: str
+    rows: int
+    line: int
+    label: str
+    meaning: str
+
+
+def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
+    found = [(row, told) for row in rows if (told := container_label(row.label))]
+    counts = Counter(told.kind for _, told in found)
+    firsts = {told.kind: (row, told.meaning) for row, told in reversed(found)}
+    notes = [LabelNote(kind, counts[kind], row.line, row.label, meaning) for kind, (row, meaning) in firsts.items()]
+    return sorted(notes, key=lambda note: note.line)
+
+
 def _gold(row: Row, reward: RewardCall) -> GoldAnswer:
-    # this package's reward finds no answer equal to a mapping
-    texts = () if reward.is_own and isinstance(row.label, Mapping) else label_texts(row.label)
+    # this package's reward finds no answer equal to a mapping, or to lists in lists in lists
+    texts: tuple[str, ...] = ()
+    if not (reward.is_own and isinstance(row.label, Mapping)):
+        with suppress(ValueError):
+            texts = label_texts(row.label)
     return GoldAnswer(row.prompt, row.label, texts, row.metadata)
 
 

@@ -208,6 +208,7 @@ def _check_eval_config(path: Path) -> Finding:
 def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Finding]:
     """Whether the first rows of a file can be trained on."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
+    from strands_rollout.grading import container_label
     from strands_rollout.template.chat_template import ChatTemplate
 
     scripts = (f"python data_prep/{script}" for start, script in _SCRIPTS.items() if path.name.startswith(start))
@@ -229,8 +230,14 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
     if faults:
         more = f" (and {len(faults) - 1} more of the first {len(rows)} rows)" if len(faults) > 1 else ""
         yield error(name, f"{path}: {faults[0]}{more}", _NOT_RENDERED if "render" in faults[0] else prepare)
+        return
+    read = [row for _, row in rows if isinstance(row, Row) and settings.needs_labels]
+    containers = [(row, told) for row in read if (told := container_label(row.label))]
+    notes = [f"line {row.line}: the label {row.label!r:.80} {told.meaning}" for row, told in containers]
+    if any(told.kind == "unreadable" for _, told in containers):
+        yield warning(name, f"{path}: {'; '.join(notes[:3])}", prepare)
     else:
-        yield good(name, f"{path}: the first {len(rows)} rows have usable prompts and labels")
+        yield good(name, "; ".join([f"{path}: the first {len(rows)} rows have usable prompts and labels", *notes[:1]]))
 
 
 def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: RolloutSettings) -> str | None:
@@ -253,6 +260,10 @@ def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: Rollout
         return None
     if any(isinstance(text, dict | bool) for text in (label if isinstance(label, list) else (label,))):
         return f"the label is {label!r}; expected text, a number, or a list of them"
-    if not any(text.strip() for text in label_texts(label)):
+    try:
+        texts = label_texts(label)
+    except ValueError as e:
+        return str(e)
+    if not any(text.strip() for text in texts):
         return f"the label is {label!r}: with an empty label every answer is wrong"
     return None

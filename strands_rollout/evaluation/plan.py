@@ -12,6 +12,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from itertools import product
@@ -104,7 +105,10 @@ class EvalSet:
                 to_episode_prompt(row.prompt, None, None)
             except PromptError as e:
                 raise PromptError(f"{where}: {e}") from e
-            texts = () if isinstance(row.label, Mapping) else label_texts(row.label)
+            texts: tuple[str, ...] = ()
+            if needs_labels and not isinstance(row.label, Mapping):
+                with suppress(ValueError):  # of lists in lists in lists
+                    texts = label_texts(row.label)
             if needs_labels and not any(map(str.strip, texts)):
                 raise PromptError(
                     f"{where}: got the label {row.label!r:.80}, which no answer equals; expected text or numbers, or a "

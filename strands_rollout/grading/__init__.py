@@ -1,155 +1,32 @@
 r"""Grading: an assistant's text and a label in, a verdict out, without slime, samples and scores.
 
-`spoken_text` and `last_assistant_text` leave out reasoning, tool calls and tool output (by the markers of ChatML and of
-Qwen's and Hermes's tool use), `extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, and `grade`
-compares it with the label. All take time linear in the text. `slime_example_grade` grades as slime's strands example
-does, its faults included: it reads tool output, and only the last 300 characters. Source of its rules: THUDM/slime
-624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and examples/strands_sglang; where that
-raises, the answer here is wrong, and the grade says why.
+`extraction` finds what the assistant said beside reasoning, tool calls and tool output, and the answer in it, `labels`
+the answers that a label allows, and `grade` compares them. All take time linear in the text. `slime_example_grade`
+grades as slime's strands example does, its faults included: it reads tool output, and only the last 300 characters.
+Source of its rules: THUDM/slime 624b824a, slime/rollout/rm_hub/math_dapo_utils.py (Minerva's normalisation) and
+examples/strands_sglang; where that raises, the answer here is wrong, and the grade says why.
 """
 
-import contextlib
-import json
 import re
 import time
 from dataclasses import dataclass
 from typing import Final
 
 from strands_rollout.grading.comparison import CPU_LIMIT_S, compare
+from strands_rollout.grading.extraction import extract_answer, last_assistant_text, spoken_text
+from strands_rollout.grading.labels import ContainerLabel, container_label, label_texts
 
-_TURN_START: Final = "<|im_start|>"
-_TURN_END: Final = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
-_THINK_TAG: Final = re.compile(r"</?think>")
-_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
-_RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
-_BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
-_BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
-_ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
-_MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
-_MARKUP: Final = " \t*_`"
-_SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
-_LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
-_DEEPEST_LABEL: Final = 10
-
-
-def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
-    """Find the assistant's last words in a whole response of which only the text is known.
-
-    Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
-    the assistant, whatever markers it contains. Text alone can't tell a response cut off inside a tool's output that
-    contains a forged `</tool_response>`, nor templates that mark tool output otherwise: where the last turn's own text
-    is known, pass that to `spoken_text` instead.
-
-    Args:
-        response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
-        in_reasoning: Whether the prompt opened `<think>` for the first assistant turn.
-
-    Returns:
-        What `spoken_text` returns for the last assistant turn.
-    """
-    _, result_close, rest = response.rpartition(_RESULT_CLOSE)
-    rest = rest.partition(_RESULT_OPEN)[0]
-    first, *later = rest.split(_TURN_START)
-    for turn in reversed(later):
-        role, _, text = turn.partition("\n")
-        if role.strip() == "assistant":
-            return spoken_text(text)
-    return spoken_text(first, in_reasoning=in_reasoning and not result_close)
-
-
-def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
-    """The decoded text of one assistant turn, stripped, without reasoning, tool calls and tool results it made up.
-
-    It is "" when the reasoning never ended, or when the turn ends in a tool call: a step then, not an answer. With
-    `in_reasoning`, the prompt had opened `<think>` and the turn begins inside the reasoning.
-    """
-    said = _TURN_END.split(turn, maxsplit=1)[0]
-    said = _without_reasoning(said, in_reasoning=in_reasoning)
-    said = _without_blocks(said, _RESULT_OPEN, _RESULT_CLOSE)[0]
-    said, after_last_call = _without_blocks(said, _CALL_OPEN, _CALL_CLOSE)
-    return said.strip() if after_last_call.strip() else ""
-
-
-def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
-    """Drop `<think>...</think>`; a stray `</think>` ends reasoning from the start, an unclosed `<think>` leaves ""."""
-    kept: list[str] = []
-    start = 0
-    for tag in _THINK_TAG.finditer(text):
-        if tag[0] == "</think>":
-            if not in_reasoning:
-                kept.clear()
-            start = tag.end()
-        elif not in_reasoning:
-            kept.append(text[start : tag.start()])
-        in_reasoning = tag[0] == "<think>"
-    return "" if in_reasoning else "".join([*kept, text[start:]])
-
-
-def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Drop each block, and all after an unclosed one; return the rest, and the part of it after the last block."""
-    kept: list[str] = []
-    start = 0
-    while (block := text.find(opening, start)) >= 0:
-        kept.append(text[start:block])
-        end = text.find(closing, block)
-        start = len(text) if end < 0 else end + len(closing)
-    return "".join([*kept, text[start:]]), text[start:]
-
-
-def extract_answer(text: str) -> str:
-    r"""The answer as the text gives it, stripped; "" if it gives none.
-
-    A box with unbalanced braces, or with nothing in it, is not an answer; nor is an `Answer:` with nothing after it. Of
-    nested boxes the innermost counts.
-    """
-    text = text[-_SEARCHED_CHARS:]
-    return last_boxed(text) or last_answer_line(text)
-
-
-def last_boxed(text: str) -> str:
-    r"""The content of the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
-    start = end = 0  # of the best box so far
-    open_braces: list[int | None] = []  # where a box's content starts; None for a brace that is not a box's
-    first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
-    for token in _BOX_TOKEN.finditer(text, first_box):
-        if token["open"] is not None:
-            open_braces.append(token.end())
-        elif token["box"] is not None:
-            bare = _BARE_BOX.match(text, token.end()) if token["box"][-1].isspace() else None
-            start, end = bare.span() if bare else (start, end)
-        elif token[0] == "{":
-            open_braces.append(None)
-        elif token[0] == "}" and open_braces:
-            opened = open_braces.pop()
-            is_innermost = opened is not None and start < opened
-            if is_innermost and not text[opened : token.start()].isspace() and opened != token.start():
-                start, end = opened or 0, token.start()
-    return text[start:end].strip()
-
-
-def last_answer_line(text: str) -> str:
-    """What follows the last "Answer:" (any case, bold or not) up to the end of its line, or of the next that has text.
-
-    Markdown around it, a final full stop and the delimiters of a single formula are taken off.
-    """
-    if "answer" not in text.lower():
-        return ""
-    for label in reversed(list(_ANSWER_LABEL.finditer(text))):
-        line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
-        if line:
-            return _formula_of(line)
-    return ""
-
-
-def _formula_of(line: str) -> str:
-    """The one formula of a line whose other words hold no digits ("the sum is $42$."), else the line itself."""
-    if len(line) > _LONGEST_LINE:
-        return line
-    spans = list(_MATH_SPAN.finditer(line))
-    around = _MATH_SPAN.sub(" ", line)
-    if len(spans) == 1 and not any(character.isdigit() for character in around):
-        return next(group for group in spans[0].groups() if group is not None).strip()
-    return line.rstrip(".").strip(_MARKUP)
+__all__ = [
+    "ContainerLabel",
+    "Grade",
+    "container_label",
+    "extract_answer",
+    "grade",
+    "label_texts",
+    "last_assistant_text",
+    "slime_example_grade",
+    "spoken_text",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +46,18 @@ class Grade:
     method: str
 
 
-def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S) -> Grade:
+def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S, *, is_cut: bool = False) -> Grade:
     """Extract the answer from what an assistant said and compare it with the label.
 
     Args:
         text: The assistant's last words, as `spoken_text` or `last_assistant_text` gives them.
         label: Text, a number, or a list of alternatives of which any is right; None or "" makes every answer wrong.
         cpu_s: CPU seconds that the comparisons may take; the answer is wrong when they are used up.
+        is_cut: Whether the text ends in the middle; see `extract_answer`.
     """
-    pred = extract_answer(text)
+    pred = extract_answer(text, is_cut=is_cut)
+    if pred and isinstance(label, str) and pred == label.strip():  # a list's text too, which may itself be the answer
+        return Grade(correct=True, pred=pred, label=pred, method="exact")
     labels = label_texts(label) or ("",)
     methods: list[str] = []
     until = time.thread_time() + cpu_s
@@ -190,32 +70,6 @@ def grade(text: str, label: object, cpu_s: float = CPU_LIMIT_S) -> Grade:
             methods[0] = "algebra_timeout"
             break
     return Grade(correct=False, pred=pred, label=labels[0], method=methods[0])
-
-
-def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
-    r"""The answers that a label allows, as text.
-
-    Labels are what data sets hold: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], '["42"]'.
-
-    Raises:
-        ValueError: It holds lists in lists without end.
-    """
-    if depth > _DEEPEST_LABEL:
-        raise ValueError(f"the label holds lists more than {_DEEPEST_LABEL} deep, or itself; expected text or a number")
-    if hasattr(label, "tolist"):  # a NumPy scalar or array
-        label = label.tolist()
-    if isinstance(label, bytes):
-        label = label.decode(errors="replace")
-    if isinstance(label, str):
-        with contextlib.suppress(ValueError, RecursionError):
-            alternatives = json.loads(label) if label.lstrip().startswith('["') else None
-            if isinstance(alternatives, list):
-                return label_texts(alternatives, depth + 1)
-        return (last_boxed(label) or label.rpartition("####")[2].strip(),)
-    if isinstance(label, list | tuple | set | frozenset):
-        return tuple(text for item in label for text in label_texts(item, depth + 1) if text)
-    is_missing = label is None or label != label
-    return () if is_missing else (str(label),)
 
 
 NO_ANSWER: Final = "[INVALID]"

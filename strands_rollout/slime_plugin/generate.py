@@ -174,7 +174,7 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
     if finished.score is not None:
         facts[samples.SCORE_KEY] = finished.score
     if episode.program is not None:
-        facts |= episode.program.record()
+        facts |= episode.program.record(facts)
     if finished.question is not None:
         facts[samples.QUESTION_KEY] = finished.question
     if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:

@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +26,7 @@ from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
+from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,7 @@ MAY_SET: Final = (
     *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
     *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
 )
+_ABSENT: Final = object()
 Message = dict[str, Any]
 
 
@@ -201,6 +204,7 @@ def _has_image(content: object) -> bool:
 
 def _block(part: object, position: int, loaded: Iterator[object] | None) -> dict[str, Any]:
     """Strands' content block of a part of a user's message."""
+    part = _without_empty(part)
     if not isinstance(part, Mapping) or not ("text" in part or part.get("type") == "image"):
         raise PromptError(f"got the part {part!r:.200} at position {position} of the chat; expected text or an image")
     if "text" in part:
@@ -249,15 +253,32 @@ def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> l
 
 
 def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
-    function = call.get("function") or call if isinstance(call, Mapping) else {}
-    name, arguments = (function.get(key) if isinstance(function, Mapping) else None for key in ("name", "arguments"))
-    if not isinstance(call, Mapping) or not isinstance(name, str) or not isinstance(arguments, str | Mapping):
+    given = call if isinstance(call, Mapping) else {}
+    function = given.get("function") or given
+    function = function if isinstance(function, Mapping) else {}
+    name, arguments = function.get("name"), _arguments(function)
+    if not isinstance(name, str) or not name or arguments is None:
         raise PromptError(
             f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
         )
-    # an id of 9 letters and digits, as some templates want it; the arguments as they are, as templates show them
-    return {"toolUseId": call.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
+    # an id of 9 letters and digits, as some templates want it
+    return {"toolUseId": given.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
+
+
+def _arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
+    """A call's arguments, JSON as it is written, since templates show it so; {} where a table left them empty.
+
+    None if they are neither an object nor its JSON: a template would show the policy a call that can't be made.
+    """
+    given = function.get("arguments", _ABSENT)
+    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
+        return {}
+    found = given
+    if isinstance(given, str):
+        with suppress(StrictJSONError):
+            found = whole_value(given)
+    return given if isinstance(found, Mapping) else None
 
 
 def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:
@@ -280,12 +301,18 @@ def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: 
 def _text(content: object, position: int, between: str) -> str:
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence) and all(isinstance(part, Mapping) and "text" in part for part in content):
-        return between.join(str(part["text"]) for part in content)
+    parts: list[Any] = [_without_empty(part) for part in content] if isinstance(content, Sequence) else [None]
+    if all(isinstance(part, Mapping) and "text" in part for part in parts):
+        return between.join(str(part["text"]) for part in parts)
     raise PromptError(
         f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a "
         'list of {"type": "text", "text": ...} parts, of a user also {"type": "image", "image": ...}'
     )
+
+
+def _without_empty(part: Any) -> Any:  # noqa: ANN401 - whatever a row holds
+    """A part of a message without the keys that a table fills with null, since other parts have them."""
+    return {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else part
 
 
 def _message(role: str, *texts: str) -> Message:

@@ -39,6 +39,8 @@ _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for l
 _LONGEST_SHOWN_CHARS: Final = 200
 _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
+_CUTTING_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
+_CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
 _OWN_PATHS: Final = ("strands_rollout.reward_func", f"{__name__}.reward_func")
 _reported: set[str] = set()
 
@@ -67,7 +69,9 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         sample: slime's Sample, or any object with some of its fields. The text is
             `metadata["strands_rollout"]["final_text"]` where there is one (the last model turn's own text, with
             `final_in_reasoning` true beside it if the prompt had opened reasoning, and `tool_parser`), else cut out of
-            `response`. `label` may be whatever `grading.label_texts` takes. Lists may hold lists, as slime's groups do.
+            `response`. An answer that a cut turn ends in is none, see `grading.extract_answer`: the turn is cut if
+            `final_is_cut` is true beside the text, or where there are no such facts, if the status is TRUNCATED.
+            `label` may be whatever `grading.label_texts` takes. Lists may hold lists, as slime's groups do.
         kwargs: Ignored: slime may pass more.
 
     Returns:
@@ -229,7 +233,21 @@ def _threads(_pid: int) -> ThreadPoolExecutor:
 
 
 def _grade_sample(sample: object, cpu_s: float) -> Grade:
-    return grade(_answer_text(sample), getattr(sample, "label", None), cpu_s)
+    return grade(_answer_text(sample), getattr(sample, "label", None), cpu_s, is_cut=_is_cut(sample))
+
+
+def _is_cut(sample: object) -> bool:
+    """Whether the last turn ended in the middle; of a foreign sample, which has the status alone, whether it may have.
+
+    An episode may be truncated between two turns, so that its last turn is whole.
+    """
+    facts = episode_facts(sample)
+    if "final_is_cut" in facts:
+        return bool(facts["final_is_cut"])
+    if "stop_reason" in facts:  # of a dump from before that fact
+        return facts["stop_reason"] in _CUTTING_REASONS
+    status = getattr(sample, "status", None)
+    return getattr(status, "value", status) in _CUT_STATUSES
 
 
 def _answer_text(sample: object) -> str:

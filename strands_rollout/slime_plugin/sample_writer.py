@@ -423,6 +423,7 @@ def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopR
         "error": None,
         "final_text": segment.final_text,
         "final_in_reasoning": model.template.opens_reasoning,
+        "final_is_cut": segment.stop_reason == "max_tokens" or trajectory.is_open,
         "template_kwargs": model.template_kwargs,
         "turns": len(trajectory.turns),
         "parse_failures": len(segment.parse_failures),

@@ -9,6 +9,7 @@ from strands_rollout.tool_parsers.bare_values import (
     GLM4Parser,
     Hunyuan3Parser,
     MiniMaxM2Parser,
+    MuseGlimmerParser,
     Qwen3CoderParser,
     SeedOSSParser,
 )
@@ -79,6 +80,7 @@ _factories: Final[dict[str, ParserFactory]] = {
     "llama3_json": Llama3JSONParser,
     "minimax_m2": MiniMaxM2Parser,
     "mistral": MistralParser,
+    "muse_glimmer": MuseGlimmerParser,
     "phi4_mini": Phi4MiniParser,
     "pythonic": PythonicParser,
     "qwen3_coder": Qwen3CoderParser,

@@ -22,6 +22,14 @@ Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>`
 have the same end. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py, which
 takes the tags of an earlier tokenizer too, without that end.
 
+Muse Glimmer: a turn is messages, each to somebody, as in harmony: reasoning to `self`, text to `user`, calls to a tool.
+From the prompt's `<|start|>assistant` on: ` to=self<|message|>...<|eom|>`, then `<|start|>assistant to=x<|message|>`
+and `<atem:function_calls><atem:invoke name="x"><atem:parameter name="key">value</atem:parameter></atem:invoke>
+</atem:function_calls>`. Where the schema says nothing, a value is JSON if it can be read so. Its prompt names a tool
+`x` as `x.*`, so that the model may write `x.x`, which is `x` where that is a tool. Sources: the model's chat template
+(as in huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
+function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
+
 Stricter than these: what does not fit its type is a failure, and no value is unescaped or evaluated as Python. Schemas
 are read for the type of a whole value: keys of nested objects, ranges and patterns are for the tool to check.
 """
@@ -34,7 +42,17 @@ from typing import Any, ClassVar, Final, Self
 
 from strands_rollout.files import Json
 from strands_rollout.tool_parsers import base
-from strands_rollout.tool_parsers.base import MalformedError, NewId, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.base import (
+    MalformedError,
+    NewId,
+    ParseFailure,
+    Read,
+    Reasoning,
+    Segment,
+    TaggedParser,
+    Text,
+    ToolCall,
+)
 from strands_rollout.tool_parsers.json_arguments import ReadCall, Section, SectionParser
 from strands_rollout.tool_parsers.literals import python_as_json
 
@@ -320,8 +338,13 @@ class SchemaSectionParser(SchemaParser, SectionParser):
         head = self.head.match(text, start)
         if head is None:
             raise MalformedError(f"expected {self.head_words}; got {base.got(text, start)}")
-        arguments, end = self._read_arguments(text, head.end(), head[1])
-        return head[1], arguments, None, base.end_of_tag(text, end, self.section[3], head[1])
+        name = self._tool_name(head[1])
+        arguments, end = self._read_arguments(text, head.end(), name)
+        return name, arguments, None, base.end_of_tag(text, end, self.section[3], name)
+
+    def _tool_name(self, written: str) -> str:
+        """The tool that a call means by the name that it writes."""
+        return written
 
 
 class MiniMaxM2Parser(SchemaSectionParser):
@@ -359,3 +382,77 @@ class Hunyuan3Parser(SchemaSectionParser):
     key_words: ClassVar[str] = GLM4Parser.key_words
     value_words: ClassVar[str] = GLM4Parser.value_words
     untyped_is_json: ClassVar[bool] = True
+
+
+_MUSE_HEADER: Final = re.compile(r"\s*+(?:<\|start\|>assistant)?+\s*+(?:to=(?P<to>[^\s<]{1,200}))?+\s*+<\|message\|>")
+_MUSE_END: Final = re.compile(r"<\|eo[mt]\|>")
+_MUSE_MARKER: Final = re.compile(r"<\|(?:start|message|eom|eot)\|>|</?atem:(?:function_calls|invoke|parameter)\b")
+_MUSE_TOOL: Final = re.compile(r"to=(?!(?:self|user)(?![^\s<]))([^\s<]{1,200})|</?atem:")
+
+
+class MuseGlimmerParser(SchemaSectionParser):
+    """The format's parser; see `SchemaSectionParser`.
+
+    The text begins after the prompt's `<|start|>assistant`. The last message has no closing token, where that ended the
+    turn. A message ends at its closing token and at nothing else, so that what looks like a call in reasoning that is
+    not closed is a draft. What stands in no message is reasoning, as it is said to nobody, or a failure where it is to
+    a tool or has a call; a turn without any marker is text.
+    """
+
+    open_reasoning: ClassVar[str] = "to=self<|message|>"
+    close_reasoning: ClassVar[str] = "<|eom|>"
+    tags: ClassVar[re.Pattern[str]] = re.compile(r"<atem:function_calls>")
+    section: ClassVar[Tags] = ("<atem:function_calls>", "</atem:function_calls>", "<atem:invoke", "</atem:invoke>")
+    head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
+    head_words: ClassVar[str] = '<atem:invoke name="TOOL">'
+    open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<atem:parameter name="([^"<>]{1,200})">')
+    close_value: ClassVar[str] = "</atem:parameter>"
+    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?atem:(?:function_calls|invoke|parameter)\b>?")
+    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
+    value_words: ClassVar[str] = key_words
+    untyped_is_json: ClassVar[bool] = True
+
+    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """Split the text into reasoning, text, calls and failures, in its order."""
+        if not in_reasoning and _MUSE_MARKER.search(text) is None:
+            return [Text(text)] if text.strip() else []
+        found: list[Segment] = []
+        recipient: str | None = "self"  # of the message that is read, whose content begins at `position`
+        start = position = 0
+        while in_reasoning or start < len(text):
+            if not in_reasoning:
+                header = _MUSE_HEADER.match(text, start)
+                recipient, position = (None, start) if header is None else (header["to"] or "user", header.end())
+            close = _MUSE_END.search(text, position)
+            end, after = (len(text), len(text)) if close is None else close.span()
+            content, in_reasoning = text[position:end], False
+            if recipient in ("self", "user"):
+                base.add_text(found, Reasoning if recipient == "self" else Text, content)
+            elif recipient is not None:
+                found += self._calls(content, recipient, text[start:after])
+            elif meant := _MUSE_TOOL.search(content):
+                expected = "a call stands in a message <|start|>assistant to=<tool><|message|>...<|eom|>"
+                found.append(ParseFailure(text[start:after], f"{expected}; got {base.got(text, start)}", meant[1]))
+            else:
+                base.add_text(found, Reasoning, text[start:after])
+            start = after
+        return found
+
+    def _calls(self, content: str, recipient: str, message: str) -> list[Segment]:
+        """The calls in the content of a message to a tool, which holds nothing else."""
+        source = base.JSONSource(content)
+        found: list[Segment] = []
+        position = base.skip_white_space(source, 0)
+        while tag := self.tags.match(source, position):
+            segments, end = self._read_call(source, tag)
+            found += segments
+            position = base.skip_white_space(source, end)
+        if position < len(source) or not found:
+            expected = f"a message to {recipient!r} is <atem:function_calls> ... </atem:function_calls>"
+            reason = f"{expected}; got {base.got(source, position)}"
+            found.append(ParseFailure(content[position:] if found else message, reason, recipient))
+        return found
+
+    def _tool_name(self, written: str) -> str:
+        first, _, rest = written.partition(".")
+        return first if first == rest and first in self._schemas and written not in self._schemas else written

@@ -5,7 +5,9 @@ Kimi K2 and DeepSeek V3 have a section of calls between two tags, each call betw
 
 Kimi K2: each call is named `functions.x:0`, with JSON arguments between special tokens. Source:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
-Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, where there is some, is `<think>`.
+Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, where there is some, is `<think>`. The model
+also writes `x:0` and `functions.x`, which name the tool, too. An id that doesn't (`3`, `call_0a`, `functions_x_0`) is a
+failure: which tool was meant could only be guessed.
 
 DeepSeek V3, in the three forms that were published; all are taken, they can't be confused:
 - V3, R1 and V3-0324: `function<｜tool▁sep｜>x`, then the arguments as JSON in a fenced block.
@@ -28,8 +30,11 @@ that is not of the type that it says is a failure here.
 gpt-oss's harmony: a turn is messages, each with a channel and perhaps a recipient. A turn with reasoning and a call,
 from the prompt's `<|start|>assistant` on: `<|channel|>analysis<|message|>...<|end|>`, then
 `<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>`. The analysis channel is
-reasoning; a message to `functions.x` is a call; the final channel, and commentary to nobody, is text. Source:
-openai/harmony, docs/format.md, and gpt-oss-20b's chat template, which has the recipient before the channel.
+reasoning; a message to `functions.x` is a call, also on the analysis channel, where gpt-oss-120b writes many; the final
+channel, and commentary to nobody, is text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's chat template,
+which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request 10366, and
+vllm-project/vllm, pull request 35907. What stands in no such message (an unknown channel, a header that can't be read)
+is reasoning: it was said to nobody.
 """
 
 import re
@@ -121,7 +126,10 @@ class SectionParser(TaggedParser):
         return ToolCall(self._new_id(), name, arguments, written_id), after
 
 
-_KIMI_HEADER: Final = re.compile(r"\s*(functions\.([^\s<>:]{1,200}):\d{1,9})\s*<\|tool_call_argument_begin\|>")
+_KIMI_HEADER: Final = re.compile(
+    r"\s*(?P<id>functions\.(?P<name>[^\s<>:]{1,200})(?::\d{1,9})?|(?!functions\.)(?P<bare>[\w.\-]{1,200}):\d{1,9})"
+    r"\s*<\|tool_call_argument_begin\|>"
+)
 _KIMI_NAME: Final = re.compile(r"\s*(?:functions\.)?([^\s<>:{}\"]{1,200})")
 
 
@@ -131,12 +139,13 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
         meant = _KIMI_NAME.match(text, start)
         expected = "expected functions.<tool>:<index><|tool_call_argument_begin|>{...}"
         raise MalformedError(f"{expected}; got {base.got(text, start)}", meant[1] if meant else None)
+    name = header["name"] or header["bare"]
     try:
-        arguments, end = base.decode_arguments(text, header.end(), header[2])
+        arguments, end = base.decode_arguments(text, header.end(), name)
     except MalformedError as e:
-        e.written_id = header[1]
+        e.written_id = header["id"]
         raise
-    return header[2], arguments, header[1], base.end_of_tag(text, end, "<|tool_call_end|>", header[2])
+    return name, arguments, header["id"], base.end_of_tag(text, end, "<|tool_call_end|>", name)
 
 
 class KimiK2Parser(SectionParser):
@@ -323,6 +332,9 @@ _HEADER: Final = re.compile(
 )
 _RECIPIENT: Final = re.compile(r"to=(?:functions\.)?([^\s<]{1,200})")
 _END: Final = re.compile(r"<\|(?:end|call|return)\|>")
+_MARKER: Final = re.compile(r"<\|(?:start|channel|constrain|message|end|call|return)\|>")
+_CHANNELS_OF_TEXT: Final = ("final", "commentary")
+_CHANNELS_OF_CALLS: Final = ("commentary", "analysis")
 _HEADER_END: Final = re.compile(r"<\|(?:message|end|call|return)\|>")
 
 
@@ -342,13 +354,14 @@ class GptOssParser(BaseParser):
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
     last message has no closing token, where that ended the turn. A message ends at its closing token and at nothing
     else: what looks like a call in reasoning that is not closed is a draft. A call must be a message of its own on the
-    commentary channel, to `functions.x`, with one JSON object, and end with `<|call|>`. Its type may
-    be given or not, and is not read: arguments that are no JSON fail as such.
+    commentary or analysis channel, to `functions.x`, with one JSON object, and end with `<|call|>`. Its type may be
+    given or not, and is not read: arguments that are no JSON fail as such. A turn without any marker is text.
     """
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order."""
         source, found = base.JSONSource(text), list[Segment]()
+        stray = Text if _MARKER.search(source) is None else Reasoning
         position = 0
         if in_reasoning:
             position = self._read_message(source, 0, _Header("analysis", None, 0), found)
@@ -357,7 +370,7 @@ class GptOssParser(BaseParser):
             if begin is None:  # text that is in no message, up to the next one
                 following = _NEXT.search(source, position)
                 end = len(text) if following is None else following.start()
-                base.add_text(found, Text, text[position:end])
+                base.add_text(found, stray, text[position:end])
                 position = end
                 continue
             header = _header(source, begin, is_first=position == 0)
@@ -375,7 +388,7 @@ class GptOssParser(BaseParser):
             return end
         close = _END.search(text, header.end)
         content = text[header.end : len(text) if close is None else close.start()]
-        base.add_text(found, Reasoning if header.channel == "analysis" else Text, content)
+        base.add_text(found, Text if header.channel in _CHANNELS_OF_TEXT else Reasoning, content)
         return len(text) if close is None else close.end()
 
     def _read_call(self, text: base.JSONSource, start: int, header: _Header) -> tuple[ToolCall | ParseFailure, int]:
@@ -398,7 +411,7 @@ def _check(header: _Header, recipient: str, name: str) -> None:
         raise MalformedError("a message begins with <|start|>assistant", name)
     if not recipient.startswith("functions.") or not name:
         raise MalformedError(f"got a message to {recipient!r}; expected a call to=functions.<tool>", name)
-    if header.channel != "commentary":
+    if header.channel not in _CHANNELS_OF_CALLS:
         raise MalformedError(f"a call on the channel {header.channel!r}; expected commentary", name)
 
 
@@ -411,13 +424,13 @@ def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | Non
 
 
 def _broken_header(text: str, start: int, found: list[Segment]) -> int:
-    """Add what has a header that can't be read: a failure if it is to somebody, else text."""
+    """Add what has a header that can't be read: a failure if it is to somebody, else reasoning, which is no answer."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)
     end = len(text) if close is None else close.end()
     if recipient is None:
-        base.add_text(found, Text, text[start:end])
+        base.add_text(found, Reasoning, text[start:end])
     else:
         expected = "expected <|channel|>commentary to=functions.<tool> <|constrain|>json<|message|>{...}<|call|>"
         found.append(ParseFailure(text[start:end], f"{expected}; got {base.got(text, start)}", recipient[1]))

@@ -39,7 +39,7 @@ Part = list[Any]
 _USUAL: Final = "hermes"
 _INTEGER_BITS: Final = 63
 _WRITES_CALLS: Final = re.compile(
-    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|\[[\w.-]+\("
+    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|<atem:|\[[\w.-]+\("
 )
 _END: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
@@ -59,6 +59,7 @@ _RESULTS: Final = [
         r"<\|open\|>message role=\"tool\"[^<\0]*<\|sep\|>(.*?)<\|close\|>message<\|sep\|>",
         r"<\|start_of_role\|>tool(?:_response)?<\|end_of_role\|>(.*?)<\|end_of_text\|>",
         r"<seed:bos>tool\n(.*?)<seed:eos>",
+        r"<\|start\|>tool [^<\0]*<\|message\|>[<\0]tool_output name=\"[^\"]*\">\n(.*?)\n[<\0]/tool_output><\|eot\|>",
         r"<｜tool▁output▁begin｜>(.*?)<｜tool▁output▁end｜>",  # noqa: RUF001 - DeepSeek's own characters
         r"<\|im_system\|>[^<\0]*<\|im_middle\|>(?:## Return of [^\n]*\n)?(.*?)<\|im_end\|>",
         r"<\|(?:start_header_id|header_start)\|>ipython<\|(?:end_header_id|header_end)\|>\n\n(.*?)<\|eo[tm](?:_id)?\|>",
@@ -160,7 +161,10 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
 
 def _begins_in_thought(text: str, parser: ToolParser) -> bool:
     """Whether a thought ends in a turn that did not begin there."""
-    own = [(parser.open_reasoning, parser.close_reasoning)] if isinstance(parser, TaggedParser) else []
+    own: list[tuple[str, str]] = []
+    # the closing token of others ends messages of all kinds
+    if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):
+        own.append((parser.open_reasoning, parser.close_reasoning))
     for opening, closing in (*own, *_THOUGHTS):
         before, found, _ = text.partition(closing)
         if found:

@@ -174,6 +174,30 @@ def test_the_row_whose_answer_does_not_score_is_named(rows, options, faults, tmp
     assert [fault[key] for fault, key in zip(got["faults"], keys, strict=True)] == faults
 
 
+def test_labels_that_look_like_containers_are_told_of_with_how_they_are_read(tmp_path: Path) -> None:
+    labels = ["34", "['34']", "[1, 2]", '["a", "b"]', "{'a': '34'}", "[3, 4]"]
+    path = data(tmp_path, *({"label": label} for label in labels))
+    result = validate(path)
+    *notes, total = result.stdout.splitlines()
+    assert (result.exit_code, total) == (0, "6 of 6 gold answers are right")
+    assert [note.split(": ")[0] for note in notes] == [f"{path}:{line}" for line in (2, 3, 5)]
+    assert notes[0].endswith("is the text of a list, read as '34' (2 labels like it)")
+    assert "is read as mathematics" in notes[1]
+    assert notes[1].endswith("(2 labels like it)")
+    assert "can't be read" in notes[2]
+    first, *_ = found(path)["notes"]
+    assert (first["kind"], first["rows"]) == ("alternatives", 2)
+    assert found(path, "--reward", "test_rewards.has_a_four")["notes"] == []  # which reads labels as it likes
+
+
+def test_a_label_of_lists_in_lists_is_a_fault_of_its_row(tmp_path: Path) -> None:
+    deep: Any = "34"
+    for _ in range(12):
+        deep = [deep]
+    (fault,) = found(data(tmp_path, {"label": deep}, {"label": "34"}))["faults"]
+    assert (fault["line"], "no answer equals the label" in fault["reason"]) == (1, True)
+
+
 # rewards of a user's own, by dotted path
 
 

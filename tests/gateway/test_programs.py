@@ -120,6 +120,18 @@ async def test_a_budget_that_is_used_up_ends_the_episode(shipped_tokenizer):
     assert played.sample.response_length <= params["max_new_tokens"]
 
 
+@pytest.mark.parametrize(("program", "score"), [(None, -1.0), ("chat", -1.0), ("chat_and_answer", 1.0)])
+async def test_what_a_cut_turn_ends_in_is_no_answer_unless_the_program_gives_it_itself(
+    shipped_tokenizer, program, score
+):
+    said = ids_of(shipped_tokenizer, "So the answer: 34")  # of 345
+    settings = {"max_turn_tokens": len(said)} | ({"agent_program": f"programs.{program}"} if program else {})
+    played = await run(shipped_tokenizer, [Reply.tokens(said, "length")], settings=settings)
+    assert (played.facts["stop_reason"], played.sample.label) == ("turn_length", "34")
+    assert played.facts["final_is_cut"] is (program != "chat_and_answer")
+    assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), played.sample))["score"] == score
+
+
 class _Flag:
     is_up = False
 

@@ -169,6 +169,43 @@ def test_without_a_box_the_last_answer_line_counts(text: str, answer: str) -> No
     assert extract_answer(text) == answer
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("So the answer: 34", "Answer: 34.", "Answer: $34$", "Answer:", "**Answer:** 34", "Answer:\n\n34"),
+        *("Answer: 34\nAnswer: 3", "\\boxed{34}. No, the answer: 3", "\\boxed{34}\nAnswer:"),
+        *(f"\\boxed{{34}} or rather {begun}" for begun in (r"\boxed{3", r"\boxed{", r"\boxed", r"\boxed{}", r"\boxe")),
+        *(f"\\boxed{{34}} or rather {begun}" for begun in (r"\boxed{ ", r"\boxed 3", r"\fbox{3", r"\fb")),
+        *(r"\boxed{34} \boxed{ \frac{1}{2}", r"\boxed{41 \boxed{34}", "Answer: 34\n\\boxed{3", r"\boxed 34"),
+        *("\\boxed{34} but let me check <tool_ca", "\\boxed{34}\n<t", "\\boxed{34} <|tool_call"),
+    ],
+)
+def test_an_open_end_of_a_cut_text_is_no_answer_and_leaves_none_before_it(text: str) -> None:
+    assert extract_answer(text, is_cut=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 34\n", "34"),
+        ("Answer: 34\nThis is because x <", "34"),
+        ("Answer: 34\n\n\\frac{3", "34"),
+        (r"\boxed{34}", "34"),
+        (r"\boxed{34}. This is because \frac{1}{2", "34"),
+        (r"Answer: $\boxed{34}", "34"),
+        (r"\boxed{34}$ is the final ans", "34"),
+        (r"\boxed 34 as", "34"),
+        ("\\boxed{33}\nAnswer: 34\nas", "33"),
+        (r"\boxed{33} \boxed{34} since 3", "34"),
+        (r"\boxed{33 \boxed{34}} since 3", "34"),
+        ("nothing", ""),
+    ],
+)
+def test_what_a_cut_text_had_ended_before_its_end_is_an_answer(text: str, answer: str) -> None:
+    assert extract_answer(text, is_cut=True) == answer
+    assert extract_answer(text) == answer
+
+
 def test_an_answer_buried_under_fifty_thousand_characters_is_not_found() -> None:
     assert (extract_answer("\\boxed{42}" + " " * 40_000), extract_answer("\\boxed{42}" + " " * 50_000)) == ("42", "")
 
@@ -178,4 +215,5 @@ def test_a_hostile_text_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     extract_answer(piece * (2_000_000 // len(piece)))
     extract_answer(r"\boxed{" + piece * (2_000_000 // len(piece)))
+    extract_answer(piece * (2_000_000 // len(piece)), is_cut=True)
     assert time.process_time() - started < 2.0

@@ -104,6 +104,46 @@ def test_earlier_turns_make_no_other_control_tokens(tokenizer: Any, content: str
     assert controls(content) == controls("x")
 
 
+@pytest.mark.parametrize("arguments", [None, "", " ", "null", {}, "{}"])
+def test_arguments_that_a_table_left_empty_are_none_whatever_the_template(tokenizer: Any, arguments: Any) -> None:
+    def rendered(given: Any) -> str:
+        call = {"id": None, "type": "function", "function": {"name": "run", "arguments": given}}
+        row = [ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
+        template = ChatTemplate(tokenizer)
+        ids = template.prompt_ids(to_chat_messages(to_episode_prompt(row, None, template).messages), TOOLS)
+        return str(tokenizer.decode(ids))
+
+    assert rendered(arguments) == rendered({})
+    assert '"arguments": {}' in rendered(arguments)
+
+
+@pytest.mark.parametrize("written", ['{"code": "1"}', '  {"code":"1"}\n', '{"a": {"b": [1, null]}}'])
+def test_arguments_as_json_are_shown_as_the_row_writes_them(written: str) -> None:
+    call = {"function": {"name": "run", "arguments": written}}
+    row = [ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED]
+    (block,) = to_episode_prompt(row, None, None).messages[1]["content"]
+    assert block["toolUse"]["input"] == written
+
+
+@pytest.mark.parametrize("arguments", ["{bad", "[1]", '"x"', "1", '{"a": 1} x', '{"a": NaN}', [1], 7])
+def test_arguments_that_no_call_can_have_are_refused_and_not_shown(arguments: Any) -> None:
+    call = {"function": {"name": "run", "arguments": arguments}}
+    with pytest.raises(PromptError, match="at position 1 .* an object, or its JSON"):
+        to_episode_prompt([ASKED, {"role": "assistant", "tool_calls": [call]}, NAMELESS_RESULT, ASKED], None, None)
+
+
+def test_what_a_table_left_empty_in_a_part_of_a_message_is_not_there() -> None:
+    pixel = pytest.importorskip("PIL.Image").new("RGB", (1, 1))
+    parts = [{"type": "image", "image": pixel, "text": None}, {"type": "text", "text": "x", "image": None}]
+    image, text = to_episode_prompt([{"role": "user", "content": parts}], None, None).messages[0]["content"]
+    assert ("image" in image, text) == (True, {"text": "x"})
+    for role in ("system", "user"):
+        with pytest.raises(PromptError, match="got content of type list at position 0 .* expected"):
+            to_episode_prompt(
+                [{"role": role, "content": [parts[1], {"type": "text", "text": None}]}, ASKED], None, None
+            )
+
+
 async def test_an_episode_begins_with_its_rows_calls_and_reasoning(shipped_tokenizer: Any) -> None:
     row = [ASKED, *ANSWERS["calls one after the other"], {**ASKED, "content": "y"}]
     done = await run(shipped_tokenizer, [ANSWER], prompt=row, settings={"system_prompt": None, "tools": []})
@@ -129,6 +169,10 @@ async def test_an_episode_begins_with_its_rows_calls_and_reasoning(shipped_token
         (
             [ASKED, {"role": "assistant", "tool_calls": [{"name": "run"}]}, ASKED],
             "at position 1 .*expected .*arguments",
+        ),
+        (
+            [ASKED, {"role": "assistant", "tool_calls": [{"name": "", "arguments": {}}]}, ASKED],
+            "got tool calls at position 1",
         ),
         ([ASKED, {"role": "assistant", "content": None}, ASKED], "got content of type NoneType at position 1"),
         (

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from decimal import Decimal
+from enum import Enum
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,7 +110,35 @@ async def test_reasoning_that_the_prompt_opened_is_not_an_answer() -> None:
     assert (await reward_of(Sample(metadata=facts)))["acc"] == 1.0
 
 
-@pytest.mark.parametrize("known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "hermes"])
+class Status(Enum):
+    """slime's."""
+
+    COMPLETED = "completed"
+    TRUNCATED = "truncated"
+
+
+@pytest.mark.parametrize("said", ["So the answer: 42", "\\boxed{42}, no, \\boxed{", "\\boxed{42}, no, \\boxed{4"])
+async def test_a_turn_that_was_cut_has_not_given_the_answer_that_it_ends_in(said: str) -> None:
+    plain = {status: Sample(said, status=status) for status in (Status.COMPLETED, Status.TRUNCATED)}
+    by_facts = {"final_is_cut": {"final_is_cut": True}, "an older dump": {"stop_reason": "response_length"}}
+    ours = [Sample(metadata={"strands_rollout": {"final_text": said, **facts}}) for facts in by_facts.values()]
+    for cut in (plain[Status.TRUNCATED], Sample(said, status="truncated"), *ours):
+        assert (await reward_of(cut)).items() >= {"acc": 0.0, "pred": "", "method": "empty"}.items()
+    whole = {"final_text": said, "final_is_cut": False, "stop_reason": "max_user_turns"}
+    for sample in (plain[Status.COMPLETED], Sample(metadata={"strands_rollout": whole}, status=Status.TRUNCATED)):
+        assert (await reward_of(sample))["acc"] == 1.0
+
+
+async def test_what_a_cut_turn_had_boxed_before_its_end_is_its_answer() -> None:
+    sample = Sample("So \\boxed{42}. This is because", status=Status.TRUNCATED)
+    assert (await reward_of(sample))["acc"] == 1.0
+    by_parts: Any = await reward_func(options(parts={"right": {"weight": 1.0}}), sample)
+    assert (by_parts["score"], by_parts["acc"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    "known", ["gpt_oss", "mistral-array", "gemma4", "kimi_k3", "seed_oss", "hunyuan3", "muse_glimmer", "hermes"]
+)
 async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) -> None:
     said = family(known)
     turns = {
@@ -120,6 +149,19 @@ async def test_reasoning_between_other_tags_is_not_an_answer_either(known: str) 
         for turn in of_score:
             facts = {"strands_rollout": {"final_text": turn, "tool_parser": said.parser}}
             assert (await reward_of(Sample(metadata=facts)))["acc"] == score
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "<|channel|>analysis of it all<|message|>so \\boxed{42}<|end|>",
+        "<|start|>assistant analysis<|message|>so \\boxed{42}<|end|>",
+        "so \\boxed{42}<|end|><|start|>assistant<|channel|>final<|message|>I don't know.",
+    ],
+)
+async def test_reasoning_under_a_header_that_cannot_be_read_is_not_an_answer(turn: str) -> None:
+    facts = {"strands_rollout": {"final_text": turn, "tool_parser": "gpt_oss"}}
+    assert (await reward_of(Sample(metadata=facts))).items() >= {"pred": "", "acc": 0.0}.items()
 
 
 async def test_a_parser_that_raises_says_nothing_and_the_sample_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +193,7 @@ def predictions(rewards: Any) -> Any:
 async def test_siblings_of_a_fan_out_all_get_the_main_agents_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     graded = []
     grade = reward.grade
-    monkeypatch.setattr(reward, "grade", lambda said, *rest: graded.append(said) or grade(said, *rest))
+    monkeypatch.setattr(reward, "grade", lambda said, *rest, **cut: graded.append(said) or grade(said, *rest))
     alone = Sample("\\boxed{40}")
     samples = [sibling(2, "42"), alone, sibling(0, "41"), sibling(1, "42", status="failed")]
     rewards = await reward_func(options(), samples)

@@ -39,6 +39,7 @@ ENDINGS: dict[str, Ending] = {
     "deepseek_v3-2": Ending(_EOS, _EOS, opens_reasoning=True),
     "deepseek_v4": Ending(_EOS, _EOS, opens_reasoning=True),
     "minimax_m2": Ending("[e~[", "[e~[", opens_reasoning=True),
+    "muse_glimmer": Ending("<|eot|>", "<|eot|>"),
     "lfm2": Ending("<|im_end|>", "<|im_end|>"),
     "pythonic": Ending("<|eot|>", "<|eot|>"),
     "hunyuan3": Ending(_HY_EOS, _HY_EOS),

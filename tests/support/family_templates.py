@@ -368,6 +368,38 @@ APERTUS = """<s>
 {%- endfor %}
 {{- ']' if messages[-1].role == 'tool' }}{{ '<|assistant_start|>' if add_generation_prompt }}"""
 
+MUSE_GLIMMER = """<|start|>system<|message|>
+{%- if messages[0].role == 'system' %}{{ messages[0].content }}{% else %}You are a helpful AI assistant.{% endif %}
+{%- for tool in tools or [] %}\n{{ tool.function | tojson }}{% endfor %}\n\n# Valid recipients: "self"
+{%- for tool in tools or [] %}, "{{ tool.function.name.split('.')[0] }}.*"{% endfor %}, "user".<|eot|>
+{%- for message in messages %}
+{%- if message.role == 'user' %}<|start|>user<|message|>{{ message.content }}<|eot|>
+{%- elif message.role == 'tool' %}
+{%- set called = namespace(name='') %}
+{%- for one in messages %}{% for call in one.tool_calls or [] %}
+{%- if call.id == message.tool_call_id %}{% set called.name = call.function.name %}{% endif %}
+{%- endfor %}{% endfor -%}
+<|start|>tool {{ called.name }}<|message|><tool_output name="{{ called.name }}">\n{{ message.content -}}
+{{ '\n' }}</tool_output><|eot|>
+{%- elif message.role == 'assistant' %}
+{%- if message.reasoning_content -%}
+<|start|>assistant to=self<|message|>{{ message.reasoning_content }}<|eom|>
+{%- endif %}
+{%- for call in message.tool_calls or [] -%}
+{%- set name = call.function.name -%}
+<|start|>assistant to={{ name }}<|message|><atem:function_calls>\n<atem:invoke name="{{ name }}">
+{% for key, value in call.function.arguments.items() -%}
+<atem:parameter name="{{ key }}">{{ value if value is string else value | tojson }}</atem:parameter>
+{% endfor -%}
+</atem:invoke>\n</atem:function_calls>
+{{- '<|eot|>' if loop.last else '<|eom|>' }}
+{%- else -%}
+<|start|>assistant to=user<|message|>{{ message.content }}<|eot|>
+{%- endfor %}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
+
 TEMPLATES: dict[str, tuple[str, str]] = {
     "hermes": ("hermes", HERMES),
     "qwen3_coder": ("qwen3_coder", QWEN3_CODER),
@@ -379,6 +411,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
     "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
     "minimax_m2": ("minimax_m2", MINIMAX_M2),
+    "muse_glimmer": ("muse_glimmer", MUSE_GLIMMER),
     "seed_oss": ("seed_oss", SEED_OSS),
     "gemma4": ("gemma4", GEMMA4),
     "apertus": ("apertus", APERTUS),

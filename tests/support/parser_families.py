@@ -180,6 +180,16 @@ def minimax_m2(calls: Sequence[Call]) -> str:
     return f"<minimax:tool_call>\n{''.join(inner)}</minimax:tool_call>"
 
 
+def muse_glimmer(calls: Sequence[Call]) -> str:
+    """Each call a message; the last one's closing token ended the turn."""
+    return "<|eom|>".join(
+        f'<|start|>assistant to={name}<|message|><atem:function_calls>\n<atem:invoke name="{name}">\n'
+        + "".join(f'<atem:parameter name="{key}">{bare(value)}</atem:parameter>\n' for key, value in given.items())
+        + "</atem:invoke>\n</atem:function_calls>"
+        for name, given in calls
+    )
+
+
 def seed_oss(calls: Sequence[Call]) -> str:
     return "\n".join(
         f"<seed:tool_call>\n<function={name}>\n"
@@ -279,6 +289,13 @@ FAMILIES: tuple[Family, ...] = (
     Family("deepseek_v4", "deepseek_v4", deepseek_v4, _DEEPSEEK_TAGS),
     Family("kimi_k3", "kimi_k3", kimi_k3, **_K3),
     Family("minimax_m2", "minimax_m2", minimax_m2, _THINK + r"|</?minimax:tool_call>", is_xml=True),
+    Family(
+        *("muse_glimmer", "muse_glimmer", muse_glimmer),
+        r"<\|start\|>assistant|to=[^\s<]*(?=<\|message)|<\|(?:message|eom|eot)\|>|</?atem:function_calls>",
+        ("<|start|>assistant to=self<|message|>", "<|eom|>"),
+        "<|start|>assistant to=user<|message|>{}<|eom|>".format,
+        is_xml=True,
+    ),
     Family("seed_oss", "seed_oss", seed_oss, r"</?seed:think>", ("<seed:think>", "</seed:think>"), is_xml=True),
     Family(
         *("hunyuan3", "hunyuan3", hunyuan3, r"</?(?:think|tool_calls):opensource>"),

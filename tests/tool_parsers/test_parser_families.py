@@ -180,7 +180,70 @@ def test_harmony_channels_are_reasoning_text_and_calls() -> None:
     ]
 
 
-STRAY = [known for known in FAMILIES if known.parser not in ("gpt_oss", "llama3_json", "pythonic")]
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ("<|channel|>analysi<|message|>so 42<|end|>", []),
+        ("<|channel|>analysis now<|message|>so 42<|end|>", []),
+        ("<|channel|>analysis of it all<|message|>so 42<|end|>", []),
+        ("<|start|>assistant<|message|>so 42<|end|>", []),
+        ("<|start|>assistant analysis<|message|>so 42<|end|>", []),
+        ("<|channel|><|message|>so 42<|end|>", []),
+        ("<|channel|>analysis so 42", []),
+        ("so 42<|end|>", []),
+        ("so 42<|end|><|start|>assistant<|channel|>final<|message|>41", ["41"]),
+        ("<|channel|>final<|message|>41<|end|>so 42", ["41"]),
+        ("<|channel|>thought<|message|>so 42<|end|><|start|>assistant<|channel|>final<|message|>41", ["41"]),
+        ("<|channel|>commentary<|message|>41", ["41"]),
+        ("41", ["41"]),
+    ],
+)
+def test_what_harmony_says_to_nobody_is_no_text(turn: str, said: list[str]) -> None:
+    segments = family("gpt_oss").make().segments(turn)
+    assert [part.text for part in segments if isinstance(part, Text)] == said
+    assert not any(isinstance(part, ParseFailure) for part in segments)
+    assert all("so 42" not in part for part in said)
+    shown = "".join(part.text for part in segments if isinstance(part, Reasoning | Text))
+    assert ("so 42" in turn) == ("so 42" in shown)
+
+
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        (" to=self<|message|>so 42<|eom|><|start|>assistant to=user<|message|>41", ["41"]),
+        ("<|message|>41", ["41"]),
+        (" to=self<|message|>so 42", []),
+        (" to=self so 42<|eom|><|start|>assistant to=user<|message|>41", ["41"]),
+        ("so 42<|eom|>", []),
+        ("<|start|>self<|message|>so 42<|eom|>", []),
+        ("41", ["41"]),
+    ],
+)
+def test_what_muse_glimmer_says_to_nobody_is_no_text(turn: str, said: list[str]) -> None:
+    segments = family("muse_glimmer").make().segments(turn)
+    assert [part.text for part in segments if isinstance(part, Text)] == said
+    assert not any(isinstance(part, ParseFailure) for part in segments)
+
+
+@pytest.mark.parametrize(
+    ("tools", "written", "meant"),
+    [
+        (["f"], "f.f", "f"),
+        (["f", "f.f"], "f.f", "f.f"),
+        (["g"], "f.f", "f.f"),
+        (["calendar.get"], "weather.get", "weather.get"),
+        (["f"], "f.g", "f.g"),
+    ],
+)
+def test_a_muse_glimmer_call_may_write_a_tools_name_twice(tools: list[str], written: str, meant: str) -> None:
+    known = family("muse_glimmer")
+    turn = known.turn(calls=[(written, {"n": "1"})])
+    [call] = known.make([(name, {"n": "1"}) for name in tools]).parse(turn)
+    assert isinstance(call, ToolCall)
+    assert (call.name, call.arguments) == (meant, {"n": "1" if meant in tools else 1})
+
+
+STRAY = [known for known in FAMILIES if known.parser not in ("gpt_oss", "llama3_json", "muse_glimmer", "pythonic")]
 
 
 @pytest.mark.parametrize("known", STRAY, ids=str)

@@ -1,0 +1,176 @@
+r"""Finds what an assistant said, without reasoning, calls and tool output, and the answer that it gave there.
+
+`spoken_text` and `last_assistant_text` go by the markers of ChatML and of Qwen's and Hermes's tool use.
+`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line. All take time linear in the text.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+_TURN_START: Final = "<|im_start|>"
+_TURN_END: Final = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
+_THINK_TAG: Final = re.compile(r"</?think>")
+_CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
+_RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
+_BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
+_BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
+_ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
+_BEGUN: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
+_LONGEST_TAG: Final = 40
+_MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_MARKUP: Final = " \t*_`"
+_SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
+_LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
+
+
+def last_assistant_text(response: str, *, in_reasoning: bool = False) -> str:
+    """Find the assistant's last words in a whole response of which only the text is known.
+
+    Everything up to the last `</tool_response>` counts as tool output or older, so that a tool's output can't pose as
+    the assistant, whatever markers it contains. Text alone can't tell a response cut off inside a tool's output that
+    contains a forged `</tool_response>`, nor templates that mark tool output otherwise: where the last turn's own text
+    is known, pass that to `spoken_text` instead.
+
+    Args:
+        response: Decoded response tokens, control tokens included, from the first assistant turn to the end.
+        in_reasoning: Whether the prompt opened `<think>` for the first assistant turn.
+
+    Returns:
+        What `spoken_text` returns for the last assistant turn.
+    """
+    _, result_close, rest = response.rpartition(_RESULT_CLOSE)
+    rest = rest.partition(_RESULT_OPEN)[0]
+    first, *later = rest.split(_TURN_START)
+    for turn in reversed(later):
+        role, _, text = turn.partition("\n")
+        if role.strip() == "assistant":
+            return spoken_text(text)
+    return spoken_text(first, in_reasoning=in_reasoning and not result_close)
+
+
+def spoken_text(turn: str, *, in_reasoning: bool = False) -> str:
+    """The decoded text of one assistant turn, stripped, without reasoning, tool calls and tool results it made up.
+
+    It is "" when the reasoning never ended, or when the turn ends in a tool call: a step then, not an answer. With
+    `in_reasoning`, the prompt had opened `<think>` and the turn begins inside the reasoning.
+    """
+    said = _TURN_END.split(turn, maxsplit=1)[0]
+    said = _without_reasoning(said, in_reasoning=in_reasoning)
+    said = _without_blocks(said, _RESULT_OPEN, _RESULT_CLOSE)[0]
+    said, after_last_call = _without_blocks(said, _CALL_OPEN, _CALL_CLOSE)
+    return said.strip() if after_last_call.strip() else ""
+
+
+def _without_reasoning(text: str, *, in_reasoning: bool) -> str:
+    """Drop `<think>...</think>`; a stray `</think>` ends reasoning from the start, an unclosed `<think>` leaves ""."""
+    kept: list[str] = []
+    start = 0
+    for tag in _THINK_TAG.finditer(text):
+        if tag[0] == "</think>":
+            if not in_reasoning:
+                kept.clear()
+            start = tag.end()
+        elif not in_reasoning:
+            kept.append(text[start : tag.start()])
+        in_reasoning = tag[0] == "<think>"
+    return "" if in_reasoning else "".join([*kept, text[start:]])
+
+
+def _without_blocks(text: str, opening: str, closing: str) -> tuple[str, str]:
+    """Drop each block, and all after an unclosed one; return the rest, and the part of it after the last block."""
+    kept: list[str] = []
+    start = 0
+    while (block := text.find(opening, start)) >= 0:
+        kept.append(text[start:block])
+        end = text.find(closing, block)
+        start = len(text) if end < 0 else end + len(closing)
+    return "".join([*kept, text[start:]]), text[start:]
+
+
+def extract_answer(text: str, *, is_cut: bool = False) -> str:
+    r"""The answer as the text gives it, stripped; "" if it gives none.
+
+    A box with unbalanced braces, or with nothing in it, is not an answer; nor is an `Answer:` with nothing after it. Of
+    nested boxes the innermost counts.
+
+    Args:
+        text: What was said.
+        is_cut: Whether the text ends in the middle, as at a limit of tokens. An answer that may go on is none then: an
+            open line after `Answer:`, an open or empty box, a tag. What was answered before it was taken back by it.
+    """
+    text = text[-_SEARCHED_CHARS:]
+    box = _find_box(text)
+    if is_cut and (box.is_open or _BEGUN.search(text[-_LONGEST_TAG:]) or _ends_in_answer_line(text, box.end)):
+        return ""
+    return text[box.start : box.end].strip() or last_answer_line(text)
+
+
+def last_boxed(text: str) -> str:
+    r"""The content of the last balanced, non-empty `\boxed{...}` or `\fbox{...}`, or the word after a bare `\boxed`."""
+    box = _find_box(text)
+    return text[box.start : box.end].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Where the content of the last full box stands; `is_open` if more of a box may follow on the text's end."""
+
+    start: int
+    end: int
+    is_open: bool
+
+
+def _find_box(text: str) -> _Box:
+    start = end = 0  # of the best box so far
+    is_whole = True  # whether the box that was begun last has content and is closed
+    open_braces: list[int | None] = []  # where a box's content starts; None for a brace that is not a box's
+    first_box = min((at for at in (text.find(r"\boxed"), text.find(r"\fbox")) if at >= 0), default=len(text))
+    for token in _BOX_TOKEN.finditer(text, first_box):
+        if token["open"] is not None:
+            open_braces.append(token.end())
+            is_whole = False
+        elif token["box"] is not None:
+            bare = _BARE_BOX.match(text, token.end()) if token["box"][-1].isspace() else None
+            start, end = bare.span() if bare else (start, end)
+            is_whole = bare is not None and bare.end() < len(text)
+        elif token[0] == "{":
+            open_braces.append(None)
+        elif token[0] == "}" and open_braces:
+            opened = open_braces.pop()
+            is_innermost = opened is not None and start < opened
+            if is_innermost and not text[opened : token.start()].isspace() and opened != token.start():
+                start, end = opened or 0, token.start()
+                is_whole = True
+    return _Box(start, end, not is_whole or any(opened is not None for opened in open_braces))
+
+
+def _ends_in_answer_line(text: str, start: int) -> bool:
+    """Whether the last "Answer:" from `start` on is in the last line, or nothing is after it."""
+    labels = list(_ANSWER_LABEL.finditer(text, start))
+    return bool(labels) and "\n" not in text[labels[-1].end() :]
+
+
+def last_answer_line(text: str) -> str:
+    """What follows the last "Answer:" (any case, bold or not) up to the end of its line, or of the next that has text.
+
+    Markdown around it, a final full stop and the delimiters of a single formula are taken off.
+    """
+    if "answer" not in text.lower():
+        return ""
+    for label in reversed(list(_ANSWER_LABEL.finditer(text))):
+        line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
+        if line:
+            return _formula_of(line)
+    return ""
+
+
+def _formula_of(line: str) -> str:
+    """The one formula of a line whose other words hold no digits ("the sum is $42$."), else the line itself."""
+    if len(line) > _LONGEST_LINE:
+        return line
+    spans = list(_MATH_SPAN.finditer(line))
+    around = _MATH_SPAN.sub(" ", line)
+    if len(spans) == 1 and not any(character.isdigit() for character in around):
+        return next(group for group in spans[0].groups() if group is not None).strip()
+    return line.rstrip(".").strip(_MARKUP)

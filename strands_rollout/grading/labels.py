@@ -1,0 +1,128 @@
+r"""The answers that a label allows, in whatever form a data set holds it.
+
+A list is alternatives, of which any is right. So is a text that a program wrote of a list, since tables and JSON lines
+often hold that in the list's place:
+
+- with an item in quotes, as Python, pandas, NumPy and JSON write them, nested ones too: `['34', '35']`, `["34"]`,
+  `('34',)`, `{'34'}`, `['34' '35']`, `[np.str_('34')]`;
+- in a call of NumPy's, whatever its items: `array([34, 35])`, `[np.int64(34), np.int64(35)]`;
+- of numbers in square brackets without commas, as NumPy prints them: `[34 35]`.
+
+Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
+`\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from strands_rollout.grading.extraction import last_boxed
+
+_DEEPEST_LABEL: Final = 10
+_SHOWN_CHARS: Final = 80
+_LIST_TOKEN: Final = re.compile(
+    r"(?P<call>(?:np\.|numpy\.)\w++\(|array\()|(?P<open>[\[({])|(?P<close>[\])}])|(?P<comma>\s*+,)|(?P<space>\s++)"
+    r"""|(?P<quoted>[bu]?(?:'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+"))"""
+    r"|(?P<number>[+-]?(?:\d++\.?\d*+|\.\d++)(?:[eE][+-]?\d++)?)"
+    r"|(?P<absent>(?:None|null|nan|NaN)\b)|(?P<dtype>dtype=[^()\[\]]*+)",
+    re.DOTALL,
+)
+_ITEMS: Final = frozenset({"quoted", "number", "absent", "dtype"})
+_COMMAND_UNESCAPED: Final = re.compile(r"(?<!\\)(?:\\\\)*+\\(?!u[\da-fA-F]{4}|x[\da-fA-F]{2})[A-Za-z]{2}")
+_ESCAPE: Final = re.compile(r"\\(?:u(?P<four>[\da-fA-F]{4})|x(?P<two>[\da-fA-F]{2})|(?P<one>.))", re.DOTALL)
+_CONTROL: Final = {"n": "\n", "t": "\t", "r": "\r"}
+_LIST_OF_FORMULAS: Final = re.compile(r"\[[^\[\],]*+,[^\[\]]*+\]")
+_CONTAINER: Final = re.compile(r"""(?:[\[({]\s*+['"]|array\()""")
+
+
+def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
+    r"""The answers that a label allows, as text; none for a label that is absent.
+
+    Labels are what data sets hold: "42", 42, 42.0, "\boxed{42}", "... #### 42" (GSM8K), ["42", "forty-two"], "['42']".
+
+    Raises:
+        ValueError: A list, not a text, holds lists in lists without end, or an integer of thousands of digits.
+    """
+    if hasattr(label, "tolist"):  # a NumPy scalar or array
+        label = label.tolist()
+    if isinstance(label, bytes):
+        label = label.decode(errors="replace")
+    if isinstance(label, str):
+        items = listed_items(label) if depth < _DEEPEST_LABEL else None
+        if items is not None:
+            return tuple(text for item in items for text in label_texts(item, depth + 1) if text)
+        return (last_boxed(label) or label.rpartition("####")[2].strip(),)
+    if depth > _DEEPEST_LABEL:
+        raise ValueError(f"the label holds lists more than {_DEEPEST_LABEL} deep, or itself; expected text or a number")
+    if isinstance(label, list | tuple | set | frozenset):
+        return tuple(text for item in label for text in label_texts(item, depth + 1) if text)
+    is_missing = label is None or label != label
+    return () if is_missing else (str(label),)
+
+
+def listed_items(text: str) -> list[str] | None:
+    """The items of a text that a program wrote of a list, nested lists as one; None for any other text."""
+    text = text.strip()
+    items: list[str] = []
+    kinds: set[str] = set()
+    position, depth, deepest, before = 0, 0, 0, ""
+    while position < len(text):
+        token = _LIST_TOKEN.match(text, position)
+        kind = token.lastgroup if token else None
+        is_apart = before not in _ITEMS or kind in ("close", "comma", "space")
+        if token is None or kind is None or not is_apart or (depth == 0 and kind not in ("open", "call")):
+            return None
+        depth += (kind in ("open", "call")) - (kind == "close")
+        deepest = max(deepest, depth)
+        if kind == "quoted":
+            items.append(_unquoted(token[0]))
+        elif kind == "number":
+            items.append(token[0])
+        kinds.add(kind)
+        position, before = token.end(), kind
+        if depth == 0 and position < len(text):  # more than one container
+            return None
+    is_numpys = text.startswith("[") and deepest == 1 and len(items) > 1 and not kinds & {"comma", "absent", "dtype"}
+    return items if text and depth == 0 and (kinds & {"quoted", "call"} or is_numpys) else None
+
+
+def _unquoted(literal: str) -> str:
+    r"""The text of a string literal; LaTeX that someone typed between quotes without escapes stays as it is."""
+    inner = literal.removeprefix("b").removeprefix("u")[1:-1]
+    if _COMMAND_UNESCAPED.search(inner):
+        return inner
+    plain = _ESCAPE.sub(_meaning, inner)
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # JSON's pairs of surrogates
+
+
+def _meaning(escape: re.Match[str]) -> str:
+    code = escape["four"] or escape["two"]
+    return chr(int(code, 16)) if code else _CONTROL.get(escape["one"], escape["one"])
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerLabel:
+    """How a label that looks like the text of a list or mapping is read; `meaning` is a predicate of the label."""
+
+    kind: Literal["alternatives", "mathematics", "unreadable"]
+    meaning: str
+
+
+def container_label(label: object) -> ContainerLabel | None:
+    """How a label is read that looks like the text of a list or mapping; None for any other label."""
+    if not isinstance(label, str):
+        return None
+    text = label.strip()
+    if listed_items(text) is not None:
+        answers = [repr(answer)[:_SHOWN_CHARS] for answer in label_texts(text)]
+        more = [f"{len(answers) - 3} more"] if len(answers) > 3 else []
+        named = " and ".join([*answers[:3], *more]) or "an empty list, which no answer equals"
+        of_which = ", of which any is right" if len(answers) > 1 else ""
+        return ContainerLabel("alternatives", f"is the text of a list, read as {named}{of_which}")
+    if _CONTAINER.match(text):
+        words = "looks like the text of a list or mapping that can't be read: only the same text equals it"
+        return ContainerLabel("unreadable", words)
+    if _LIST_OF_FORMULAS.fullmatch(text):
+        words = 'is read as mathematics, an interval, a vector or a list; alternatives are written ["1", "2"]'
+        return ContainerLabel("mathematics", words)
+    return None

@@ -156,7 +156,24 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
         (["--", "--wandb-key", "hush"], "expected the key in the environment"),
         (["--run-name", "a b"], "got RUN_NAME='a b'; expected letters, digits"),
         (["--save-dir", "/runs/{x}"], "expected no braces"),
-        (["--num-nodes", "64"], "expected an episode or more for each of the 256 replicas"),
+        (
+            ["--num-nodes", "64"],
+            "GLOBAL_BATCH_SIZE is 128; expected a multiple of the 256 replicas that train .*, such as "
+            "ROLLOUT_BATCH_SIZE=32 with GLOBAL_BATCH_SIZE=256",
+        ),
+        (
+            ["--num-nodes", "3"],
+            "128; expected a multiple of the 12 replicas .*ROLLOUT_BATCH_SIZE=18 with .*=144",
+        ),
+        (
+            ["--num-gpus", "6"],
+            "128; expected a multiple of the 3 replicas .*ROLLOUT_BATCH_SIZE=18 with .*=144",
+        ),
+        (["--num-gpus", "6", "--smoke"], "16; expected a multiple of the 3 replicas .* such as ROLLOUT_BATCH_SIZE=6 "),
+        (["--num-nodes", "3", "--context-parallel", "2"], "128; expected a multiple of the 6 replicas .*=18 with "),
+        (["--rollout-batch-size", "5", "--n-samples-per-prompt", "5"], "25; expected a multiple of the 4 replicas"),
+        (["--rollout-batch-size=15", "--global-batch-size=30"], "30; expected a multiple of the 4 .*=15 with .*=120"),
+        (["--actor-gpus", "6", "--gpus-per-engine", "2"], "128; expected a multiple of the 3 replicas that train"),
     ],
 )
 def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
@@ -165,6 +182,18 @@ def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, argume
     assert (finished.returncode, finished.stdout) == (2, "")
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-nodes=3", "--rollout-batch-size=18"],
+        ["--num-gpus=6", "--rollout-batch-size=18", "--global-batch-size=72"],
+        ["--num-gpus=6", "--context-parallel=3"],
+    ],
+)
+def test_batches_that_the_replicas_share_evenly_are_taken(stage: Stage, arguments: list[str]) -> None:
+    assert "--global-batch-size" in dry_run(stage, "strands_qwen3_8b", *arguments)
 
 
 def test_what_the_asynchronous_rollout_lacks_is_refused_from_the_environment_too(stage: Stage) -> None:

@@ -287,6 +287,15 @@ def flags(text: str, word: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
+def test_the_pages_that_plug_into_slime_give_it_the_same_flags() -> None:
+    readme, overview = (
+        flags(TEXTS[name], "--custom-generate-function-path") for name in ("README.md", "docs/index.md")
+    )
+    assert {**readme, "--custom-config-path": "rollout.yaml"} == overview
+    script = (REPOSITORY / "strands_rollout/data/project/run_slime.sh").read_text()
+    assert all(f"{flag} {value}\n" in script for flag, value in readme.items())
+
+
 # Training and data
 
 

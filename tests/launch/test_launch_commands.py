@@ -106,6 +106,21 @@ def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_o
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
+def test_the_tutorials_line_trains_and_evaluates_on_the_projects_own_rows(stage: Stage) -> None:
+    tutorial = (REPOSITORY / "docs/tutorial.md").read_text()
+    (example,) = [block for block in re.findall(r"```bash\n(.*?)```", tutorial, re.DOTALL) if "PROMPT_DATA" in block]
+    given = dict(re.findall(r"([A-Z_]+)=(\S+)", example))
+    finished = stage.run("strands_qwen3_8b.sh", "--dry-run", **given)
+    words = words_of(finished.stdout)
+    data, rows = words.index("--eval-prompt-data"), Path("my-agent").absolute()
+    assert (value_of(words, "--prompt-data"), value_of(words, "--custom-config-path")) == (
+        f"{rows}/train.jsonl",
+        f"{rows}/rollout.yaml",
+    )
+    assert words[data + 1 : data + 3] == ["held_out", f"{rows}/held_out.jsonl"]
+    assert words[data + 3].startswith("--")
+
+
 def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_from_a_smoke_run(stage: Stage) -> None:
     smoke = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
     real = words_of(dry_run(stage, "strands_qwen3_8b", "--save-dir=/runs/one"))

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs
 import asyncio
 import os
 import re
+import secrets
 import sys
 import time
 from contextlib import suppress
@@ -28,6 +29,7 @@ from strands_rollout.evaluation.options import (
     TrainOptions,
     TryOptions,
     UpdateSettings,
+    checked_url,
 )
 
 app = typer.Typer(
@@ -127,7 +129,7 @@ def serve(
 
 
 def gateway(
-    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.")],
+    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=checked_url)],
     tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id of the hub.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8700,
@@ -218,6 +220,8 @@ def demo(given: Given) -> None:
     check_engine(given["base_url"], given["model_dir"])
     from strands_rollout.evaluation.run import run_demo
 
+    if given["seed"] is None:  # recorded, so that `replay` samples the same tokens
+        given["seed"] = secrets.randbelow(1 << 30)
     raise typer.Exit(0 if run_demo(DemoOptions(**given)).ok else 1)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from typer import Option
 
 from strands_rollout.errors import foreign_code
-from strands_rollout.evaluation.options import Changes
+from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files import Json
 
 if TYPE_CHECKING:
@@ -51,7 +51,11 @@ class Question:
     repository: Path  # where data/, models/ and checkpoints/ are unless `env` names other folders
     base_urls: Annotated[
         list[str] | None,
-        Option("--base-url", help="An SGLang server or router to ask; may be given more than once."),
+        Option(
+            "--base-url",
+            help="An SGLang server or router to ask; may be given more than once.",
+            callback=checked_url,
+        ),
     ] = None
     max_context_length: Annotated[
         int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)

@@ -1,4 +1,4 @@
-"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, or what the library `datasets` reads."""
+"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, or what `datasets` reads."""
 
 import copy
 import csv

@@ -232,7 +232,7 @@ def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
     [
         ("eval: {datasets: []}", "no eval.datasets"),
         ("eval: {default: {}, datasets: [{name: a, path: b}]}", "unknown key 'default'; did you mean 'defaults'?"),
-        ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
+        ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: a mapping"),
         ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
         ("a: [", "can't read"),
     ],

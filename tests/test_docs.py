@@ -113,6 +113,7 @@ def test_the_readme_links_every_page() -> None:
 
 
 SOURCE = re.compile(r"(?<![\w/.<{$-])((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|ya?ml|md|toml|jinja|js))(?![\w/])")
+MADE = {"data", "models", "checkpoints"}  # folders that a run makes here
 OF_USERS = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.sh"}  # the last two are slime's
 
 
@@ -125,21 +126,15 @@ def test_named_files_exist(name: str) -> None:
         for path in (path for word in span.split() for path in SOURCE.findall(word)):
             is_there = any((root / path).exists() for root in roots) or path in file_names()
             missing += [] if is_there or path in OF_USERS else [path]
-        if re.fullmatch(r"[\w.]+/[\w./-]+", span) and span.partition("/")[0] in FOLDERS - {
-            "data",
-            "models",
-            "checkpoints",
-        }:
-            missing += [] if (REPOSITORY / span).exists() else [span]
+        is_ours = span.partition("/")[0] in FOLDERS - MADE and re.fullmatch(r"[\w.]+/[\w./-]+", span)
+        missing += [span] if is_ours and not (REPOSITORY / span).exists() else []
     assert missing == []
 
 
 @functools.cache
 def file_names() -> set[str]:
     """Of the repository's own folders, and of Strands."""
-    folders = [
-        REPOSITORY / name for name in FOLDERS if not name.startswith(".") and name not in ("models", "checkpoints")
-    ]
+    folders = [REPOSITORY / name for name in FOLDERS - MADE if not name.startswith(".")]
     return {path.name for folder in (*folders, Path(strands.__file__).parent) for path in folder.rglob("*.*")}
 
 

@@ -194,7 +194,8 @@ def commands_table() -> str:
 
 def launch_settings_table() -> str:
     """The settings that the scripts for slime declare, with defaults that depend on nothing else."""
-    folder, rows = REPOSITORY / "scripts", {}
+    folder = REPOSITORY / "scripts"
+    rows: dict[str, list[str]] = {}
     shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray")]
     scripts = ["strands_qwen3_8b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
     for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):

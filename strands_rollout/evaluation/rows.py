@@ -92,6 +92,8 @@ def each_row(
         for number, found in _found(path):
             is_empty = False
             try:
+                if isinstance(found, PromptError):
+                    raise found
                 yield number, _row(found, keys, path, number, needs_label=needs_label)
             except PromptError as e:
                 yield number, e
@@ -114,7 +116,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1) if line.strip())
 
 
-def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any]]]:
+def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
     """What stands for each row, with the number of its line, or of the row where there are no lines."""
     if path.suffix == ".csv":
         return _csv_rows(path)
@@ -123,15 +125,19 @@ def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any]]]:
     return _lines(path)
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Rows of texts by their column; what a line has too much is under None, what it lacks is absent."""
+def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
+    """Rows of texts by their column, without those that a line lacks."""
     csv.field_size_limit(_LONGEST_FIELD)
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        for row in reader:
-            given = {column: value for column, value in row.items() if value is not None}
-            within = sum(value.count("\n") for value in given.values() if isinstance(value, str))
-            yield reader.line_num - within, given
+        reader = csv.reader(file)
+        columns = next(reader, [])
+        for fields in filter(None, reader):
+            number = reader.line_num - sum(field.count("\n") for field in fields)
+            if len(fields) > len(columns):
+                counts = f"got {len(fields)} fields; expected {len(columns)}, as in the first line"
+                yield number, PromptError(f"{path}:{number}: {counts}; put what has commas into quotes")
+            else:
+                yield number, dict(zip(columns, fields, strict=False))
 
 
 def _table(path: Path) -> Iterable[Mapping[str, Any]]:
@@ -195,12 +201,6 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         raise PromptError(f"{where}: {e}; {expected}") from e
     if not isinstance(value, Mapping):
         raise PromptError(f"{where}: got {found!r:.80}; {expected}")
-    if None in value:
-        columns = len(value) - 1
-        raise PromptError(
-            f"{where}: got {columns + len(value[None])} fields; expected {columns}, as in the first line; put what has "
-            "commas into quotes"
-        )
     prompt, label = _entry(value, prompt_key), _entry(value, label_key)
     if prompt is _ABSENT or (label is _ABSENT and needs_label):
         got = f"got the keys {', '.join(map(str, value)) or 'none'}"

@@ -453,10 +453,11 @@ def draw_run(steps: Sequence[StepRecord], path: Path, *, title: str) -> None:
             if not values:
                 continue
             # one point is no line, and a few may have gaps between them
-            look = {"marker": "o" if len(values) <= _MOST_MARKED else "", "markersize": 3, "linewidth": 1.4}
+            marker = "o" if len(values) <= _MOST_MARKED else ""
             color = axes.get_lines()[-1].get_color() if key in held_out.values() else None
             label = key.removeprefix(PART_PREFIX) if key in held_out else None
-            axes.plot(list(values), list(values.values()), linestyle=dashes, color=color, label=label, **look)
+            style: dict[str, Any] = {"linestyle": dashes, "marker": marker, "color": color, "label": label}
+            axes.plot(list(values), list(values.values()), markersize=3, linewidth=1.4, **style)
         if panel is of_parts:
             axes.legend()
         return [value for key in panel.keys for value in lines[key].values()]

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import runpy
+import shlex
 import sys
 import textwrap
 import tomllib
@@ -192,6 +193,27 @@ def commands_table() -> str:
     return table(["command", "what it does"], rows)
 
 
+def launch_settings_table() -> str:
+    """The settings that the scripts for slime declare, with defaults that depend on nothing else."""
+    folder = REPOSITORY / "scripts"
+    rows: dict[str, list[str]] = {}
+    shared = [folder / f"launch/{name}.sh" for name in ("job", "training", "slime", "ray")]
+    scripts = ["strands_qwen3_8b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
+    for path in (*shared, *(folder / f"{name}.sh" for name in scripts)):
+        source = path.read_text().replace("\\\n", " ")
+        for line in re.findall(r"^ *setting [A-Z_]+ .*", source, re.MULTILINE):
+            name, default, meaning = shlex.split(line)[1:4]
+            chosen = re.fullmatch(r"\$\(chosen (\S+) (\S+)\)", default)
+            if chosen:
+                default, smoke = chosen[2], f" In a smoke run `{chosen[1]}`."
+            else:
+                smoke = ""
+            of = "" if path in shared or name == "NUM_GPUS" else f"`{path.name}`: "
+            shown = f"`{default}`" if default and "$" not in default else ""
+            rows.setdefault(name, [f"`{name}`", shown, f"{of}{meaning}.{smoke}"])
+    return table(["setting", "default", "meaning"], rows.values())
+
+
 def layers() -> list[list[str]]:
     """The layers that import-linter checks, top to bottom, each with its rooms."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -319,6 +341,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "command": lambda: settings_table(AgentCommand),
     "mcp": lambda: settings_table(McpServer),
     "workers": lambda: settings_table(EpisodeWorkers),
+    "launch": launch_settings_table,
     "stop-reasons": stop_reasons_table,
     "families": families_table,
     "commands": commands_table,

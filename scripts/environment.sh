@@ -66,12 +66,29 @@ mark_installed() {
   printf '%s' "$2" >"$1/.strands-rollout-installed"
 }
 
+# counting_minutes COMMAND...: runs a quiet command, with a line on stderr for each minute that it takes.
+counting_minutes() {
+  local status=0 counter
+  (
+    minutes=0
+    trap 'kill $(jobs -p) 2>/dev/null; exit' TERM # the sleep too: it holds the stderr that a caller may wait for
+    while sleep 60 & wait $! && kill -0 $$; do
+      minutes=$((minutes + 1))
+      echo "... still installing after $minutes min" >&2
+    done
+  ) >/dev/null &
+  counter=$!
+  "$@" || status=$?
+  { kill "$counter" && wait "$counter"; } 2>/dev/null || true
+  return "$status"
+}
+
 # install_into DIR ARGUMENTS...: pip's arguments; whatever DIR held is unmarked.
 install_into() {
   local directory="$1"
   shift
   rm -f -- "$directory/.strands-rollout-installed"
-  "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
+  counting_minutes "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
 }
 
 # prepare_environment DIR [EXTRAS]: DIR holds an environment with this package, editable, when it returns.
@@ -82,7 +99,7 @@ prepare_environment() {
     return 0
   fi
   make_environment "$directory"
-  echo "installing strands-rollout${extras:+ [$extras]} into $directory (a minute or two, once) ..." >&2
+  echo "installing strands-rollout${extras:+ [$extras]} into $directory (some minutes, once) ..." >&2
   install_into "$directory" --editable "$repository${extras:+[$extras]}"
   mark_installed "$directory" "$wanted"
 }
@@ -97,7 +114,7 @@ prepare_requirements() {
     return 0
   fi
   make_environment "$directory"
-  echo "installing $what into $directory (once) ..." >&2
+  echo "installing $what into $directory (some minutes, once) ..." >&2
   install_into "$directory" --requirement "$1"
   if [[ $# -gt 1 ]]; then
     install_into "$directory" --no-deps --requirement "$2"

@@ -25,7 +25,7 @@ if [[ -f "$folder/.installed" && "$(cat "$folder/.installed")" == "${clients[*]}
 fi
 echo "installing agents on Node into $folder (once) ..." >&2
 mkdir -p -- "$folder"
-npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
+counting_minutes npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
 # these two put their program for this machine into place; other packages' scripts are not run
 node "$folder/node_modules/@anthropic-ai/claude-code/install.cjs" >&2
 node "$folder/node_modules/opencode-ai/postinstall.mjs" >&2

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from strands_rollout.agent.multi_agent import sub_agent_model
     from strands_rollout.client.client import SGLangClient, create_client
     from strands_rollout.code_tool.tool import execute_python_code
+    from strands_rollout.gateway.program import Endpoint
     from strands_rollout.model.sampling import TokenLimits
     from strands_rollout.model.sglang_model import SGLangModel
     from strands_rollout.model.trajectory import Trajectory
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "Endpoint",
     "EpisodeLimits",
     "SGLangClient",
     "SGLangModel",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Endpoint": "gateway.program",
     "EpisodeLimits": "agent.limits",
     "SGLangClient": "client.client",
     "SGLangModel": "model.sglang_model",

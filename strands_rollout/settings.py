@@ -27,7 +27,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, expectation
 from strands_rollout.files import Json, yaml_text
 from strands_rollout.secret_mask import MASK, masked_settings
 
@@ -515,8 +515,7 @@ def _explain(error: ErrorDetails, root: str) -> str:
     if error["type"] != "extra_forbidden":
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        expected = "a list, in [ ]" if error["type"] == "tuple_type" else error["msg"].removeprefix("Value error, ")
-        return f"got {where}={shown!r:.500}; expected: {expected}"
+        return f"got {where}={shown!r:.500}; expected: {expectation(error)}"
     model = next((_NESTED[part] for part in reversed(path[:-1]) if part in _NESTED), RolloutSettings)
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)

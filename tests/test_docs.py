@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import strands
 import yaml
 from typer.main import get_command
 
@@ -111,13 +112,30 @@ def test_the_readme_links_every_page() -> None:
     assert set(PAGES) <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)", TEXTS["README.md"]))
 
 
+SOURCE = re.compile(r"(?<![\w/.<{$-])((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|ya?ml|md|toml|jinja|js))(?![\w/])")
+MADE = {"data", "models", "checkpoints"}  # folders that a run makes here
+OF_USERS = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.sh"}  # the last two are slime's
+
+
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
 def test_named_files_exist(name: str) -> None:
-    for path in re.findall(r"`([\w.]+/[\w./-]+)`", TEXTS[name]):
-        if path.partition("/")[0] in FOLDERS - {"data", "models", "checkpoints"}:
-            assert (REPOSITORY / path).exists(), path
-    for test in re.findall(r"`(test_\w+\.py)`", TEXTS[name]):
-        assert any((REPOSITORY / "tests").rglob(test)), test
+    """Named from the repository, the package or Strands on, or by their name alone."""
+    roots = [REPOSITORY, REPOSITORY / "strands_rollout", Path(strands.__file__).parent]
+    missing = []
+    for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)):
+        for path in (path for word in span.split() for path in SOURCE.findall(word)):
+            is_there = any((root / path).exists() for root in roots) or path in file_names()
+            missing += [] if is_there or path in OF_USERS else [path]
+        is_ours = span.partition("/")[0] in FOLDERS - MADE and re.fullmatch(r"[\w.]+/[\w./-]+", span)
+        missing += [span] if is_ours and not (REPOSITORY / span).exists() else []
+    assert missing == []
+
+
+@functools.cache
+def file_names() -> set[str]:
+    """Of the repository's own folders, and of Strands."""
+    folders = [REPOSITORY / name for name in FOLDERS - MADE if not name.startswith(".")]
+    return {path.name for folder in (*folders, Path(strands.__file__).parent) for path in folder.rglob("*.*")}
 
 
 @pytest.mark.parametrize("name", USER_TEXTS)
@@ -285,6 +303,15 @@ def flags(text: str, word: str) -> dict[str, str]:
     """slime's flags in the block that has a word."""
     words = block_with(word, text).split()
     return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def test_the_pages_that_plug_into_slime_give_it_the_same_flags() -> None:
+    readme, overview = (
+        flags(TEXTS[name], "--custom-generate-function-path") for name in ("README.md", "docs/index.md")
+    )
+    assert {**readme, "--custom-config-path": "rollout.yaml"} == overview
+    script = (REPOSITORY / "strands_rollout/data/project/run_slime.sh").read_text()
+    assert all(f"{flag} {value}\n" in script for flag, value in readme.items())
 
 
 # Training and data

@@ -106,15 +106,20 @@ training_arguments() {
   wandb_arguments
 }
 
-# slime drops the episodes that don't fill an optimizer step, without a word.
+# slime drops the episodes that don't fill an optimizer step, without a word. Megatron stops where the replicas can't share a
+# step's episodes evenly, after minutes of loading, and also with batches of dynamic sizes: slime's micro batch is 1 then.
 require_batches() {
-  local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT)) replicas
+  local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT)) replicas prompts=$ROLLOUT_BATCH_SIZE
   replicas=$((ACTOR_GPUS * NUM_NODES / (TENSOR_PARALLEL * CONTEXT_PARALLEL)))
+  [[ $N_SAMPLES_PER_PROMPT -gt 1 ]] || usage_error "N_SAMPLES_PER_PROMPT is 1; expected 2 or more: GRPO compares the episodes of a prompt"
   [[ $((samples % GLOBAL_BATCH_SIZE)) -eq 0 ]] || usage_error "a step has ROLLOUT_BATCH_SIZE x N_SAMPLES_PER_PROMPT = $samples" \
     "episodes; expected a multiple of GLOBAL_BATCH_SIZE=$GLOBAL_BATCH_SIZE"
-  [[ $GLOBAL_BATCH_SIZE -ge $replicas ]] || usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected an episode or more for" \
-    "each of the $replicas replicas that train ($ACTOR_GPUS GPUs of $NUM_NODES nodes)"
-  [[ $N_SAMPLES_PER_PROMPT -gt 1 ]] || usage_error "N_SAMPLES_PER_PROMPT is 1; expected 2 or more: GRPO compares the episodes of a prompt"
+  if [[ $((GLOBAL_BATCH_SIZE % replicas)) -ne 0 ]]; then
+    while [[ $((prompts * N_SAMPLES_PER_PROMPT % replicas)) -ne 0 ]]; do prompts=$((prompts + 1)); done
+    usage_error "GLOBAL_BATCH_SIZE is $GLOBAL_BATCH_SIZE; expected a multiple of the $replicas replicas that train (GPUs that train:" \
+      "$((ACTOR_GPUS * NUM_NODES)), of a replica: TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL)))," \
+      "such as ROLLOUT_BATCH_SIZE=$prompts with GLOBAL_BATCH_SIZE=$((prompts * N_SAMPLES_PER_PROMPT))"
+  fi
   [[ ${OVER_SAMPLING_BATCH_SIZE:-$ROLLOUT_BATCH_SIZE} -ge $ROLLOUT_BATCH_SIZE ]] || usage_error "OVER_SAMPLING_BATCH_SIZE is" \
     "$OVER_SAMPLING_BATCH_SIZE; expected at least ROLLOUT_BATCH_SIZE=$ROLLOUT_BATCH_SIZE"
 }

@@ -6,6 +6,7 @@ Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs
 import asyncio
 import os
 import re
+import secrets
 import sys
 import time
 from contextlib import suppress
@@ -28,6 +29,7 @@ from strands_rollout.evaluation.options import (
     TrainOptions,
     TryOptions,
     UpdateSettings,
+    checked_url,
 )
 
 app = typer.Typer(
@@ -38,17 +40,34 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Kind = Literal["tools", "factory", "environment", "mcp"]
+Kind = Literal["tools", "factory", "environment", "mcp", "program", "harness"]
 
 # what `init` writes: the files of `data/project/`
 _DATA: Final = Path(str(files("strands_rollout") / "data"))
 _COMMON: Final = ("agent.py", "reward.py", "test_agent.py", "rollout.yaml", "turns.yaml", "run_slime.sh", "README.md")
-_FURTHER: Final = {"factory": ("factory.py",), "environment": ("environment.py",), "mcp": ("server.py",)}
+_FURTHER: Final = {
+    "factory": ("factory.py",),
+    "environment": ("environment.py",),
+    "mcp": ("server.py",),
+    "program": ("program.py",),
+    "harness": ("harness.py",),
+}
+_NEEDS: Final = {"program": ("openai", "openai"), "harness": ("strands_harness", "harness")}
+"""The package that a kind imports, and this package's extra that installs it."""
 _AGENTS: Final[dict[Kind, str]] = {
     "tools": "tools: [agent.look_up_price, agent.execute_python_code]\n  reward: reward.score",
     "factory": "agent_factory: factory.build\n  tools: []\n  reward: reward.score",
     "environment": "environment: environment.Shop # its score, made of reward.py's, is the reward\n  tools: []",
     "mcp": "tools:\n    - name: shop\n      command: python server.py\n      cwd: .\n  reward: reward.score",
+    "program": "agent_program: program.run\n  tools: [] # the program has its own\n  reward: reward.score",
+    "harness": """\
+agent_factory: harness.build
+  resources:
+    scratch: harness.scratch
+  tools: [agent.look_up_price, agent.execute_python_code] # beside the harness' own
+  reward: reward.score
+  transient_context: keep # what the harness reminds of stays, so that an episode is one sample
+  # fan_out: true would train sub-agents and shortened histories, too; leave --log-passrate out of run_slime.sh then""",
 }
 """What rollout.yaml says of the agent."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -127,7 +146,7 @@ def serve(
 
 
 def gateway(
-    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.")],
+    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=checked_url)],
     tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id of the hub.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8700,
@@ -160,7 +179,8 @@ def init(
         Kind,
         typer.Option(
             help="What the agent is made of. tools: functions; factory: a function that builds it; environment: a "
-            "world with tools, a state and a score; mcp: an MCP server."
+            "world with tools, a state and a score; mcp: an MCP server; program: any client of OpenAI's or Anthropic's "
+            "API; harness: Strands' harness, with a shell, files and sub-agents."
         ),
     ] = "tools",
 ) -> None:
@@ -189,6 +209,11 @@ def init(
     from strands_rollout.dump.terminal import show_next
 
     typer.echo(f"wrote {', '.join(texts)}")
+    package, extra = _NEEDS.get(kind, (None, None))
+    if package is not None and find_spec(package) is None:
+        typer.echo(
+            f"note: it needs {package}, which is not installed: pip install 'strands-rollout[{extra}]'", err=True
+        )
     show_next("try", "rollout.yaml", "--script", "turns.yaml", folder=None if place == Path.cwd() else folder)
 
 
@@ -218,6 +243,8 @@ def demo(given: Given) -> None:
     check_engine(given["base_url"], given["model_dir"])
     from strands_rollout.evaluation.run import run_demo
 
+    if given["seed"] is None:  # recorded, so that `replay` samples the same tokens
+        given["seed"] = secrets.randbelow(1 << 30)
     raise typer.Exit(0 if run_demo(DemoOptions(**given)).ok else 1)
 
 

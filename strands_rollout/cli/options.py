@@ -19,6 +19,7 @@ import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
+from strands_rollout.errors import expectation
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.secret_mask import MASK, masked_settings
 
@@ -50,6 +51,19 @@ class GroupedCommand(TyperCommand):
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """The pieces of the usage line; typer puts a required argument in braces, which a shell would expand."""
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Read the command's words; what typer's pydantic expected of a value is said in our words."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as e:
+            from pydantic import ValidationError
+
+            if isinstance(e.__cause__, ValidationError):
+                first = e.__cause__.errors()[0]
+                is_whole = first["type"] == "value_error"  # typer's own sentence, with what was got
+                e.message = ("" if is_whole else f"got {first['input']!r}; expected ") + expectation(first)
+            raise
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the arguments, then the groups."""

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from typer import Option
 
 from strands_rollout.errors import foreign_code
-from strands_rollout.evaluation.options import Changes
+from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files import Json
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ class Question:
     repository: Path  # where data/, models/ and checkpoints/ are unless `env` names other folders
     base_urls: Annotated[
         list[str] | None,
-        Option("--base-url", help="An SGLang server or router to ask; may be given more than once."),
+        Option(
+            "--base-url",
+            help="An SGLang server or router to ask; may be given more than once.",
+            callback=checked_url,
+        ),
     ] = None
     max_context_length: Annotated[
         int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)
@@ -200,15 +205,26 @@ class Diagnosis:
         return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
 
     def show(self, console: Console) -> None:
-        """Print it for people."""
+        """Print it for people; what was set aside, with remedies that nobody needs now, is one line."""
         from rich.text import Text
 
-        for finding in self.findings:
+        aside = [one for one in self.findings if one.status == "skipped" and one.remedy is not None]
+        shown = [one for one in self.findings if one not in aside]
+        if aside:
+            kinds = ", ".join(dict.fromkeys(one.name.partition(":")[0] for one in aside))
+            found = f"not asked for, and no GPU here: {kinds}; `strands-rollout doctor --training` says what is missing"
+            shown.append(skipped("training", found))
+        for finding in shown:
+            words = f"{finding.name}: {finding.found}"
+            width = max(console.width - _INDENT, 1)
+            first, *rest = wrap(words, width, break_long_words=False, break_on_hyphens=False)
             status = (f"{finding.status:<{_INDENT}}", _STYLES[finding.status])
-            console.print(Text.assemble(status, f"{finding.name}: {finding.found}"), soft_wrap=True)
-            if finding.remedy is not None:
+            console.print(Text.assemble(status, first), soft_wrap=True)
+            for line in rest:
+                console.print(Text(f"{'':<{_INDENT}}{line}"), soft_wrap=True)
+            if finding.remedy is not None:  # whole, to be copied
                 console.print(Text(f"{'':<{_INDENT}}-> {finding.remedy}"), soft_wrap=True)
-        counts = Counter(finding.status for finding in self.findings)
+        counts = Counter(finding.status for finding in shown)
         totals = ", ".join(f"{status}: {counts[status]}" for status in _STYLES if counts[status])
         console.print(f"\n{totals}", highlight=False, soft_wrap=True)
 

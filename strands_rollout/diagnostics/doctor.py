@@ -16,8 +16,8 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
@@ -33,7 +33,17 @@ from strands_rollout.client.client import ServerInfo, fetch_server_info
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.code_tool.supervisor_link import LAYERS, Isolation, SandboxReport
-from strands_rollout.diagnostics import Check, Finding, Question, error, good, missing, skipped, warning
+from strands_rollout.diagnostics import (
+    Check,
+    Finding,
+    Question,
+    error,
+    good,
+    missing,
+    package_folders,
+    skipped,
+    warning,
+)
 from strands_rollout.diagnostics.run_files import (
     check_config,
     check_converted_model,
@@ -105,7 +115,29 @@ def examine(question: Question) -> diagnostics.Diagnosis:
     ]
     servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
-    return diagnostics.Diagnosis(diagnostics.run_checks([*checks, *(servers or [no_server])], question))
+    found = diagnostics.run_checks([*checks, *(servers or [no_server])], question)
+    return diagnostics.Diagnosis(without_training(found, question))
+
+
+_OF_TRAINING: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray", "model", "converted model", "data")
+
+
+def without_training(findings: Sequence[Finding], question: Question) -> list[Finding]:
+    """The findings with warnings of what only training needs as skipped, on a machine that is not there for it.
+
+    That is one without GPUs and slime, of which no training was asked for. What was named is looked at all the same.
+    """
+    has_gpus = not any(one.name == "gpus" and one.status == "warning" for one in findings)
+    means_training = question.training or question.gpus or question.env.get("RAY_ADDRESS")
+    has_slime = question.slime_dir or question.named("SLIME_DIR") or package_folders("slime")
+    if has_gpus or means_training or has_slime:
+        return list(findings)
+    named = {"data": question.data, "megatron": question.megatron_dir, "model": question.model_name}
+    aside = [kind for kind in _OF_TRAINING if not named.get(kind.removeprefix("converted "))]
+    return [
+        replace(one, status="skipped") if one.status == "warning" and one.name.partition(":")[0] in aside else one
+        for one in findings
+    ]
 
 
 def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) -> list[Finding]:

@@ -15,10 +15,11 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise, takewhile
+from math import prod
 from pathlib import Path
 from textwrap import shorten
 from typing import Final, Literal
@@ -575,14 +576,46 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
     if "--apply-chat-template" in last and generate.startswith("strands_rollout."):
         refused = f"{generate} renders messages itself and refuses prompts that are rendered; leave it out"
         yield last["--apply-chat-template"].fault(refused)
-    sizes = [values.get(name, "") for name in ("--rollout-batch-size", "--n-samples-per-prompt", "--global-batch-size")]
+    yield from _batch_faults(last, values)
+
+
+def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
+    """Batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
+
+    Megatron asks for the second at its start and also with slime's dynamic batch sizes, where the micro batch is 1
+    (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
+    """
+
+    def size(name: str, default: int = 0) -> int:
+        """The flag's value, 0 where only the shell knows it."""
+        text = values.get(name, str(default))
+        return int(text) if text.isdecimal() else 0
+
+    samples = size("--rollout-batch-size") * size("--n-samples-per-prompt")
+    batch, at, steps = size("--global-batch-size"), "--global-batch-size", size("--num-steps-per-rollout")
+    if "--num-steps-per-rollout" in last:
+        batch, at = (samples // steps if steps else 0), "--num-steps-per-rollout"
     # --num-rollout 0 only evaluates
-    if not all(map(str.isdecimal, sizes)) or "0" in sizes or values.get("--num-rollout") == "0":
+    if batch and samples and values.get("--num-rollout") != "0":
+        if samples < batch:
+            yield last[at].fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training stops")
+        elif samples % batch and at == "--global-batch-size":
+            rest = f"the last {samples % batch} are not trained on"
+            yield last[at].fault(f"a rollout has {samples} samples, no multiple of {batch}: {rest}", severity="warning")
+    world = size("--actor-num-nodes", 1) * size("--actor-num-gpus-per-node")
+    replica = prod(size(f"--{kind}-parallel-size") for kind in ("tensor-model", "pipeline-model", "context"))
+    if not world or not replica:
         return
-    prompts, each, batch = map(int, sizes)
-    samples, use = prompts * each, last["--global-batch-size"]
-    if samples < batch:
-        yield use.fault(f"got {batch}; expected at most the {samples} samples of a rollout, or training stops")
-    elif samples % batch and "--num-steps-per-rollout" not in last:
-        rest = f"the last {samples % batch} are not trained on"
-        yield use.fault(f"a rollout has {samples} samples, no multiple of {batch}: {rest}", severity="warning")
+    if world % replica:
+        yield last["--actor-num-gpus-per-node"].fault(
+            f"{world} GPUs train; expected a multiple of the {replica} of a replica "
+            "(tensor x pipeline x context parallel sizes), or Megatron stops"
+        )
+        return
+    replicas, each = world // replica, size("--micro-batch-size", 1)
+    if batch and each and batch % (replicas * each) and "--decrease-batch-size-if-needed" not in last:
+        micro = f" x micro batches of {each} samples" if each > 1 else ""
+        yield last[at].fault(
+            f"an optimizer step has {batch} samples; expected a multiple of {replicas * each} "
+            f"({replicas} replicas{micro}), or Megatron stops"
+        )

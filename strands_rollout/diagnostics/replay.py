@@ -26,7 +26,7 @@ from strands_rollout.diagnostics.template_check import load_tokenizer_folder
 from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tokenizer
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import counter, make_console, show_next
-from strands_rollout.errors import DumpError, EngineResponseError, EngineUnavailableError
+from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.evaluate import ask_engine, check_is_engine, served_engine, served_tokenizer
 from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line
@@ -51,7 +51,12 @@ class SavedEpisode(SampledEpisode):
 
 
 def nth_episode(path: Path, number: int) -> SavedEpisode:
-    """The episode at a place of a dump, from 0."""
+    """The episode at a place of a dump, from 0.
+
+    Raises:
+        ConfigError: The dump has no such place.
+        DumpError: It can't be read or is empty, or the sample has no tokens.
+    """
     count = 0
     for at, record in enumerate(read_dump(path)):
         count += 1
@@ -62,7 +67,7 @@ def nth_episode(path: Path, number: int) -> SavedEpisode:
             return episode
     if not count:
         raise DumpError(f"{path} holds no sample; expected one or more")
-    raise DumpError(f"{path} has {count} samples; got sample {number}, expected one of 0 to {count - 1}")
+    raise ConfigError(f"got --sample {number}; {path} has {count} samples, counted from 0")
 
 
 def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
@@ -296,20 +301,35 @@ async def run_replay(
     if as_json:
         print(json_line(report).decode(), end="")
     else:
+        if not _decide(_recorded_params(episode)):
+            words = (
+                "note: the episode was sampled without a seed, or its parameters were not recorded, so that turns may "
+                "depart by chance; its logprobs say more"
+            )
+            make_console(stderr=True).print(words, soft_wrap=True)
         _show(make_console(), report)
+        show_next("view", dump, "--text", "--sample", sample)
     return bool(report["same"])
 
 
 def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
     """What was asked for; else the episode's own, where they decide what is sampled; else greedy."""
-    recorded = episode.facts.get("sampling_params")
-    own: Mapping[str, Json] = recorded if isinstance(recorded, Mapping) else {}
-    decides = own.get("sampling_seed") is not None or own.get("temperature") == 0
-    if decides and temperature is None and seed is None:
+    own = _recorded_params(episode)
+    if _decide(own) and temperature is None and seed is None:
         return {**slime_sampling_params(1.0, 1), **own}
     if temperature is None:
         temperature = 0.0 if seed is None else 1.0
     return slime_sampling_params(temperature, 1) | ({} if seed is None else {"sampling_seed": seed})
+
+
+def _recorded_params(episode: SavedEpisode) -> Mapping[str, Json]:
+    recorded = episode.facts.get("sampling_params")
+    return recorded if isinstance(recorded, Mapping) else {}
+
+
+def _decide(params: Mapping[str, Json]) -> bool:
+    """Whether an engine that heeds seeds samples the same tokens by these parameters again."""
+    return params.get("sampling_seed") is not None or params.get("temperature") == 0
 
 
 def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:

@@ -108,7 +108,10 @@ def read_dump(path: Path) -> Iterator[DumpRecord]:
 
 def recorded_tokenizer(path: Path) -> Path:
     """The folder of the tokenizer that a dump's first samples name; ConfigError where there is none on this machine."""
-    found = next((record.tokenizer for record in islice(read_dump(path), _FIRST) if record.tokenizer), None)
+    first = list(islice(read_dump(path), _FIRST))
+    if not first:
+        raise DumpError(f"{path} holds no sample; expected one or more")
+    found = next((record.tokenizer for record in first if record.tokenizer), None)
     if found is not None and (folder := found.folder):
         return folder
     got = "no tokenizer" if found is None else f"the tokenizer {found.name}, which is no folder on this machine"

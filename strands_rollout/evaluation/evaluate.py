@@ -6,10 +6,11 @@ Token exactness is checked against what crossed the wire, not against the model'
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import chain, pairwise, takewhile
 from pathlib import Path
@@ -26,7 +27,7 @@ from strands_rollout.client.transport import create_client, parse_base_url, reda
 from strands_rollout.code_tool.executors import shared_executor
 from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.engine import engine_process
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample, reward_details
 from strands_rollout.settings import REWARD_KEY
@@ -263,9 +264,20 @@ SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 """Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
 
 
-def served_engine(base_url: str | None, model_dir: Path | None) -> AbstractAsyncContextManager[str]:
-    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts."""
-    return engine_process(model_dir) if base_url is None else nullcontext(base_url)
+@asynccontextmanager
+async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
+    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts.
+
+    Raises:
+        EngineUnavailableError: Nothing answers at the URL, which episodes would find out after a minute of retries.
+    """
+    if base_url is None:
+        async with engine_process(model_dir) as url:
+            yield url
+        return
+    with suppress(EngineResponseError):  # it is busy, which may pass
+        await ask_engine(base_url)
+    yield base_url
 
 
 async def ask_engine(base_url: str) -> ServerInfo:
@@ -276,7 +288,24 @@ async def ask_engine(base_url: str) -> ServerInfo:
         EngineUnavailableError: Nothing answers.
     """
     async with create_client(base_url) as http:
-        return await fetch_server_info(http, url=redacted(http.base_url))
+        url = redacted(http.base_url)
+        try:
+            return await fetch_server_info(http, url=url)
+        except EngineUnavailableError as e:
+            raise EngineUnavailableError(
+                f"no engine answers at {url}: {_cause_of(e)}; start one there (SGLang's server, or "
+                "`strands-rollout serve`), or correct --base-url"
+            ) from e
+
+
+def _cause_of(error: Exception) -> str:
+    """What the operating system said, as in "Connection refused"; else the error's own words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return str(error)
 
 
 def check_is_engine(info: ServerInfo, base_url: str) -> None:

@@ -4,6 +4,7 @@ Imports nothing heavy, so that --help answers at once.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,9 +12,26 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from typer import BadParameter, Option
 
+from strands_rollout.errors import ConfigError
+
 SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
+
+
+def checked_url(given: str | list[str] | None) -> str | list[str] | None:
+    """The URLs of an option, each of an engine; a BadParameter where one can't be."""
+    from strands_rollout.client.transport import parse_base_url
+
+    for url in given if isinstance(given, list) else [given] if given is not None else []:
+        try:
+            parse_base_url(url)
+        except ConfigError as e:
+            raise BadParameter(re.sub("^base_url (is )?", lambda found: "got " * bool(found[1]), str(e))) from e
+    return given
+
+
 BaseUrl: TypeAlias = Annotated[
-    str | None, Option(help="An SGLang server or router; default: the embedded engine is started.")
+    str | None,
+    Option(help="An SGLang server or router; default: the embedded engine is started.", callback=checked_url),
 ]
 Model: TypeAlias = Annotated[
     Path | None,
@@ -102,7 +120,10 @@ class DemoOptions:
     concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 16
     temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
     max_new_tokens: Annotated[int, Option(help="Tokens of a whole response, tool results included.", min=1)] = 1024
-    seed: Annotated[int | None, Option(help="Sampling seed of the first episode; the next one's is one more.")] = None
+    seed: Annotated[
+        int | None,
+        Option(help="Sampling seed of the first episode; the next one's is one more. Default: a random one.", min=0),
+    ] = None
     dump_dir: Annotated[Path, Option("--dump", help="Folder of the samples that are written.", file_okay=False)] = Path(
         "demo_dump"
     )
@@ -333,7 +354,10 @@ class TrainOptions:
     ]
     base_url: Annotated[
         str | None,
-        Option(help="An SGLang that serves the model and can read --out; default: the embedded engine is started."),
+        Option(
+            help="An SGLang that serves the model and can read --out; default: the embedded engine is started.",
+            callback=checked_url,
+        ),
     ] = None
     model_dir: Annotated[
         Path, Option("--model", help="The policy's folder.", exists=True, file_okay=False, show_default=_SHIPPED)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from strands_rollout.errors import ConfigError, PromptError
+from strands_rollout.errors import ConfigError, PromptError, expectation
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
@@ -312,7 +312,7 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
             raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}") from e
         got = "nothing" if error["type"] == "missing" else repr(error["input"])
         names = f"a mapping with the keys {', '.join(model.model_fields)}"
-        expected = error["msg"].removeprefix("Value error, ") if key else names
+        expected = expectation(error) if key else names
         raise ConfigError(f"{where}: got {got:.200}{' for ' * bool(key)}{key}; expected: {expected}") from e
 
 

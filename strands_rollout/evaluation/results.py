@@ -28,7 +28,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import ConfigError, RolloutError, expectation
 from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
@@ -146,7 +146,7 @@ class SampleResult(_Read):
             return cls.model_validate(line)
         except ValidationError as e:
             first = e.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}") from e
+            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: expected {expectation(first)}") from e
 
     @property
     def key(self) -> SampleKey:

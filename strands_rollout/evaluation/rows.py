@@ -1,4 +1,4 @@
-"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, or what the library `datasets` reads."""
+"""Rows of a prompt data set: JSONL in the format of dapo-math-17k, CSV, Parquet, or what `datasets` reads."""
 
 import copy
 import csv
@@ -20,7 +20,7 @@ from strands_rollout.errors import PromptError, foreign_code
 from strands_rollout.files import open_regular
 from strands_rollout.samples import Sample
 
-_TABLES: Final = {".parquet": "parquet", ".json": "json", ".csv": "csv"}
+_TABLES: Final = (".parquet", ".json", ".csv")
 _HUB: Final = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<split>[\w.-]+(\[[^\]]*\])?))?")
 _LONGEST_FIELD: Final = 1 << 27
 _ABSENT: Final = object()
@@ -89,17 +89,20 @@ def each_row(
     """
     is_empty, keys, needs_label = True, (prompt_key, label_key or "label"), needs_label or label_key is not None
     try:
-        is_table = path.suffix in _TABLES or is_of_hub(path)
-        for number, found in enumerate(_table(path), start=1) if is_table else _lines(path):
+        for number, found in _found(path):
             is_empty = False
             try:
+                if isinstance(found, PromptError):
+                    raise found
                 yield number, _row(found, keys, path, number, needs_label=needs_label)
             except PromptError as e:
                 yield number, e
     except (OSError, csv.Error, UnicodeDecodeError) as e:
         raise PromptError(f"can't read the data file {path}: {getattr(e, 'strerror', None) or e}") from e
     if is_empty:
-        raise PromptError(f"the data file {path} has no rows; expected one JSON object a line")
+        of_csv = "a first line with the columns' names, and a line for each row"
+        expected = of_csv if path.suffix == ".csv" else "one JSON object a line"
+        raise PromptError(f"the data file {path} has no rows; expected {expected}")
 
 
 def is_of_hub(path: Path) -> bool:
@@ -113,24 +116,51 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from ((number, line.rstrip(b"\r\n")) for number, line in enumerate(file, start=1) if line.strip())
 
 
-def _table(path: Path) -> Iterable[Mapping[str, Any]]:
-    """The rows of a file, or of a data set of the hub, as the library `datasets` reads them; those of CSV are texts."""
+def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | PromptError]]:
+    """What stands for each row, with the number of its line, or of the row where there are no lines."""
     if path.suffix == ".csv":
-        csv.field_size_limit(_LONGEST_FIELD)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.DictReader(file))
+        return _csv_rows(path)
+    if path.suffix in _TABLES or is_of_hub(path):
+        return enumerate(_table(path), start=1)
+    return _lines(path)
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, Mapping[str, str] | PromptError]]:
+    """Rows of texts by their column, without those that a line lacks."""
+    csv.field_size_limit(_LONGEST_FIELD)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        columns = next(reader, [])
+        for fields in filter(None, reader):
+            number = reader.line_num - sum(field.count("\n") for field in fields)
+            if len(fields) > len(columns):
+                counts = f"got {len(fields)} fields; expected {len(columns)}, as in the first line"
+                yield number, PromptError(f"{path}:{number}: {counts}; put what has commas into quotes")
+            else:
+                yield number, dict(zip(columns, fields, strict=False))
+
+
+def _table(path: Path) -> Iterable[Mapping[str, Any]]:
+    """The rows of a Parquet file as slime reads it; of JSON, or of a data set of the hub, as `datasets` does."""
+    is_parquet = path.suffix == ".parquet"
     try:
-        import datasets
+        import pyarrow.parquet as parquet
+
+        if not is_parquet:
+            import datasets
     except ModuleNotFoundError as e:
-        raise PromptError(f"reading {path} needs {e.name!r}; pip install 'strands-rollout[data]'") from e
-    datasets.disable_progress_bars()
+        library = str(e.name).partition(".")[0]
+        raise PromptError(f"reading {path} needs {library!r}; pip install 'strands-rollout[data]'") from e
     with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
+        if is_parquet:
+            with parquet.ParquetFile(path) as table:
+                return [row for batch in table.iter_batches() for row in batch.to_pylist()]
+        datasets.disable_progress_bars()
         if is_of_hub(path):
             return _hub_rows(datasets, path)
         files = glob.escape(str(path))
         with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
-            kind = _TABLES[path.suffix]
-            return list(datasets.load_dataset(kind, data_files=files, split="train", cache_dir=cache))
+            return list(datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache))
     if isinstance(outcome.error, PromptError):
         raise outcome.error
     error: BaseException | None = outcome.error
@@ -155,9 +185,12 @@ def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa
 
 
 def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, number: int, *, needs_label: bool) -> Row:
-    where, (prompt_key, label_key) = f"{path}:{number}", keys
+    where, (prompt_key, label_key), is_csv = f"{path}:{number}", keys, path.suffix == ".csv"
+    example = f'{{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
     expected = (
-        f'expected a JSON object like {{"{prompt_key}": [{{"role": "user", "content": "..."}}], "{label_key}": "34"}}'
+        f"expected a line with the columns {prompt_key} and {label_key}"
+        if is_csv
+        else f"expected a JSON object like {example}"
     )
     try:
         # as slime reads it: other parsers make a float of an integer above 64 bits
@@ -174,10 +207,22 @@ def _row(found: bytes | Mapping[str, Any], keys: tuple[str, str], path: Path, nu
         no_label = f"no {label_key!r}: name the label's with --label-key, or score without labels by an own reward"
         absent = f"no {prompt_key!r}: name the prompt's with --input-key" if prompt is _ABSENT else no_label
         raise PromptError(f"{where}: {got}, and {absent}; {expected}")
-    metadata = value.get("metadata") or {}
+    given = value.get("metadata") or {}
+    metadata = _json_of(given) if is_csv and isinstance(given, str) else given
     if not isinstance(metadata, dict):
-        raise PromptError(f"{where}: got metadata={metadata!r:.80}; expected an object")
+        raise PromptError(
+            f"{where}: got metadata={given!r:.80}; expected {'a JSON' if is_csv else 'an'} object, such as "
+            '{"source": "mine"}; or rename the column'
+        )
     return Row(prompt, None if label is _ABSENT else label, number, metadata)
+
+
+def _json_of(text: str) -> object:
+    """What a text says in JSON; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _entry(value: Mapping[str, Any], key: str) -> Any:  # noqa: ANN401 - any JSON

@@ -26,7 +26,7 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.errors import ConfigError, RolloutError, faults_of
 from strands_rollout.gateway.server import Gateway, problem_of, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sampling import TokenLimits
@@ -122,8 +122,10 @@ class SessionServer:
                 return await answer(request)
             except KeyError:
                 return _said(404, f"there is no session {request.match_info['id']!r}; it has ended, or never was")
-            except (RolloutError, ValidationError, orjson.JSONDecodeError) as e:
-                return _said(400 if not isinstance(e, RolloutError) else problem_of(e)[0], str(e))
+            except ValidationError as e:
+                return _said(400, faults_of(e))
+            except (RolloutError, orjson.JSONDecodeError) as e:
+                return _said(problem_of(e)[0] if isinstance(e, RolloutError) else 400, str(e))
 
         return guarded
 

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from strands.types.exceptions import StructuredOutputException
 
-from strands_rollout.errors import TrajectoryError
+from strands_rollout.errors import TrajectoryError, faults_of
 from strands_rollout.files import Json
 from strands_rollout.model.images import PlacedImage, ReadImage, further_tokens, place_images, read_images
 from strands_rollout.model.sampling import Room
@@ -543,8 +543,9 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
     except (ValidationError, ValueError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
+        why = faults_of(e) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(
-            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {e}"
+            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
         ) from e
 
 

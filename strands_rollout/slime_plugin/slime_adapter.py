@@ -63,7 +63,10 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
             f"got {got if checkpoint else 'no hf_checkpoint in args'}; expected the folder or hub id of the model "
             "whose tokenizer is used"
         )
-    return load_tokenizer(str(checkpoint))
+    try:
+        return load_tokenizer(str(checkpoint))
+    except ConfigError as e:
+        raise ConfigError(f"got hf_checkpoint={str(checkpoint)!r:.200}: {e}") from e
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
@@ -82,8 +85,8 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for what can't be a path
     if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
-            f"got hf_checkpoint={checkpoint!r:.200}, whose tokenizer can't be loaded: it is no folder here, and no id "
-            "of Hugging Face's hub; expected one of them"
+            f"the tokenizer of {checkpoint!r:.200} can't be loaded: it is no folder here, and no id of Hugging Face's "
+            "hub; expected one of them"
         )
     from transformers import AutoTokenizer
 
@@ -91,11 +94,13 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=obstacle is not None)
     except (OSError, ValueError) as e:
-        reason = str(e)
+        reason = " ".join(str(e).split())
+        if is_folder and not os.path.exists(os.path.join(checkpoint, "tokenizer.json")):  # noqa: PTH110, PTH118 - as above
+            reason = "it has no tokenizer.json; expected the folder of a model, or of its tokenizer"
         if obstacle is not None:
             remedy = f"expected the folder of a model; with a network, hf download {checkpoint} fetches it"
             reason = f"it is no folder here and not in the cache, and {obstacle}; {remedy}"
-        raise ConfigError(f"got hf_checkpoint={checkpoint!r}, whose tokenizer can't be loaded: {reason}") from e
+        raise ConfigError(f"the tokenizer of {checkpoint!r} can't be loaded: {reason}") from e
 
 
 def hub_obstacle() -> str | None:

@@ -28,7 +28,7 @@ from strands_rollout.evaluation.options import TrainOptions
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import differences, open_alone, read_json, write_json
 from strands_rollout.integrations.table import check_wandb, start_run
-from strands_rollout.samples import Sample
+from strands_rollout.samples import PART_PREFIX, Sample
 from strands_rollout.train.rollouts import Group
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ FILE_NAME: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
+HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
+"""Begins a part of the reward in a step's record, as it was on held-out problems."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
@@ -131,12 +133,19 @@ def finite(record: Mapping[str, float | int | str | None]) -> StepRecord:
 
 
 def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """The records of a run, and after the last one the accuracy of the last weights: a record has that of its first.
+    """The records of a run, and after the last one what the last weights do on held-out problems.
 
-    `summary` is None for a run that is not finished.
+    A record has that of its first weights. `summary` is None for a run that is not finished.
     """
-    end = (summary or {}).get("accuracy_end")
-    return [*steps, {"step": len(steps), "held_out_accuracy": end}] if isinstance(end, int | float) else list(steps)
+    given = summary or {}
+    parts = given.get("held_out_parts_end") or {}
+    measured = {
+        "held_out_accuracy": given.get("accuracy_end"),
+        "held_out_reward": given.get("held_out_reward_end"),
+        **{f"{HELD_OUT_PARTS}{name}": value for name, value in parts.items()},
+    }
+    end = {name: value for name, value in measured.items() if isinstance(value, int | float)}
+    return [*steps, {"step": len(steps), **end}] if end else list(steps)
 
 
 def _line(record: StepRecord) -> bytes:
@@ -260,13 +269,21 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
     "reward": lambda value: f"reward {value:.2f}",
     "accuracy": lambda value: f"accuracy {value:.0%}",
     "held_out_accuracy": lambda value: f"held out {value:.0%}",
+    "held_out_reward": lambda value: f"held-out reward {value:.2f}",
 }
+
+
+def _part_words(key: str) -> Callable[[float], str]:
+    return lambda value: f"{key.removeprefix(PART_PREFIX)} {value:.2f}"
+
+
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
 _TOLD_AFTER: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread
 _PROJECT: Final = "strands-rollout-train"
 _LOG_FROM_RATIO: Final = 100.0
 NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
 _COLUMNS: Final = 3
+_MOST_MARKED: Final = 40
 _WIDTH_IN, _ROW_IN, _HEAD_IN, _DPI = 10.0, 2.3, 0.45, 150
 _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 
@@ -278,7 +295,8 @@ class TrainingProgress:
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0, groups: int | None = None) -> None:
-        self._console, self._total, self._done, self._groups = console, total, done, groups
+        self._console, self._total, self._groups = console, total, groups
+        self._begun = self._done = done
         self._steps_without_spread = 0
         self._words = self._phase = ""
         # two draws a second: the thread that draws shares its core with the training
@@ -293,15 +311,22 @@ class TrainingProgress:
         self._bar.stop()
 
     def phase(self, words: str) -> None:
-        """Show the phase that begins, as in "rollout"; nothing without a terminal."""
+        """Show the phase that begins, as in "rollout".
+
+        Without a terminal only before this process's first step and after the last one: the steps between have lines.
+        """
         self._phase = words
+        if not self._console.is_interactive and (self._done == self._begun or self._done == self._total):
+            where = f"step {self._done + 1}/{self._total}" if self._done < self._total else f"after step {self._total}"
+            self._console.print(f"{where}: {words} ...", highlight=False, markup=False, soft_wrap=True)
         self._show()
 
     def step_done(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Show a step's reward and accuracies."""
+        """Show a step's reward with its parts, and accuracies."""
         self._done += 1
-        parts = [form(value) for key, form in _WORDS.items() if isinstance(value := record.get(key), int | float)]
-        self._words = "  ".join(parts)
+        forms = {**_WORDS, **{key: _part_words(key) for key in record if key.startswith(PART_PREFIX)}}
+        shown = [form(value) for key, form in forms.items() if isinstance(value := record.get(key), int | float)]
+        self._words = "  ".join(shown)
         if not self._console.is_interactive:
             seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
             line = f"step {self._done}/{self._total}  {self._words}  {seconds:.1f} s"
@@ -373,14 +398,14 @@ class WandbLog:
 class Panel:
     """One picture of the page.
 
-    `keys` of a step's record are its lines, with matplotlib's line style. Where it `can_be_log`, its axis is
-    logarithmic if the values span more than two orders of magnitude.
+    `keys` of a step's record are its lines, with matplotlib's line style. `unit` is at its axis. Where it `can_be_log`,
+    that axis is logarithmic if the values span more than two orders of magnitude.
     """
 
     title: str
     keys: Mapping[str, str]
+    unit: str
     can_be_log: bool = False
-    unit: str = ""
     is_shown_at_zero: bool = True
 
     def has_something(self, values: Iterable[float]) -> bool:
@@ -390,20 +415,21 @@ class Panel:
 
 
 PANELS: Final = (
-    Panel("reward; dashed: held-out problems", {"reward": "-", "held_out_reward": "--"}),
-    Panel("accuracy, held-out problems", {"held_out_accuracy": "-"}),
-    Panel("response length", {"response_length": "-"}, unit="tokens"),
-    Panel("tool calls of an episode", {"tool_calls": "-"}),
-    Panel("KL, trainer from rollout (k3)", {"kl_k3": "-"}, can_be_log=True),
-    Panel("clipped tokens", {"clip_fraction": "-"}, unit="share"),
+    Panel("reward; dashed: held-out problems", {"reward": "-", "held_out_reward": "--"}, "mean reward"),
+    Panel("accuracy, held-out problems", {"held_out_accuracy": "-"}, "share of right answers"),
+    Panel("response length", {"response_length": "-"}, "tokens"),
+    Panel("tool calls", {"tool_calls": "-"}, "calls of an episode"),
+    Panel("KL, trainer from rollout (k3)", {"kl_k3": "-"}, "nats", can_be_log=True),
+    Panel("clipped tokens", {"clip_fraction": "-"}, "share of tokens"),
     Panel(
         "importance ratio; dashed: greatest, least",
         {"ratio_mean": "-", "ratio_max": "--", "ratio_min": "--"},
+        "new / old probability",
         can_be_log=True,
     ),
-    Panel("entropy", {"entropy": "-"}, unit="nats"),
-    Panel("drifted tokens", {"drift_tokens": "-"}, unit="share"),
-    Panel("stale tokens", {"stale_tokens": "-"}, unit="share", is_shown_at_zero=False),
+    Panel("entropy", {"entropy": "-"}, "nats"),
+    Panel("drifted tokens", {"drift_tokens": "-"}, "share of tokens"),
+    Panel("stale tokens", {"stale_tokens": "-"}, "share of tokens", is_shown_at_zero=False),
 )
 
 
@@ -413,15 +439,30 @@ def can_draw() -> bool:
 
 
 def draw_run(steps: Sequence[StepRecord], path: Path, *, title: str) -> None:
-    """Draw one run to a PNG."""
-    lines = {key: values_of(key, steps) for panel in PANELS for key in panel.keys}
+    """Draw one run to a PNG, with the parts of its reward where it has any."""
+    parts = sorted({key for record in steps for key in record if key.startswith(PART_PREFIX)})
+    held_out = {part: f"held_out_{part}" for part in parts}
+    styles = {key: style for part in parts for key, style in ((part, "-"), (held_out[part], "--"))}
+    of_parts = Panel("parts of the reward; dashed: held out", styles, "mean")
+    panels = (PANELS[0], *([of_parts] if parts else []), *PANELS[1:])
+    lines = {key: values_of(key, steps) for panel in panels for key in panel.keys}
 
     def draw(axes: Axes, panel: Panel) -> Iterable[float]:
         for key, dashes in panel.keys.items():
-            axes.plot(list(lines[key]), list(lines[key].values()), linestyle=dashes, linewidth=1.4)
+            values = lines[key]
+            if not values:
+                continue
+            # one point is no line, and a few may have gaps between them
+            marker = "o" if len(values) <= _MOST_MARKED else ""
+            color = axes.get_lines()[-1].get_color() if key in held_out.values() else None
+            label = key.removeprefix(PART_PREFIX) if key in held_out else None
+            style: dict[str, Any] = {"linestyle": dashes, "marker": marker, "color": color, "label": label}
+            axes.plot(list(values), list(values.values()), markersize=3, linewidth=1.4, **style)
+        if panel is of_parts:
+            axes.legend()
         return [value for key in panel.keys for value in lines[key].values()]
 
-    shown = [panel for panel in PANELS if panel.has_something(v for key in panel.keys for v in lines[key].values())]
+    shown = [panel for panel in panels if panel.has_something(v for key in panel.keys for v in lines[key].values())]
     draw_page(shown, draw, path, title=title)
 
 
@@ -473,6 +514,6 @@ def _finish(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:
     # a linear axis would hide the small ones
     if panel.can_be_log and positive and max(positive) > _LOG_FROM_RATIO * min(positive):
         axes.set_yscale("log", nonpositive="mask")
-    axes.set(title=f"{panel.title}{f', {panel.unit}' if panel.unit else ''}", xlabel="step")
+    axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)
     axes.locator_params(axis="x", integer=True, nbins=6)
     axes.grid(visible=True, alpha=0.3)

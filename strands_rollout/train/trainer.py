@@ -10,7 +10,7 @@ import functools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -31,7 +31,7 @@ from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.table import check_wandb
-from strands_rollout.samples import Sample, episode_facts, kept, reward_details
+from strands_rollout.samples import PART_PREFIX, Sample, episode_facts, kept, parts_of, reward_details
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config
 from strands_rollout.slime_plugin.metrics import write_step_dump
@@ -62,6 +62,7 @@ EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
 _FACTS: Final = (
     *("accuracy_start", "accuracy_end", "held_out_reward_start", "held_out_reward_end"),
+    *("held_out_parts_start", "held_out_parts_end"),
     *("logprob_gap_max_step0", "logprob_gap_mean_step0", "samples"),
 )
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
@@ -88,16 +89,23 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
         log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if not options.json_only:
-        start, end = summary["accuracy_start"], summary["accuracy_end"]
-        if start is not None and end is not None:
-            print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
-            rewards = (f"{summary[name] or 0.0:.3g}" for name in ("held_out_reward_start", "held_out_reward_end"))
-            print("mean reward: {}, in the end {}".format(*rewards))
+        _print_held_out(summary)
     print(json.dumps(summary), flush=True)
     _draw(options, summary, log)
     if not options.json_only:
         show_next("view", summary["samples"])
     return EXIT_OK
+
+
+def _print_held_out(summary: Mapping[str, Any]) -> None:
+    start, end = summary["accuracy_start"], summary["accuracy_end"]
+    if start is None or end is None:
+        return
+    print(f"accuracy on held-out problems: {start:.1%}, after {summary['steps']} steps {end:.1%}")
+    print(f"mean reward: {summary['held_out_reward_start']:.3g}, in the end {summary['held_out_reward_end']:.3g}")
+    before, after = (summary[f"held_out_parts_{when}"] or {} for when in ("start", "end"))
+    for name in after:
+        print(f"{name}: {f'{before[name]:.3g}' if name in before else 'none'}, in the end {after[name]:.3g}")
 
 
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
@@ -221,9 +229,10 @@ def _draw(options: TrainOptions, summary: dict[str, Any], log: Console) -> None:
         log.print(NOT_DRAWN, markup=False)
         return
     folder = TrainFolder(options.out)
-    draw_run(
-        with_end(read_steps(folder.steps), summary), folder.curves, title=f"{options.rollout}, seed {options.seed}"
-    )
+    steps = read_steps(folder.steps)
+    size = f"{options.prompts} x {options.samples_per_prompt} episodes"
+    title = f"{options.out}: {len(steps)} steps of {size}, rollout {options.rollout}, seed {options.seed}"
+    draw_run(with_end(steps, summary), folder.curves, title=title)
     log.print(f"curves: {folder.curves}", markup=False, soft_wrap=True)
 
 
@@ -304,7 +313,7 @@ class Trainer:
         held_out = await self._measure_held_out(self.first_step)
         try:
             for step in range(self.first_step, self.options.steps):
-                self.phase("rollout")
+                self.phase(f"rollout: {self.options.prompts} x {self.options.samples_per_prompt} episodes")
                 started = time.monotonic()
                 groups, resumed = await (pending or self.collector.collect())
                 rollout_s, next_position = time.monotonic() - started, self.collector.next_position
@@ -385,7 +394,7 @@ class Trainer:
         if version % self.options.eval_every and not is_last:
             return {}
         started = time.monotonic()
-        self.phase("held out")
+        self.phase(f"held out: {len(self.held_out)} episodes")
         samples = await self.collector.play_all(self.held_out, "held out")
         over = (Sample.Status.FAILED, Sample.Status.ABORTED)
         rewards = [reward_details(sample) for sample in samples]
@@ -401,11 +410,17 @@ class Trainer:
             "accuracy": sum(bool(reward.get("acc")) for reward in rewards) / max(len(rewards), 1),
             "held_out_reward": sum(float(reward.get(REWARD_KEY, 0.0)) for reward in rewards) / max(len(rewards), 1),
         }
-        for name, value in found.items():
+        parts = {key: sum(values) / len(values) for key, values in parts_of(rewards).items()}
+        names = {"held_out_parts": {key.removeprefix(PART_PREFIX): value for key, value in parts.items()}}
+        for name, value in {**found, **names}.items():
             self.facts |= {f"{name}_start": value} if version == 0 else {}
             self.facts |= {f"{name}_end": value} if is_last else {}
-        held_out = {"held_out_accuracy": found["accuracy"], "held_out_reward": found["held_out_reward"]}
-        return {**held_out, "eval_s": time.monotonic() - started}
+        return {
+            "held_out_accuracy": found["accuracy"],
+            "held_out_reward": found["held_out_reward"],
+            **{f"held_out_{key}": value for key, value in parts.items()},
+            "eval_s": time.monotonic() - started,
+        }
 
     def _save(self, step: int, next_position: int) -> None:
         """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
+from saved import sample_of
 
 from strands_rollout import cli
+from strands_rollout.dump import write_dump
 
 REPOSITORY = str(Path(__file__).parents[2])
 
@@ -92,13 +94,86 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
     raise AssertionError
 
 
-@pytest.mark.parametrize("arguments", [["demo"], ["eval", "--data", "rows.jsonl"]], ids=["demo", "eval"])
-def test_a_dead_engine_exits_with_1_and_is_named(arguments, tmp_path, monkeypatch, capsys) -> None:
+TOKENIZER = f"{REPOSITORY}/strands_rollout/engine/checkpoint"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["demo"],
+        ["demo", "--tokenizer", TOKENIZER],
+        ["eval", "--data", "rows.jsonl"],
+        ["try", "--data", "rows.jsonl", "--tokenizer", TOKENIZER],
+        ["replay", "dump.jsonl", "--tokenizer", TOKENIZER],
+    ],
+    ids=" ".join,
+)
+def test_a_dead_engine_exits_with_1_at_once_and_is_named_with_what_to_do(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
-    assert exit_code(monkeypatch, *arguments, "--base-url", dead_url()) == 1
-    assert "error: no answer from http://127.0.0.1" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
+    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]])])
+    url = dead_url()
+    assert exit_code(monkeypatch, *arguments, "--base-url", url) == 1
+    said = capsys.readouterr().err
+    assert f"error: no engine answers at {url}: Connection refused; start one there (" in said
+    assert "or correct --base-url" in said
+    assert "engine at" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dump.jsonl", "rows.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["demo", "--samples", "0"], "'--samples': got '0'; expected at least 1"),
+        (["demo", "--samples", "few"], "'--samples': got 'few'; expected an integer"),
+        (["eval", "--top-p", "2"], "'--top-p': got '2'; expected at most 1"),
+        (["init", "it", "--kind", "what"], "'--kind': 'what' is not one of"),
+        (["demo", "--base-url", "ftp://x"], "'--base-url': got 'ftp://x'; expected http://host:port"),
+        (
+            ["gateway", "--base-url", "http://x/generate", "--tokenizer", "t"],
+            "names the endpoint; leave '/generate' off",
+        ),
+        (["doctor", "--base-url", "http://x?y"], "'--base-url': 'http://x' has a query"),
+        (["replay", "dump.jsonl", "--sample", "99"], "got --sample 99; dump.jsonl has 1 samples, counted from 0"),
+        (
+            ["view", "dump.jsonl", "--text", "--sample", "99"],
+            "got --sample 99; dump.jsonl has 1 samples, counted from 0",
+        ),
+        (["try", "--row", "999"], "got --row 999; "),
+        (
+            ["replay", "dump.jsonl", "--tokenizer", "."],
+            "the tokenizer of '.' can't be loaded: it has no tokenizer.json",
+        ),
+        (["demo", "--tokenizer", "."], "the tokenizer of '.' can't be loaded"),
+        (["gateway", *AN_ENGINE, "--tokenizer", "no/such/one"], "the tokenizer of 'no/such/one' can't be loaded"),
+        (["check-template", "no/such/one"], "the tokenizer of 'no/such/one' can't be loaded"),
+    ],
+    ids=str,
+)
+def test_wrong_usage_exits_with_2_and_names_what_was_typed(arguments, words, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]])])
+    assert exit_code(monkeypatch, *arguments) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert not [raw for raw in ("Input should", "Value error", "hf_checkpoint") if raw in said]
+
+
+@pytest.mark.parametrize("command", [["replay"], ["drift"], ["rescore", "--reward", "builtins.len"]], ids=" ".join)
+@pytest.mark.parametrize("content", ["", "junk\n"], ids=["empty", "junk"])
+def test_a_dump_that_can_not_be_read_exits_with_1(command, content, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dump.jsonl").write_text(content)
+    assert exit_code(monkeypatch, *command, "dump.jsonl") == 1
+    assert "error: dump.jsonl" in capsys.readouterr().err
+
+
+def test_the_demos_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
+    """Each has a seed of its own, also where none is named."""
+    monkeypatch.chdir(tmp_path)
+    assert exit_code(monkeypatch, "demo", "--samples", "4", "--json") == 0
+    for number in range(4):
+        assert exit_code(monkeypatch, "replay", "demo_dump", "--sample", str(number)) == 0, capsys.readouterr().out
 
 
 async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped_tokenizer, tmp_path) -> None:

@@ -85,7 +85,7 @@ def test_a_setting_of_the_command_line_takes_the_place_of_the_files(configured, 
     [
         ("config", "max_tool_iteration=3", "did you mean 'max_tool_iterations'"),
         ("config", "reward.corect=3", "did you mean 'correct'"),
-        ("config", "max_tool_iterations=many", "valid integer"),
+        ("config", "max_tool_iterations=many", "expected: an integer"),
         ("config", "max_tool_iterations", "expected --set KEY=VALUE"),
         ("config", "max_tool_iterations=", "or =null"),
         ("eval", "tool_parser=hermess", "did you mean 'hermes'"),

@@ -7,11 +7,13 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner
 
-from strands_rollout.cli.commands import app
+from strands_rollout.cli import commands
+from strands_rollout.cli.commands import Kind, app
 from strands_rollout.errors import ConfigError
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,13 +65,36 @@ def test_the_tutorials_own_reward_rises(tmp_path: Path) -> None:
     assert summary["held_out_reward_end"] > summary["held_out_reward_start"] + 0.1
 
 
-@pytest.mark.parametrize("kind", ["factory", "environment", "mcp"])
+NEEDS = {"program": "openai", "harness": "strands_harness"}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(Kind) if kind != "tools"])  # the tutorial's
 def test_a_project_of_each_kind_plays_its_turns(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kind in NEEDS:
+        pytest.importorskip(NEEDS[kind])
     monkeypatch.setattr(sys, "argv", ["init"])
     made = CliRunner().invoke(app, ["init", str(tmp_path / "it"), "--kind", kind])
     assert made.exit_code == 0, made.output
     assert "score 1" in shell(made.output.partition("next: ")[2], cwd=tmp_path)
-    assert "score 1" in shell("strands-rollout try it/rollout.yaml --script it/turns.yaml", cwd=tmp_path)
+    shown = shell("strands-rollout try it/rollout.yaml --script it/turns.yaml", cwd=tmp_path)
+    assert "score 1" in shown
+    assert "2506" in shown
+
+
+def test_every_kind_is_explained_in_the_tutorial() -> None:
+    text = (REPOSITORY / "docs/tutorial.md").read_text()
+    table = text.partition("| `--kind` |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(get_args(Kind))
+
+
+@pytest.mark.parametrize(("kind", "extra"), [("program", "openai"), ("harness", "harness")])
+def test_a_kind_that_needs_a_package_says_what_installs_it(kind, extra, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["init"])
+    for is_installed in (True, False):
+        monkeypatch.setattr(commands, "find_spec", lambda name, found=is_installed: found or None)
+        made = CliRunner().invoke(app, ["init", str(tmp_path / f"it{is_installed}"), "--kind", kind])
+        assert made.exit_code == 0
+        assert (f"pip install 'strands-rollout[{extra}]'" in made.output) is not is_installed
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ Python and packages, GPUs, disks, limits, proxies, Ray, wandb and the sandbox.
 """
 
 import asyncio
+import io
 import json
 import os
 import platform
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +22,7 @@ import pytest
 from fake_sglang import dead_url
 from packaging import requirements, specifiers, version  # noqa: F401 - before sys.path is replaced
 from processes import ends
+from rich.console import Console
 from stand_in_machine import (
     REPOSITORY,
     SHIPPED,
@@ -87,6 +90,58 @@ async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, mon
     checked = "python packages slime megatron gpus memory open proxies disk shared ray wandb model tokenizer config"
     assert names >= {*checked.split(), "data", "sandbox", "server"}
     assert all(check["remedy"] for check in report["checks"] if check["status"] in ("warning", "error"))
+
+
+LAPTOP = [
+    warning("slime", "no slime here", "work in the image"),
+    warning("gpus", "no GPU here", "use a machine with GPUs"),
+    warning("disk: checkpoints", "78 GB free", "free some"),
+    warning("data: aime-2024.jsonl", "is not there", "python data_prep/aime_2024.py"),
+    warning("proxies", "set without no_proxy", "export no_proxy"),
+    error("disk: data", "can't be written to", "free some"),
+]
+
+
+def shown(findings: Sequence[Finding]) -> list[str]:
+    out = io.StringIO()
+    Diagnosis(findings).show(Console(file=out, width=80))
+    return out.getvalue().splitlines()
+
+
+def test_on_a_laptop_what_only_training_needs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "package_folders", lambda name: [])
+    found = doctor.without_training(LAPTOP, question(tmp_path))
+    assert [(one.status, one.remedy) for one in found[:4]] == [("skipped", one.remedy) for one in LAPTOP[:4]]
+    assert found[4:] == LAPTOP[4:]
+    lines = shown(found)
+    assert [line.partition(" ")[0] for line in lines if line[:1].strip()] == ["warning", "error", "skipped", "warning:"]
+    training = " ".join(" ".join(lines).split()).partition("skipped training: ")[2]
+    assert "slime, gpus, disk, data" in training
+    assert "strands-rollout doctor --training" in training
+    assert lines[-1] == "warning: 1, error: 1, skipped: 1"
+    assert Diagnosis(found[:4]).ok(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("env", "asked"),
+    [({}, {"training": True}), ({"RAY_ADDRESS": "x"}, {}), ({"SLIME_DIR": "s"}, {}), ({}, {"gpus": 8})],
+)
+def test_where_training_is_meant_all_that_it_lacks_is_listed(env, asked, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(doctor, "package_folders", lambda name: [])
+    assert doctor.without_training(LAPTOP, question(tmp_path, env, **asked)) == LAPTOP
+
+
+def test_files_that_were_named_are_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "package_folders", lambda name: [])
+    found = doctor.without_training(LAPTOP, question(tmp_path, data=[Path("aime-2024.jsonl")]))
+    assert found[3] == LAPTOP[3]
+
+
+def test_a_report_fits_into_80_columns_but_for_commands_to_copy() -> None:
+    found = [good("packages", "as required: " + "package 1.2.3, " * 20), warning("a", "b " * 60, "command " * 20)]
+    lines = shown(found)
+    assert all(len(line) <= 80 for line in lines if "->" not in line)
+    assert lines[1].startswith(" " * 9)
 
 
 def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:

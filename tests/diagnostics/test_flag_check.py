@@ -13,6 +13,8 @@ from strands_rollout.errors import ConfigError
 
 WHOLE = "--rollout-batch-size 4 --num-rollout 10"
 BATCHES = "--n-samples-per-prompt 8 --global-batch-size"
+GPUS = "--actor-num-gpus-per-node 8 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 1"
+REPLICAS = f"{GPUS} --context-parallel-size 1"
 OURS = "--custom-generate-function-path strands_rollout.generate"
 BLANK = """'--sglang-json-model-override-args={"a": 1}'"""
 GOOD = "python3 slime/train.py --rollout-batch-size 4 --num-rollout 10 --lr 1e-6\n"
@@ -54,6 +56,11 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
         (f"{OURS} --apply-chat-template", "error", "--apply-chat-template", ""),
         (f"{BATCHES} 64", "error", "--global-batch-size", ""),
         (f"{BATCHES} 12", "warning", "--global-batch-size", "the last 8 are not trained on"),
+        (f"{REPLICAS} --actor-num-nodes 3 {BATCHES} 32", "error", "--global-batch-size", "12 replicas"),
+        (f"{REPLICAS} {BATCHES} 16 --micro-batch-size 3", "error", "--global-batch-size", "of 3 samples"),
+        (f"{REPLICAS} {BATCHES} 4 --pipeline-model-parallel-size 8", "error", "--actor-num-gpus-per-node", "16"),
+        (f"{REPLICAS} --n-samples-per-prompt 8 --num-steps-per-rollout 16", "error", "--num-steps-per-rollout", "2"),
+        (f"{REPLICAS} --global-batch-size 2 --num-rollout=0", "error", "--global-batch-size", "4 replicas"),
     ],
 )
 def test_what_a_run_can_not_do_with_a_flag_is_said_at_it(words: str, severity: str, flag: str, said: str) -> None:
@@ -65,6 +72,9 @@ FINE = f"""
 --lr=-1e-5 | --lr 1e-6 {BLANK} | --rampup-batch-size 1 2 3 | --eval-prompt-data aime a.jsonl gsm8k b.jsonl
 --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k | --apply-chat-template
 {BATCHES} 16 | {BATCHES} 12 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0
+{REPLICAS} {BATCHES} 32 | {GPUS} {BATCHES} 32 --actor-num-nodes 3 | {REPLICAS} {BATCHES} 32 --actor-num-nodes $NODES
+{REPLICAS} --actor-num-nodes 3 {BATCHES} 32 --decrease-batch-size-if-needed
+{REPLICAS} --n-samples-per-prompt 8 --num-steps-per-rollout 8
 """
 
 

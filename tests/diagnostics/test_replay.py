@@ -77,8 +77,11 @@ async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
         sample.metadata["strands_rollout"]["sampling_params"] = {**params, "max_new_tokens": 999}
         folder = tmp_path / str(used[1])
         folder.mkdir()
-        same = await run_replay(dump_of(folder, sample), base_url=base_url, as_json=True)
+        dump = dump_of(folder, sample)
+        same = await run_replay(dump, base_url=base_url, as_json=True)
         report = json.loads(capsys.readouterr().out)
+        await run_replay(dump, base_url=base_url)
+        assert ("turns may depart by chance" in " ".join(capsys.readouterr().err.split())) is (used[1] is None)
         assert (report["temperature"], report["seed"]) == used
         assert same is (report["seed"] == 11)
 
@@ -150,9 +153,12 @@ async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:
 def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps({"data_set": "a", "problem": 0, "number": 0, "status": "completed"}) + "\n")
-    for number, words in ((0, "tokens are not in it"), (1, "has 1 samples; got sample 1")):
+    for number, kind, words in (
+        (0, DumpError, "tokens are not in it"),
+        (1, ConfigError, f"got --sample 1; {path} has 1 samples, counted from 0"),
+    ):
         result = CliRunner().invoke(app, ["replay", str(path), "--sample", str(number)])
-        assert isinstance(result.exception, DumpError)
+        assert isinstance(result.exception, kind)
         assert words in str(result.exception)
 
 

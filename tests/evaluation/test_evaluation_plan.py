@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,13 +60,71 @@ def test_tables_are_read_by_their_columns(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text('\ufeffask,is\n"What, is\n7?",007\n', encoding="utf-8")
     assert [(row.prompt, row.label, row.line) for row in load_rows(path, prompt_key="ask", label_key="is")] == [
-        ("What, is\n7?", "007", 1)
+        ("What, is\n7?", "007", 2)
     ]
     with pytest.raises(PromptError, match="got the keys ask, is, and no 'prompt': name the prompt's with --input-key"):
         load_rows(path)
     with pytest.raises(PromptError, match="no 'label': name the label's with --label-key, or score without labels"):
         load_rows(path, prompt_key="ask")
     assert load_rows(path, prompt_key="ask", needs_label=False)[0].label is None
+
+
+def test_parquet_is_read_as_slime_reads_it_without_the_library_datasets(tmp_path, monkeypatch):
+    rows = [{"prompt": "1 + 1?", "label": "2", "metadata": {"source": "mine"}}] * 2
+    datasets.Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert [(row.label, row.line, row.metadata) for row in load_rows(tmp_path / "rows.parquet")] == [
+        ("2", 1, {"source": "mine"}),
+        ("2", 2, {"source": "mine"}),
+    ]
+    (tmp_path / "broken.parquet").write_text("no table")
+    with pytest.raises(PromptError, match=r"can't read .*broken\.parquet as a data set: ArrowInvalid: "):
+        load_rows(tmp_path / "broken.parquet")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(PromptError, match=r"rows\.parquet needs 'pyarrow'; pip install 'strands-rollout\[data\]'"):
+        load_rows(tmp_path / "rows.parquet")
+
+
+CSV = """prompt,label,metadata
+"1 +
+1?",2,"{""source"": ""mine""}"
+
+2 + 2?,4,
+"""
+
+
+def test_metadata_of_csv_is_json_and_a_row_has_the_line_on_which_it_begins(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(CSV)
+    first, second = load_rows(path)
+    assert (first.line, first.metadata, second.line, second.metadata) == (2, {"source": "mine"}, 5, {})
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("3?,3,mine", "6: got metadata='mine'; expected a JSON object, such as .*; or rename the column"),
+        ("3?,3,[1]", r"6: got metadata='\[1\]'; expected a JSON object"),
+        ("What, is 3?,3,", "6: got 4 fields; expected 3, as in the first line; put what has commas into quotes"),
+        ("3?", "6: got the keys prompt, and no 'label': .*; expected a line with the columns prompt and label"),
+    ],
+)
+def test_a_row_of_csv_that_can_not_be_used_is_named_with_its_line_and_what_to_do(tmp_path, row, words):
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{CSV}{row}\n")
+    with pytest.raises(PromptError, match=rf"rows\.csv:{words}") as refused:
+        load_rows(path)
+    assert "JSON object like" not in str(refused.value)
+
+
+def test_a_file_without_rows_says_what_a_row_is_in_its_format(tmp_path):
+    for name, content, words in [
+        ("rows.csv", "prompt,label\n", "expected a first line with the columns' names, and a line for each row"),
+        ("rows.jsonl", "\n", "expected one JSON object a line"),
+    ]:
+        (tmp_path / name).write_text(content)
+        with pytest.raises(PromptError, match=f"has no rows; {words}"):
+            load_rows(tmp_path / name)
 
 
 def test_a_data_set_of_the_hub_is_loaded_by_configuration_and_split(tmp_path, monkeypatch):
@@ -173,7 +232,7 @@ def test_what_can_not_be_done_is_refused(tmp_path, entry, words, monkeypatch):
     [
         ("eval: {datasets: []}", "no eval.datasets"),
         ("eval: {default: {}, datasets: [{name: a, path: b}]}", "unknown key 'default'; did you mean 'defaults'?"),
-        ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: .* valid dictionary"),
+        ("eval: {datasets: [1]}", r"got 1 for datasets\.0; expected: a mapping"),
         ("eval: {datasets: [{name: a, path: b}, {name: a, path: c}]}", "expected a name of its own for each"),
         ("a: [", "can't read"),
     ],

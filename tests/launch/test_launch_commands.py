@@ -106,6 +106,21 @@ def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_o
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
+def test_the_tutorials_line_trains_and_evaluates_on_the_projects_own_rows(stage: Stage) -> None:
+    tutorial = (REPOSITORY / "docs/tutorial.md").read_text()
+    (example,) = [block for block in re.findall(r"```bash\n(.*?)```", tutorial, re.DOTALL) if "PROMPT_DATA" in block]
+    given = dict(re.findall(r"([A-Z_]+)=(\S+)", example))
+    finished = stage.run("strands_qwen3_8b.sh", "--dry-run", **given)
+    words = words_of(finished.stdout)
+    data, rows = words.index("--eval-prompt-data"), Path("my-agent").absolute()
+    assert (value_of(words, "--prompt-data"), value_of(words, "--custom-config-path")) == (
+        f"{rows}/train.jsonl",
+        f"{rows}/rollout.yaml",
+    )
+    assert words[data + 1 : data + 3] == ["held_out", f"{rows}/held_out.jsonl"]
+    assert words[data + 3].startswith("--")
+
+
 def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_from_a_smoke_run(stage: Stage) -> None:
     smoke = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
     real = words_of(dry_run(stage, "strands_qwen3_8b", "--save-dir=/runs/one"))
@@ -156,7 +171,24 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
         (["--", "--wandb-key", "hush"], "expected the key in the environment"),
         (["--run-name", "a b"], "got RUN_NAME='a b'; expected letters, digits"),
         (["--save-dir", "/runs/{x}"], "expected no braces"),
-        (["--num-nodes", "64"], "expected an episode or more for each of the 256 replicas"),
+        (
+            ["--num-nodes", "64"],
+            "GLOBAL_BATCH_SIZE is 128; expected a multiple of the 256 replicas that train .*, such as "
+            "ROLLOUT_BATCH_SIZE=32 with GLOBAL_BATCH_SIZE=256",
+        ),
+        (
+            ["--num-nodes", "3"],
+            "128; expected a multiple of the 12 replicas .*ROLLOUT_BATCH_SIZE=18 with .*=144",
+        ),
+        (
+            ["--num-gpus", "6"],
+            "128; expected a multiple of the 3 replicas .*ROLLOUT_BATCH_SIZE=18 with .*=144",
+        ),
+        (["--num-gpus", "6", "--smoke"], "16; expected a multiple of the 3 replicas .* such as ROLLOUT_BATCH_SIZE=6 "),
+        (["--num-nodes", "3", "--context-parallel", "2"], "128; expected a multiple of the 6 replicas .*=18 with "),
+        (["--rollout-batch-size", "5", "--n-samples-per-prompt", "5"], "25; expected a multiple of the 4 replicas"),
+        (["--rollout-batch-size=15", "--global-batch-size=30"], "30; expected a multiple of the 4 .*=15 with .*=120"),
+        (["--actor-gpus", "6", "--gpus-per-engine", "2"], "128; expected a multiple of the 3 replicas that train"),
     ],
 )
 def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
@@ -165,6 +197,18 @@ def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, argume
     assert (finished.returncode, finished.stdout) == (2, "")
     assert re.search(words, finished.stderr.replace("\n", " ")), finished.stderr
     assert "--help" in finished.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--num-nodes=3", "--rollout-batch-size=18"],
+        ["--num-gpus=6", "--rollout-batch-size=18", "--global-batch-size=72"],
+        ["--num-gpus=6", "--context-parallel=3"],
+    ],
+)
+def test_batches_that_the_replicas_share_evenly_are_taken(stage: Stage, arguments: list[str]) -> None:
+    assert "--global-batch-size" in dry_run(stage, "strands_qwen3_8b", *arguments)
 
 
 def test_what_the_asynchronous_rollout_lacks_is_refused_from_the_environment_too(stage: Stage) -> None:

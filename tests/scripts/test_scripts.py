@@ -28,6 +28,23 @@ def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_pass
     assert (len(checkout.installs), len([line for line in checkout.log if "-m venv" in line])) == (2, 1)
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_an_installation_has_a_line_a_minute_and_ends_as_pip_does(checkout, tmp_path, status: int) -> None:
+    sleep, slept = tmp_path / "bin/sleep", tmp_path / "slept"
+    sleep.parent.mkdir()
+    slept.touch()
+    sleep.write_text('#!/bin/sh\n/bin/sleep 0.02\necho "$*" >>"$MINUTES"\n')
+    sleep.chmod(0o755)
+    given = {"PATH": f"{sleep.parent}:{os.environ['PATH']}", "MINUTES": str(slept), "PIP_STATUS": str(status)}
+    finished = checkout.run("demo.sh", **given)
+    assert finished.returncode == status
+    assert finished.stdout == ("" if status else "strands-rollout demo\n")
+    lines = finished.stderr.splitlines()
+    assert lines[2:4] == ["... still installing after 1 min", "... still installing after 2 min"]
+    assert all(line.startswith("... still") for line in lines[2:])
+    assert set(slept.read_text().split()) == {"60"}
+
+
 def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) -> None:
     finished = checkout.run("test.sh", "-k", "two words")
     assert finished.stdout == "pytest -k two words\n"

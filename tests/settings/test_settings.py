@@ -5,16 +5,17 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
 from strands_rollout.cli.options import documented
-from strands_rollout.errors import ConfigError
+from strands_rollout.errors import ConfigError, expectation
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
@@ -60,13 +61,46 @@ def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
     [
         ({"max_tool_iters": 3}, "unknown setting strands_rollout.max_tool_iters; did you mean 'max_tool_iterations'"),
         ({"reward": {"stile": "x"}}, "unknown setting strands_rollout.reward.stile; did you mean 'style'"),
-        ({"max_tool_iterations": -1}, "got strands_rollout.max_tool_iterations=-1; expected: .*greater than or equal"),
-        ({"tool_timeout_s": "soon"}, "got strands_rollout.tool_timeout_s='soon'; expected: .*number"),
+        ({"max_tool_iterations": -1}, "got strands_rollout.max_tool_iterations=-1; expected: at least 0$"),
+        ({"tool_timeout_s": "soon"}, "got strands_rollout.tool_timeout_s='soon'; expected: a number$"),
+        ({"max_tool_iterations": "x"}, "got strands_rollout.max_tool_iterations='x'; expected: an integer$"),
+        ({"fan_out": "perhaps"}, "got strands_rollout.fan_out='perhaps'; expected: true or false$"),
+        ({"tools": "a.b"}, r"got strands_rollout.tools='a.b'; expected: a list, in \[ \]$"),
+        ({"reward": {"judge": 3}}, "got strands_rollout.reward.judge=3; expected: a mapping$"),
+        ({"reward": {"style": "mine"}}, "expected: 'default' or 'slime_strands_example'$"),
     ],
 )
 def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         parsed(given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "words"),
+    [
+        (int, 1.5, "an integer"),
+        (Annotated[int, Field(gt=3)], 3, "more than 3"),
+        (Annotated[int, Field(lt=3)], 3, "less than 3"),
+        (Annotated[int, Field(le=3)], 4, "at most 3"),
+        (FiniteFloat, float("inf"), "a finite number"),
+        (str, 3, "a text"),
+        (dict[str, int], 3, "a mapping"),
+        (list[int], 3, "a list, in [ ]"),
+        (list[int], ["x"], "an integer"),
+        (RewardSettings, 3, "a mapping"),
+        (None, 3, "nothing"),
+        (Annotated[list[int], Field(min_length=2)], [1], "at least 2 items"),
+        (Annotated[str, Field(min_length=2)], "a", "at least 2 characters"),
+        (Annotated[str, Field(pattern="^a")], "b", "a text like '^a'"),
+        (Literal["a", "b"], "c", "'a' or 'b'"),
+        (Path, 3, "a path"),
+    ],
+    ids=str,
+)
+def test_what_pydantic_expected_is_said_in_our_words(kind: Any, given: Any, words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(kind).validate_python(given)
+    assert expectation(refused.value.errors()[0]) == words
 
 
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)

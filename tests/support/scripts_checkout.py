@@ -21,6 +21,10 @@ case "$*" in
     printf '#!/usr/bin/env bash\\necho "strands-rollout $*"\\n' >"$3/bin/strands-rollout"
     chmod +x "$3/bin/strands-rollout"
     ;;
+  "-m pip install "*)
+    while [[ -n "${MINUTES:-}" && "$(wc -l <"$MINUTES")" -lt 3 ]]; do /bin/sleep 0.02; done
+    exit "${PIP_STATUS:-0}"
+    ;;
   "-m pytest"*) echo "pytest ${*:3}" ;;
 esac
 """

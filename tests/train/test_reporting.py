@@ -16,7 +16,8 @@ from rich.console import Console
 
 from experiments.curves import curve_of
 from strands_rollout.errors import ConfigError
-from strands_rollout.train.run_folder import StepRecord, TrainingProgress, check_wandb, draw_run
+from strands_rollout.train import run_folder
+from strands_rollout.train.run_folder import StepRecord, TrainingProgress, check_wandb, draw_run, with_end
 
 
 def test_without_a_terminal_each_step_is_a_line() -> None:
@@ -26,10 +27,29 @@ def test_without_a_terminal_each_step_is_a_line() -> None:
         progress.step_done(
             {"step": 12, "reward": 0.255, "accuracy": 0.61, "held_out_accuracy": 0.7, "rollout_s": 4.0, "train_s": 2.5}
         )
-        progress.step_done({"step": 13, "reward": None, "accuracy": 0.5})
+        progress.phase("rollout")
+        progress.step_done({"step": 13, "reward": None, "accuracy": 0.5, "parts/near": 0.125})
     assert out.getvalue().splitlines() == [
+        "step 13/60: rollout ...",
         "step 13/60  reward 0.26  accuracy 61%  held out 70%  6.5 s",
-        "step 14/60  accuracy 50%  0.0 s",
+        "step 14/60  accuracy 50%  near 0.12  0.0 s",
+    ]
+
+
+def test_without_a_terminal_each_phase_before_the_first_step_and_after_the_last_is_a_line() -> None:
+    out = io.StringIO()
+    with TrainingProgress(Console(file=out, width=40), total=2) as progress:
+        for step in range(2):
+            progress.phase("rollout")
+            progress.phase("training")
+            progress.step_done({"step": step, "held_out_reward": 0.5})
+        progress.phase("held out: 26 episodes")
+    assert out.getvalue().splitlines() == [
+        "step 1/2: rollout ...",
+        "step 1/2: training ...",
+        "step 1/2  held-out reward 0.50  0.0 s",
+        "step 2/2  held-out reward 0.50  0.0 s",
+        "after step 2: held out: 26 episodes ...",
     ]
 
 
@@ -131,3 +151,40 @@ def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_a
     for run in (records(1), collapsed, records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
         draw_run(run, tmp_path / "curves.png", title="nothing measured, or zeros")
         assert size_of(tmp_path / "curves.png")[0] == 1500
+
+
+def test_the_last_weights_accuracy_reward_and_parts_are_points_after_the_last_step() -> None:
+    summary = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
+    *steps, end = with_end(records(2, reward=0.1), summary)
+    assert steps == records(2, reward=0.1)
+    assert end == {
+        "step": 2,
+        "held_out_accuracy": 0.5,
+        "held_out_reward": 0.25,
+        "held_out_parts/near": 0.75,
+    }
+    assert with_end(steps, None) == with_end(steps, {"accuracy_end": None}) == steps
+
+
+def test_curves_show_parts_and_single_points_and_say_what_each_axis_is(tmp_path: Path, monkeypatch) -> None:
+    """A line through one point is invisible without a mark."""
+    pytest.importorskip("matplotlib")
+    drawn = {}
+
+    def keep(axes, panel, positive) -> None:
+        finish(axes, panel, positive)
+        drawn[axes.get_title()] = axes
+
+    finish = run_folder._finish
+    monkeypatch.setattr(run_folder, "_finish", keep)
+    values = {"reward": 0.5, "entropy": 0.1, "parts/near": 0.25, "parts/short": 1.0}
+    end = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
+    draw_run(with_end(records(1, **values), end), tmp_path / "curves.png", title="my run")
+    assert all(axes.get_ylabel() and axes.get_xlabel() == "step" for axes in drawn.values()), drawn
+    (parts,) = (axes for title, axes in drawn.items() if title.startswith("parts of the reward"))
+    assert [text.get_text() for text in parts.get_legend().get_texts()] == ["near", "short"]
+    near, near_held_out, short = parts.get_lines()
+    assert (list(near.get_ydata()), list(near_held_out.get_ydata()), list(short.get_ydata())) == ([0.25], [0.75], [1.0])
+    assert near.get_color() == near_held_out.get_color() != short.get_color()
+    assert near_held_out.get_linestyle() == "--"
+    assert all(line.get_marker() == "o" for axes in drawn.values() for line in axes.get_lines())

@@ -147,6 +147,9 @@ def test_another_agent_is_trained_by_naming_its_config_model_rows_and_reward(tmp
     done = train(out, "--steps", "2", *shop, "--data", str(rows), "--reward", "reward.score", held_out=rows)
     assert summary_of(done)["logprob_gap_max_step0"] < 1e-3
     assert min(steps_of(out)[0]["parts/words"], summary_of(done)["held_out_reward_end"]) > 0
+    parts = [summary_of(done)[f"held_out_parts_{when}"]["words"] for when in ("start", "end")]
+    assert steps_of(out)[0]["held_out_parts/words"] == parts[0] > 0
+    assert parts[1] > 0
     names = sorted(path.name for path in (tmp_path / "dump").iterdir())
     assert names == ["rollout_000000.jsonl.gz", "rollout_000001.jsonl.gz"]
     assert len(list(read_dump(tmp_path / "dump"))) == 16

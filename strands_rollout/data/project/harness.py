@@ -1,0 +1,32 @@
+"""Strands' harness as the agent: a shell, files, to-do lists and sub-agents, beside the tools of agent.py."""
+
+from strands import Agent
+from strands_harness import create_harness
+
+from strands_rollout import SGLangModel, Task
+from strands_rollout.code_tool.executors import shared_executor
+from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox
+
+EXECUTOR = {"name": "local", "isolation": "files", "programs": True}
+
+
+def scratch(task: Task) -> CodeExecutorSandbox:
+    """A folder for the shell and files of one episode, gone with it; the kernel keeps them from all other files."""
+    del task  # the same for each row
+    return CodeExecutorSandbox(shared_executor(EXECUTOR), max_timeout_s=60)
+
+
+def build(model: SGLangModel, task: Task) -> Agent:
+    """`model` is the policy, of sub-agents too; `task` is the row, with the tools of rollout.yaml."""
+    agent: Agent = create_harness(
+        model=model,
+        instructions=task.system_prompt,
+        tools=list(task.tools),
+        builtin_tools={"web_fetch": False, "web_search": False},
+        caching=False,
+        session=False,  # sessions and memory outlive an episode
+        memory=False,
+        sandbox=task.resources["scratch"],
+        callback_handler=None,
+    )
+    return agent

@@ -1,0 +1,19 @@
+"""The agent as it runs anywhere: a program that asks OpenAI's or Anthropic's API, here a Strands agent on OpenAI's."""
+
+from agent import execute_python_code, look_up_price
+from strands import Agent
+from strands.models.openai import OpenAIModel
+
+from strands_rollout import Endpoint, Task
+
+
+async def run(task: Task, endpoint: Endpoint) -> str:
+    """Play one episode: `endpoint` is the policy, whose tokens are trained; what is returned is the answer."""
+    client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    agent = Agent(
+        model=OpenAIModel(client_args=client, model_id=endpoint.model),
+        tools=[look_up_price, execute_python_code],
+        system_prompt=task.system_prompt,
+        callback_handler=None,
+    )
+    return str(await agent.invoke_async(task.text))

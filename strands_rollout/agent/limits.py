@@ -35,8 +35,8 @@ from strands_rollout.model.history import UNPARSED, failure_message
 class StopReason(StrEnum):
     """Why an episode ended.
 
-    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
-    length, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
+    abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
     the episode at any time. The first that holds counts.
     """
 

@@ -258,8 +258,9 @@ async def test_a_stream_that_waits_pings_and_then_tells_an_error(stage, monkeypa
     monkeypatch.setattr(server, "_PING_S", 0.01)
     held = asyncio.Event()
     async with stage([Reply.status(503)], held=held, engine_patience_s=0.0) as made:
-        asked = asyncio.ensure_future(made.post(api, {"messages": [ASK], "stream": True}))
-        await until(lambda: made.fake.requests)
-        held.set()
-        status, text = await asked
-    assert (status, ping in text, error in text) == (200, True, True)
+        url, headers = made.gateway.base_url + programs.PATHS[api], {"Authorization": f"Bearer {made.key}"}
+        async with made.http.post(url, json={"messages": [ASK], "stream": True}, headers=headers) as answer:
+            begun = await answer.content.readany()
+            held.set()
+            rest = await answer.text()
+    assert (answer.status, ping in begun.decode(), error in rest) == (200, True, True)

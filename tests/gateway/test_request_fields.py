@@ -104,6 +104,25 @@ async def test_what_changes_tokens_elsewhere_and_none_here_is_listed(stage, api,
         assert sorted(made.session.facts.overridden) == listed
 
 
+@pytest.mark.parametrize("own", ["END", ["END"]])
+@pytest.mark.parametrize("api", HISTORY)
+async def test_a_sessions_own_stop_strings_and_limit_hold_beside_a_clients(stage, api, own):
+    name, limit = ("stop_sequences", "max_tokens") if api == "messages" else ("stop", "max_tokens")
+    limit = "max_output_tokens" if api == "responses" else limit
+    fixed = {"stop": own, "max_new_tokens": 40, "temperature": 0.7}
+    async with stage([END, END], branches=True, sampling_params=fixed) as made:
+        bodies = [{name: ["x", "END"], limit: 50, "temperature": 0.1}, {limit: 30}]
+        for number, body in enumerate(bodies):
+            question = {**ASK, "content": f"Question {number}"}
+            history = {"input": [question]} if api == "responses" else {"messages": [question]}
+            assert (await made.post(api, {**history, **body}))[0] == 200
+        asked = [request.body["sampling_params"] for request in made.fake.requests]
+        assert [params["stop"] for params in asked] == [["END", "x"], own]
+        assert [params["max_new_tokens"] for params in asked] == [40, 30]
+        assert [params["temperature"] for params in asked] == [0.7, 0.7]
+        assert made.session.facts.overridden == {"temperature": 0.1}
+
+
 async def test_what_is_listed_is_bounded(stage):
     async with stage([END]) as made:
         body = {**HISTORY["chat"], **{f"{n}{'x' * 2_000}": "y" * 2_000 for n in range(200)}}

@@ -60,15 +60,3 @@ async def test_an_abort_comes_before_limits_on_tools_and_budgets(shipped_tokeniz
     done = await run(shipped_tokenizer, script, settings=settings, params=params)
     # what has ended already is not taken back
     assert done.facts["stop_reason"] == {"answer": "completed", "length": "turn_length"}.get(then, "aborted")
-
-
-@pytest.mark.parametrize(
-    ("limits", "reason"),
-    [
-        ({"max_tool_iterations": 0, "max_tool_calls": 0}, "max_tool_iterations"),
-        ({"max_tool_iterations": 1, "max_tool_calls": 1}, "max_tool_calls"),
-    ],
-)
-async def test_a_programs_limits_have_the_same_order(shipped_tokenizer, limits, reason):
-    done = await run(shipped_tokenizer, [TWO_CALLS], settings={"agent_program": "programs.chat", **limits})
-    assert done.facts["stop_reason"] == reason

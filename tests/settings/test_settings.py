@@ -60,6 +60,10 @@ def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
     [
         ({"max_tool_iters": 3}, "unknown setting strands_rollout.max_tool_iters; did you mean 'max_tool_iterations'"),
         ({"reward": {"stile": "x"}}, "unknown setting strands_rollout.reward.stile; did you mean 'style'"),
+        ({"reward": {"correct": 1.0, "wrong": 1.0}}, "a wrong answer could score 1.0, expected less than correct=1.0"),
+        ({"reward": {"correct": 0.4, "wrong": 0.0, "tool_shaping": True}}, "a wrong answer could score 0.4"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "judge": "x.z"}}}}, "not both"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "evaluator": "x.z"}}}}, "not both"),
         ({"max_tool_iterations": -1}, "got strands_rollout.max_tool_iterations=-1; expected: .*greater than or equal"),
         ({"tool_timeout_s": "soon"}, "got strands_rollout.tool_timeout_s='soon'; expected: .*number"),
     ],

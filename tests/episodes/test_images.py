@@ -1,6 +1,7 @@
 """Images of prompts and tool results: the trajectory has the tokens that the model's own processor makes."""
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
+from strands_rollout.model.trajectory import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
@@ -279,6 +281,18 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
     assert [len(one.images) for one in (first, last)] == [1, 2]
     assert [len(one.snapshot().images) for one in (first, last)] == [1, 2]
     assert last.token_ids[: last.prompt_length] == engine.read[1]
+
+
+def test_a_copy_has_no_image_of_a_turn_that_is_being_appended() -> None:
+    """Another thread appends the images, then the tokens, then the turn."""
+    image = images.PlacedImage(1, 3, 9, "data:", {})
+    trajectory = Trajectory()
+    facts = {"finish_reason": "stop", "rid": "r", "latency_s": 0.0}
+    trajectory.append_turn([1, 9, 9, 2], [5], [-0.5], images=[image], **facts)
+    trajectory.images.append(replace(image, start=6, end=8))
+    trajectory.token_ids += [2, 9, 9]
+    copied = trajectory.snapshot()
+    assert (copied.images, copied.token_ids) == ([image], [1, 9, 9, 2, 5])
 
 
 async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:

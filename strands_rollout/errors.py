@@ -138,7 +138,15 @@ class TrajectoryError(RolloutError):
 
 
 class UnsendableTextError(TrajectoryError):
-    """The policy or a tool wrote an image token, or its text, that stands for no image: no engine takes it."""
+    """A token of an image or another medium, or its text, stands for none: no engine takes it.
+
+    Attributes:
+        is_sampled: The policy has sampled it in the turn that fails, so that no prompt is to blame.
+    """
+
+    def __init__(self, message: str, *, is_sampled: bool = False) -> None:
+        super().__init__(message)
+        self.is_sampled = is_sampled
 
 
 class ResumeError(RolloutError):

@@ -35,8 +35,8 @@ from strands_rollout.model.history import UNPARSED, failure_message
 class StopReason(StrEnum):
     """Why an episode ended.
 
-    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, abort, its
-    length, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
+    Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
+    abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
     the episode at any time. The first that holds counts.
     """
 
@@ -59,7 +59,7 @@ class StopReason(StrEnum):
     TEAM_LIMIT = "team_limit"
     """A swarm or graph ended at a limit of its own, or before the agent spoke whose tokens are the sample's."""
     UNSENDABLE_TEXT = "unsendable_text"
-    """The policy or a tool wrote an image token that stands for no image, so that the episode can't continue."""
+    """The policy or a tool wrote a token of an image or another medium that stands for none."""
     EPISODE_TIMEOUT = "episode_timeout"
     """The episode's wall-clock is used up."""
     ABORTED = "aborted"
@@ -93,13 +93,14 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
         return LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
     if isinstance(error, exceptions.StructuredOutputException) and has_turns:
         return StopReason.COMPLETED  # the policy has answered, in another form than it should
+    if isinstance(error, errors.UnsendableTextError):
+        return StopReason.UNSENDABLE_TEXT if has_turns or error.is_sampled else StopReason.SETUP_ERROR
     kinds: list[tuple[type[BaseException], StopReason]] = [
         (errors.EngineAbortedError, StopReason.ABORTED),
         (errors.EngineError, StopReason.ENGINE_ERROR),
         (errors.SandboxError, StopReason.SANDBOX_ERROR),
         (errors.EnvironmentFaultError, StopReason.ENVIRONMENT_ERROR),
         (errors.TeamLimitError, StopReason.TEAM_LIMIT),
-        (errors.UnsendableTextError, StopReason.UNSENDABLE_TEXT if has_turns else StopReason.SETUP_ERROR),
         (errors.RolloutError, StopReason.SETUP_ERROR),
     ]
     return next((reason for kind, reason in kinds if isinstance(error, kind)), StopReason.INTERNAL_ERROR)

@@ -31,6 +31,7 @@ from strands_rollout.gateway.protocols import (
     sampling_params,
     sse,
     tool_spec,
+    unheeded,
 )
 
 
@@ -41,20 +42,24 @@ class ChatCompletions(Protocol):
         """See `Protocol.read`."""
         refuse(
             body,
-            ("logit_bias", "logprobs", "top_logprobs", "functions", "function_call", "audio", "prediction"),
             n=(1,),
             tool_choice=("auto", "none"),
             response_format=("text",),
+            modalities=([], ["text"]),
+            add_generation_prompt=(True,),
         )
+        tools = objects(body, "tools")
         system, messages = cache.read(objects(body, "messages"), _of_chat)
         return TurnRequest(
             messages,
             system,
-            [] if body.get("tool_choice") == "none" else [_chat_tool(tool) for tool in objects(body, "tools")],
+            [] if body.get("tool_choice") == "none" else [_chat_tool(tool) for tool in tools],
             sampling_params(body, "max_completion_tokens", "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
             with_usage=bool(field_of(body, "stream_options", dict, "an object").get("include_usage")),
+            template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
+            unheeded=unheeded(body, [field_of(tool, "function", dict, "an object") for tool in tools]),
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
@@ -164,13 +169,8 @@ class Responses(Protocol):
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
-        refuse(
-            body,
-            ("background", "prompt", "conversation", "top_logprobs", "max_tool_calls"),
-            tool_choice=("auto", "none"),
-            truncation=("disabled",),
-        )
-        refuse(field_of(body, "text", dict, "an object"), (), format=("text",))
+        refuse(body, tool_choice=("auto", "none"), truncation=("disabled",))
+        refuse(field_of(body, "text", dict, "an object"), format=("text",))
         given, earlier = body.get("input"), body.get("previous_response_id")
         own = [{"role": "user", "content": given}] if isinstance(given, str) else objects(body, "input")
         items = own if earlier is None else _continued(self.held("previous_response_id", earlier)["input"], own)
@@ -185,6 +185,8 @@ class Responses(Protocol):
             str(body.get("model", "")),
             body.get("stream") is True,
             body={"input": items, "tools": tools},
+            template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
+            unheeded=unheeded(body, objects(body, "tools")),
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """What APIs share, a request as Strands messages and a turn as what a client is sent; and Anthropic's Messages.
 
-What the policy can't honour is refused; fields that change no token are accepted.
+A field that can change tokens is honoured, refused, or listed among the facts as not heeded; docs/gateway.md has the
+table. Fields that change no token are accepted.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import binascii
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -18,6 +19,7 @@ import orjson
 
 from strands_rollout.errors import PromptError
 from strands_rollout.model.history import UNPARSED
+from strands_rollout.model.sampling import GRAMMARS
 
 Block = dict[str, Any]
 Message = dict[str, Any]
@@ -30,6 +32,46 @@ _SAMPLING: Final = (
     *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("stop_token_ids", "ignore_eos"),
 )
+# the names of the least length of a turn: SGLang's, and that of its and vLLM's chat endpoints
+_LEAST_LENGTHS: Final = ("min_new_tokens", "min_tokens")
+# each API's own fields, and those that SGLang's and vLLM's endpoints add to them
+HONOURED: Final = frozenset(
+    {
+        *_SAMPLING,
+        *_LEAST_LENGTHS,
+        *GRAMMARS,
+        *("messages", "input", "system", "instructions", "model", "tools", "tool_choice", "stream", "stream_options"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "stop", "stop_sequences", "seed"),
+        *("previous_response_id", "thread", "chat_template_kwargs"),
+        # with the one value that is meant anyway; any other is refused
+        *("n", "response_format", "text", "output_config", "truncation", "modalities", "add_generation_prompt"),
+        "parallel_tool_calls",
+    }
+)
+HARMLESS: Final = frozenset(
+    {
+        *("metadata", "user", "user_profile_id", "safety_identifier", "client_metadata", "betas", "diagnostics"),
+        *("store", "service_tier", "speed", "inference_geo", "fallback_credit_token", "include", "moderation"),
+        *("cache_control", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+        *("rid", "request_id", "priority"),
+    }
+)
+REFUSED: Final = (
+    *("logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "functions", "function_call", "audio"),
+    *("prediction", "web_search_options", "background", "prompt", "conversation", "max_tool_calls"),
+    *("mcp_servers", "container", "output_format", "compaction"),
+    # of SGLang's and vLLM's endpoints
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "stop_regex"),
+    *("continue_final_message", "chat_template", "documents", "echo", "best_of", "use_beam_search", "beam_width"),
+    *("length_penalty", "bad_words", "allowed_token_ids", "logits_processors", "custom_logit_processor"),
+    *("custom_params", "session_params", "lora_path", "return_hidden_states", "truncate_prompt_tokens", "watermark"),
+    *("include_stop_str_in_output", "thinking_token_budget", "mm_processor_kwargs"),
+)
+# of a tool: what else it says to the model, or how strictly its arguments are sampled
+_OF_TOOLS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
+# grammars that are JSON themselves
+_OF_JSON: Final = ("json_schema", "structural_tag")
+_CLEARS_THINKING: Final = "clear_thinking_20251015"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +87,8 @@ class TurnRequest:
         streams: Whether the answer is to come as events.
         with_usage: Whether these end with the usage, where the API leaves the choice.
         body: What a later request may refer to: the fields that it would take over, with all that they refer to.
+        template_kwargs: Arguments of the chat template, which must be the policy's own.
+        unheeded: Further fields that could change tokens elsewhere, and change none here.
     """
 
     messages: list[Message]
@@ -55,6 +99,17 @@ class TurnRequest:
     streams: bool
     with_usage: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    unheeded: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def grammar(self) -> Mapping[str, Any]:
+        """The parameters by which a grammar bounds the turn; an answer without them is an answer to something else."""
+        return {name: self.params[name] for name in GRAMMARS if name in self.params}
+
+    def is_repeated_by(self, other: TurnRequest) -> bool:
+        """Whether another asks for the same turn."""
+        return self.messages == other.messages and self.grammar == other.grammar
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +355,14 @@ def objects(body: Item, name: str) -> list[dict[str, Any]]:
     return values
 
 
-def refuse(body: Item, names: Sequence[str], **choices: Sequence[object]) -> None:
+def refuse(body: Item, **choices: Sequence[object]) -> None:
     """Refuse what is asked for and the policy can't honour.
 
     Args:
-        body: The request.
-        names: Fields that must be absent, empty or false.
+        body: The request. Each of `REFUSED` must be absent, empty or false.
         **choices: Fields with those of their values that can be honoured.
     """
-    for name in names:
+    for name in REFUSED:
         if body.get(name):
             raise PromptError(f"got {name}={body[name]!r:.100}, which this policy can't honour; leave it out")
     for name, accepted in choices.items():
@@ -317,24 +371,87 @@ def refuse(body: Item, names: Sequence[str], **choices: Sequence[object]) -> Non
         if chosen is not None and chosen not in accepted:
             can = ", ".join(repr(one) for one in accepted)
             raise PromptError(f"got {name}={value!r:.100}, which this policy can't honour; expected one of {can}")
+    managed = body.get("context_management")
+    edits = managed.get("edits") if isinstance(managed, dict) else managed
+    is_kept = isinstance(edits, list) and all(
+        isinstance(edit, dict) and edit.get("type") == _CLEARS_THINKING for edit in edits
+    )
+    if edits and not is_kept:  # which reasoning of earlier turns is shown is the chat template's affair
+        raise PromptError(
+            f"got context_management={managed!r:.200}; expected none: the history is read as it is sent. Shorten it "
+            "in the client"
+        )
+
+
+def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
+    """Fields that could change tokens elsewhere and change none here, with those of objects and tools by dotted names.
+
+    A field that nobody here knows is among them.
+    """
+    known = HONOURED | HARMLESS
+    found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
+    found = {name: value for name, value in found.items() if name not in REFUSED}  # false, or it were refused
+    for outer in ("text", "output_config"):
+        inner = field_of(body, outer, dict, "an object")
+        found |= {f"{outer}.{name}": value for name, value in inner.items() if name != "format" and value is not None}
+    choice = body.get("tool_choice")
+    is_single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True
+    if is_single or body.get("parallel_tool_calls") is False:
+        found["parallel_tool_calls"] = False
+    return found | {f"tools.{name}": tool[name] for tool in tools for name in _OF_TOOLS if tool.get(name)}
 
 
 def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     """Sampling parameters; `limits` are the API's names of the most tokens of a turn."""
     params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     for name, value in params.items():
-        if name != "stop_token_ids" and not isinstance(value, int | float):
+        if name not in ("stop_token_ids", "ignore_eos") and not _is_number(value):
             raise PromptError(f"got {name}={value!r:.100}; expected a number")
+    ends = params.get("stop_token_ids", [])
+    if not isinstance(ends, list) or not all(type(one) is int and one >= 0 for one in ends):
+        raise PromptError(f"got stop_token_ids={ends!r:.100}; expected a list of token ids")
     stop = body.get("stop") or body.get("stop_sequences") or []
     stops = [stop] if isinstance(stop, str) else stop
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops):
         raise PromptError(f"got the stop strings {stop!r:.100}; expected a text or a list of texts")
-    most = next((body[name] for name in limits if body.get(name) is not None), None)
-    if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
-        raise PromptError(f"got {limits[0]}={most!r:.100}; expected a whole number of at least 1")
-    seed = body.get("seed")
-    further = {"stop": stops or None, "max_new_tokens": most, "sampling_seed": seed if isinstance(seed, int) else None}
+    further = {
+        "stop": stops or None,
+        "max_new_tokens": _whole(body, limits, at_least=1),
+        "min_new_tokens": _whole(body, _LEAST_LENGTHS, at_least=0),
+        "sampling_seed": _whole(body, ("seed",)),
+        **_grammar(body),
+    }
     return params | {name: value for name, value in further.items() if value is not None}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _whole(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
+    """The first of these fields that is given, a whole number."""
+    name = next((name for name in names if body.get(name) is not None), None)
+    if name is None:
+        return None
+    value = body[name]
+    if type(value) is not int or (at_least is not None and value < at_least):
+        least = "" if at_least is None else f" of at least {at_least}"
+        raise PromptError(f"got {name}={value!r:.100}; expected a whole number{least}")
+    return value
+
+
+def _grammar(body: Item) -> dict[str, str]:
+    """The grammar that bounds the turn, by SGLang's name of its form; a JSON schema may be an object."""
+    given = {name: body[name] for name in GRAMMARS if body.get(name)}
+    if len(given) > 1:
+        raise PromptError(f"got {' and '.join(given)}; expected one of them, as SGLang does")
+    found = {}
+    for name, value in given.items():
+        text = orjson.dumps(value).decode() if isinstance(value, dict) and name in _OF_JSON else value
+        if not isinstance(text, str):
+            raise PromptError(f"got {name}={value!r:.100}; expected a text")
+        found[name] = text
+    return found
 
 
 def tool_spec(name: object, description: object, schema: object) -> dict[str, Any]:
@@ -423,21 +540,24 @@ class Messages(Protocol):
         if thread.get("type") == "continue":
             held = self.held("thread.previous_message_id", thread.get("previous_message_id"))
             body = {**body, **held, "messages": [*held["messages"], *objects(body, "messages")]}
-        refuse(body, ("mcp_servers", "container", "output_format", "compaction"), tool_choice=("auto", "none"))
+        refuse(body, tool_choice=("auto", "none"))
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
         shown = "\n".join(text for text in system if not text.startswith(_NOT_FOR_MODELS))
         prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
+        tools = client_tools(objects(body, "tools"), "custom")
         return TurnRequest(
             messages,
             prompt,
-            [] if choice == "none" else [*map(_messages_tool, client_tools(objects(body, "tools"), "custom"))],
+            [] if choice == "none" else [*map(_messages_tool, tools)],
             sampling_params(body, "max_tokens"),
             str(body.get("model", "")),
             body.get("stream") is True,
             body={name: body.get(name) for name in ("system", "tools", "messages")} if thread else {},
+            template_kwargs=field_of(body, "chat_template_kwargs", dict, "an object"),
+            unheeded=unheeded(body, tools),
         )
 
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:

@@ -210,7 +210,11 @@ def _json(body: object, status: int = 200) -> web.Response:
 
 
 def _refused(protocol: Protocol, problem: Problem) -> web.Response:
-    return _json(protocol.error(*problem), problem[0])
+    response = _json(protocol.error(*problem), problem[0])
+    if problem[0] >= web.HTTPInternalServerError.status_code:
+        # the engine has been asked for a whole patience: SDKs, which would ask for as long again, obey this
+        response.headers["x-should-retry"] = "false"
+    return response
 
 
 async def start(

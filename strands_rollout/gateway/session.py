@@ -15,7 +15,17 @@ from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from strands_rollout.errors import EngineAbortedError, PromptError, RolloutError, TemplateError
+import orjson
+
+from strands_rollout.errors import (
+    ConfigError,
+    EngineAbortedError,
+    EngineOverlongError,
+    EngineRejectedError,
+    PromptError,
+    RolloutError,
+    TemplateError,
+)
 from strands_rollout.gateway import protocols
 from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of, shared_length
 from strands_rollout.model.history import HistorySegment, ModelCall
@@ -29,6 +39,8 @@ MAX_AT_ONCE: Final = 256
 MAX_CONVERSATIONS: Final = 1024
 _SHOWN_DIFFERENCES: Final = 8
 _SHOWN_CHARS: Final = 80
+_SHOWN_FIELDS: Final = 64
+_BAD_REQUEST: Final = (400, 422)
 
 
 class SessionEndedError(RolloutError):
@@ -51,7 +63,7 @@ class Facts:
             or leaves out beside some. They stay as the policy wrote them.
         differences: Of the first of all these, where the history left what was recorded.
         refused: By kind of error, requests that were refused.
-        overridden: By name, sampling parameters that a client gave and the session fixes, as first given.
+        overridden: By name, what a client gave and the session fixes, or that has no effect here, as first given.
         diverged: Where a program that was started again left the record of its first attempt; "" where it did not.
         dropped_tokens: Those that the first attempt had sampled, then.
     """
@@ -80,6 +92,7 @@ class _Thread:
         seen: Those of the last request, as the client spelled them.
         ids: By the ids under which the client knows calls, those that they were sent with, where they differ.
         replies: By how many messages a request had, what it was answered.
+        grammars: Likewise, the grammar that bounded the answer; none of an earlier attempt's.
         pending: A request that is being answered, where one is.
     """
 
@@ -91,6 +104,7 @@ class _Thread:
     seen: list[Message] = field(default_factory=list)
     ids: dict[str, str] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
+    grammars: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     pending: _Pending | None = None
     answered_at: float = 0.0
 
@@ -233,10 +247,11 @@ class Session:
         self._check_open()
         self.facts.requests += 1
         self.used = time.monotonic()
+        self._heed(request)
         if self._recorded is not None and (why := await self._divergence(request, self._recorded)):
             self._begin_afresh(why)
         for one in (thread.pending for thread in self._threads if thread.has_head_of(request)):
-            if one is not None and one.request.messages == request.messages and one.is_gone():
+            if one is not None and one.request.is_repeated_by(request) and one.is_gone():
                 self.facts.repeats += 1
                 one.is_gone = is_gone
                 return await self._result_of(one.task)
@@ -246,7 +261,7 @@ class Session:
             thread, n = match.thread, match.length
             if n < len(request.messages) or not thread.has_head_of(request):
                 continue
-            if n in thread.replies:
+            if n in thread.replies and thread.grammars.get(n, request.grammar) == request.grammar:
                 self.facts.repeats += 1
                 return thread.replies[n]
         return await self._result_of(self._begin(request, matches, is_gone))
@@ -329,6 +344,12 @@ class Session:
             answer = await self.model.answer(
                 messages, request.tools, request.system, params=params, conversation=conversation
             )
+        except (EngineRejectedError, ConfigError) as e:
+            blamed = sorted(params.keys() - {"max_new_tokens", "stop"})
+            is_other = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
+            if not blamed or is_other or isinstance(e, EngineOverlongError):
+                raise
+            raise PromptError(f"a request with the client's own {', '.join(blamed)} was refused: {e}") from e
         finally:
             thread.pending = None
             thread.segment = segment = conversation.last
@@ -341,7 +362,7 @@ class Session:
             elif not segment.trajectory.turns:
                 self._threads.remove(thread)
         reply = _reply_of_turn(answer.message, segment.trajectory.turns[-1], answer.usage)
-        thread.replies[len(messages)] = reply
+        thread.replies[len(messages)], thread.grammars[len(messages)] = reply, request.grammar
         answer.message["metadata"] = {"usage": answer.usage}
         thread.messages = [*messages, answer.message]
         thread.answered_at = time.monotonic()
@@ -379,8 +400,27 @@ class Session:
             elif fixed.get(name) is None:
                 params[name] = value
             elif fixed[name] != value:
-                self.facts.overridden.setdefault(name, value)
+                self._note_overridden(name, value)
         return params
+
+    def _heed(self, request: TurnRequest) -> None:
+        """See that a request's template is the policy's, and note what of it has no effect."""
+        own = self.model.template_kwargs
+        for name, value in request.template_kwargs.items():
+            if own.get(name) != value:
+                raise PromptError(
+                    f"got chat_template_kwargs with {name}={value!r:.100}; expected {own.get(name)!r:.100}, which is "
+                    "the policy's. Leave it out, or change it in the policy's settings"
+                )
+        for name, value in request.unheeded.items():
+            if own.get(name) != value:
+                self._note_overridden(name, value)
+
+    def _note_overridden(self, name: str, value: object) -> None:
+        if len(self.facts.overridden) < _SHOWN_FIELDS:
+            text = orjson.dumps(value).decode()
+            is_short = len(text) <= _SHOWN_CHARS
+            self.facts.overridden.setdefault(name[:_SHOWN_CHARS], value if is_short else f"{text[:_SHOWN_CHARS]}...")
 
     def _note_difference(self, words: str) -> None:
         if len(self.facts.differences) < _SHOWN_DIFFERENCES:

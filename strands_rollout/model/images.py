@@ -46,6 +46,7 @@ class PlacedImage:
         token_id: The model's image token.
         data_url: The image as PNG, as SGLang's `image_data` takes it.
         train_inputs: What the model's processor made of it, by name; one array each, images along the first axis.
+        other_ids: The model's tokens of other media, such as of videos, of which no request has any.
     """
 
     start: int
@@ -53,6 +54,7 @@ class PlacedImage:
     token_id: int
     data_url: str
     train_inputs: Mapping[str, np.ndarray[Any, Any]]
+    other_ids: frozenset[int] = frozenset()
 
 
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
@@ -187,6 +189,7 @@ class ImageTokens:
 
     Attributes:
         token_id: The image token, of which a template writes one for each image.
+        other_ids: The tokens of other media that the processor knows.
     """
 
     def __init__(self, processor: ProcessorMixin) -> None:
@@ -197,6 +200,10 @@ class ImageTokens:
                 "expected a vision-language model's, with an image_processor and an image_token"
             )
         self.token_id: int = processor.tokenizer.convert_tokens_to_ids(self._token)
+        media = (getattr(processor, name, None) for name in ("video_token", "audio_token"))
+        ids = {processor.tokenizer.convert_tokens_to_ids(token) for token in media if isinstance(token, str)}
+        # a tokenizer says so of a token that it has not: a Qwen2-VL's without videos
+        self.other_ids = frozenset(ids - {self.token_id, None, processor.tokenizer.unk_token_id})
         self._processor = processor
         self._lock = threading.Lock()
 
@@ -272,7 +279,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
     """The ids with one token for each image, of which the engine makes as many as the image needs.
 
     The engine keeps a request's ids but for its image tokens (`_expand_input_ids`), where there is one for each image.
-    It looks for them in the decoded text, and never answers where it finds more than images.
+    It looks for them in the decoded text, and never answers where it finds more than images. Those of other media it
+    looks for too, and fails where it finds any.
 
     Args:
         ids: Of the whole request, all tokens of each image among them.
@@ -280,8 +288,8 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         decode: Text of ids.
 
     Raises:
-        UnsendableTextError: The image token's text stands for no image somewhere: the policy or an untrusted text wrote
-            it.
+        UnsendableTextError: The text of an image token, or of another medium's, stands for nothing somewhere: the
+            policy or an untrusted text wrote it.
     """
     found: list[int] = []
     position = 0
@@ -289,8 +297,14 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
         found += ids[position : image.start + 1]
         position = image.end
     found += ids[position:]
-    token = decode([images[0].token_id])
-    count = decode(found).count(token)
+    token, text = decode([images[0].token_id]), decode(found)
+    for other in map(decode, ([one] for one in sorted(images[0].other_ids))):
+        if other and other in text:
+            raise UnsendableTextError(
+                f"got the text {other} in a conversation with images; expected none: SGLang takes it for a video or a "
+                "sound that is missing, and fails. A prompt, a tool or the policy wrote it."
+            )
+    count = text.count(token)
     if count != len(images):
         raise UnsendableTextError(
             f"got {count} times the text {token} in a conversation with {len(images)} images; expected it once for "
@@ -310,7 +324,8 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
 
     Raises:
         EngineResponseError: The engine read another number of tokens.
-        UnsendableTextError: The policy sampled the image token, for which the trainer would miss an image.
+        UnsendableTextError: The policy sampled the image token or another medium's, for which the trainer would miss
+            an image, a video or a sound: slime's stops at it.
     """
     if not generation.output_ids:
         return
@@ -321,10 +336,12 @@ def check_image_answer(generation: Generation, images: Sequence[PlacedImage], le
             f"{length}, as the model's own processor counts them. Serve the same preprocessor_config.json, with an "
             "SGLang that keeps a request's ids (0.5.23 does, unless SGLANG_MM_AVOID_RETOKENIZE is off)."
         )
-    if images[0].token_id in generation.output_ids:
+    media = {images[0].token_id, *images[0].other_ids}
+    if sampled := media.intersection(generation.output_ids):
         raise UnsendableTextError(
-            f"the policy sampled the image token {images[0].token_id}, which stands for no image; a trainer would look "
-            "for one"
+            f"the policy sampled the token {min(sampled)} of an image, a video or a sound, which stands for none; a "
+            "trainer would look for it",
+            is_sampled=True,
         )
 
 
@@ -382,7 +399,8 @@ def place_images(
     Raises:
         TemplateError: The template does not show each image once.
     """
-    token_id = image_tokens_of(template.processor).token_id
+    tokens = image_tokens_of(template.processor)
+    token_id = tokens.token_id
     if ids.count(token_id) != len(images):
         raise TemplateError(
             f"the chat template shows {ids.count(token_id)} of {len(images)} images, by the token "
@@ -396,7 +414,8 @@ def place_images(
         if one == token_id:
             image, at = next(unplaced), start + len(found)
             found += [token_id] * image.token_count
-            placed.append(PlacedImage(at, start + len(found), token_id, image.data_url, image.train_inputs))
+            made = image.data_url, image.train_inputs, tokens.other_ids
+            placed.append(PlacedImage(at, start + len(found), token_id, *made))
         else:
             found.append(one)
     return found, placed

@@ -27,6 +27,9 @@ RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[st
 """Entered around each request with its max_new_tokens; what it gives, if anything, is called with the answer's
 `meta_info`."""
 
+# sampling parameters that bound a turn by a grammar, which SGLang begins anew with each request
+GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
+
 # aborts of one turn in a row that brought no token, and the waits between them: about 40 s in all
 _MAX_FRUITLESS_ABORTS: Final = 10
 # a stop string ends within so many tokens, or it is not looked for
@@ -191,6 +194,7 @@ class TurnSampler:
 
         Raises:
             TrajectoryError: A context id is outside the vocabulary; or an image token stands for no image.
+            ConfigError: An id in a parameter is outside the vocabulary.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
             EngineAbortedError: The rollout is aborted, or the turn was and is not continued.
@@ -198,6 +202,7 @@ class TurnSampler:
         """
         self._check_vocabulary(asked.context_ids)
         params, fruitless = turn_params(asked.config["sampling_params"], turn), 0
+        self._check_params(params)
         if self._unreachable is not None:
             error, self._unreachable = self._unreachable, None
             raise error
@@ -232,8 +237,12 @@ class TurnSampler:
             # the trainer could not replay these tokens: they are sampled again
             return replace(generation, output_ids=[], logprobs=[])
         end = self._end_of(ids, params)
-        # aborted as it sampled the end of its turn, after which nothing may follow
-        return generation if end is None else replace(generation, finish_reason=FinishReason("stop", matched=end))
+        if end is not None:  # aborted as it sampled the end of its turn, after which nothing may follow
+            return replace(generation, finish_reason=FinishReason("stop", matched=end))
+        if any(params.get(name) for name in GRAMMARS):
+            # the rest would be sampled by the grammar's beginning: the turn is sampled again
+            return replace(generation, output_ids=[], logprobs=[])
+        return generation
 
     def _end_of(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
         """The stop token or string that output ends with, if it does."""
@@ -318,6 +327,16 @@ class TurnSampler:
                 f"the vocabulary size {self._vocab_size}: an id outside it would kill the server. Is this the served "
                 "model's tokenizer?"
             )
+
+    def _check_params(self, params: Mapping[str, Any]) -> None:
+        """Refuse token ids in parameters that are outside the vocabulary, by which the server indexes its logits."""
+        for name in ("stop_token_ids", "logit_bias"):
+            given = [str(one) for one in params.get(name) or ()]
+            wrong = next((one for one in given if one.isdecimal() and int(one) >= self._vocab_size), None)
+            if wrong is not None:
+                raise errors.ConfigError(
+                    f"got the token id {wrong} in {name}; expected ids below the vocabulary size {self._vocab_size}"
+                )
 
 
 def _record(asked: TurnRequest, generation: Generation) -> None:

@@ -11,6 +11,7 @@ import pytest
 import user_agents
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
+from processes import until
 
 import strands_rollout.agent.multi_agent
 from strands_rollout import Sample, generate
@@ -92,9 +93,8 @@ async def test_a_factory_that_hangs_stops_no_other_episode(
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=factory("hangs_for_some"))
         rows = [Sample(prompt="?", index=n, metadata={"hangs": n < 2}) for n in range(4)]
         hung = [asyncio.ensure_future(generate(args, row, {"max_new_tokens": 512})) for row in rows[:2]]
-        while not user_agents.hangs.is_set():  # noqa: ASYNC110 - it is set in a thread
-            await asyncio.sleep(0.01)
         try:
+            await until(user_agents.hangs.is_set)
             async with asyncio.timeout(20):
                 done = [await generate(args, row, {"max_new_tokens": 512}) for row in rows[2:]]
         finally:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from evaluation_stage import options_for, write_problems
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, ids_of
+from processes import until
 
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.run import run_evaluation
@@ -57,12 +58,6 @@ async def ended(*arguments: str, cwd: Path) -> tuple[int, str, str]:
     async with started(*arguments, cwd=cwd) as process:
         out, err = await process.communicate()
     return process.returncode or 0, out.decode(), err.decode()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not holds():  # noqa: ASYNC110 - another process writes what is looked for
-            await asyncio.sleep(0.01)
 
 
 def lines(out: Path) -> list[bytes]:

@@ -57,6 +57,25 @@ def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, va
     assert (summed.total_prompt_tokens, summed.cached_tokens) in {(0, 0), (3, 0), (0, 3)}
 
 
+@pytest.mark.parametrize(
+    ("spans", "found"),
+    [
+        ([("1", 0, 1), ("2", 1, 3)], [("1", 0, 1), ("2", 1, 3)]),
+        ([("1", 0, 1), ("2", 2, 3)], [("2", 0, 3)]),
+        ([("1", 0, 2), ("2", 1, 3)], [("2", 0, 3)]),
+        ([("1", 0, 1), ("2", 1, 2)], [("2", 0, 3)]),
+        ([("1", 0, 0), ("2", 0, 3)], [("2", 0, 3)]),
+        ([], [("2", 0, 3)]),
+    ],
+    ids=["as they are", "with a gap", "that overlap", "too short", "an empty one", "none"],
+)
+def test_spans_of_weight_versions_that_do_not_cover_the_output_are_not_believed(spans: Any, found: Any) -> None:
+    answer = read([-0.5] * 3)
+    named = [{"version": version, "start": start, "end": end} for version, start, end in spans]
+    answer.meta_info.update(weight_version="2", weight_versions=named)
+    assert answer.weight_versions == found
+
+
 def test_logprobs_are_those_that_a_float32_holds() -> None:
     lowest = float(np.finfo(np.float32).min)
     assert read([lowest, lowest]).logprobs == [lowest, lowest]  # as SGLang clamps those of tokens without a chance

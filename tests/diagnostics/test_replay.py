@@ -15,8 +15,8 @@ from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.transport import create_client
-from strands_rollout.diagnostics.replay import ReplayedTurn, recorded_gaps, replay, run_replay
-from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.diagnostics.replay import ReplayedTurn, episode_of, recorded_gaps, replay, run_replay
+from strands_rollout.dump import DumpRecord, TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, TrajectoryError
 from strands_rollout.evaluation.evaluate import local_server
@@ -50,6 +50,16 @@ async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, see
                 parts.append(template.turn_ids([RESULT], last_id=answer.output_ids[-1]))
                 logprobs += [0.0] * len(parts[-1])
     return sample_of(parts, prompt=[QUESTION], rollout_log_probs=logprobs)
+
+
+@pytest.mark.parametrize(
+    ("mask", "turns"), [(None, [(2, 6)]), ([1, 1, 0, 1], [(2, 4), (5, 6)]), ([0, 0, 1, 1], [(4, 6)]), ([0] * 4, None)]
+)
+def test_the_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(mask: list[int] | None, turns: Any) -> None:
+    """Without a mask, slime trains all of the response."""
+    sample = Sample(tokens=[1, 2, 3, 4, 5, 6], response_length=4, loss_mask=mask)
+    found = episode_of(DumpRecord.from_sample(sample), 0)
+    assert (None if found is None else found.turns) == turns
 
 
 async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:

@@ -60,6 +60,16 @@ def test_penalties_count_generated_tokens_only():
     assert logits.tolist() == [1.0, (4 - 1.0 - 0.25) / 2, (-1 - 0.5 - 0.25) * 2, 1.0]
 
 
+def test_a_turn_may_end_as_soon_as_it_has_its_least_length():
+    penalties, may_end = Penalties(SamplingParams(min_new_tokens=2), 4, [3]), []
+    for _ in range(4):
+        logits = np.zeros(4, np.float32)
+        penalties.apply(logits)
+        may_end.append(bool(np.isfinite(logits[3])))
+        penalties.observe(0)
+    assert may_end == [False, False, True, True]
+
+
 @pytest.mark.parametrize("raw", [{"top_k": 3}, {"top_p": 0.55}])
 def test_of_equally_likely_tokens_no_more_stay_than_were_asked_for(raw):
     tokens, _ = _samples(np.zeros(5, np.float32), draws=2000, **raw)

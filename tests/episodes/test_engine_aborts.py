@@ -60,6 +60,16 @@ async def test_a_configured_stop_ends_an_aborted_turn_too(shipped_tokenizer: Any
     assert (done.sample.status, len(done.fake.requests)) == (Sample.Status.COMPLETED, 1)
 
 
+async def test_an_aborted_turn_that_may_not_end_by_its_end_token_goes_on_after_it(shipped_tokenizer: Any) -> None:
+    ids, rest = (ids_of(shipped_tokenizer, text) for text in (ANSWER, "And that is all of it."))
+    script = [Reply.abort(ids), Reply.tokens(rest, "length")]
+    done = await run(
+        shipped_tokenizer, script, params={"ignore_eos": True}, settings={"max_turn_tokens": len(ids + rest)}
+    )
+    assert (done.sample.status, done.facts["stop_reason"]) == (Sample.Status.TRUNCATED, "turn_length")
+    assert done.sample.tokens[-len(ids + rest) :] == ids + rest
+
+
 async def test_an_update_inside_one_request_is_told_token_by_token(shipped_tokenizer: Any) -> None:
     turn = ids_of(shipped_tokenizer, ANSWER)
     spans = [{"version": "1", "start": 0, "end": 4}, {"version": "2", "start": 4, "end": len(turn)}]

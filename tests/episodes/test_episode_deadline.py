@@ -109,6 +109,28 @@ async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_ar
     assert [str(error) for error in reported] == ["the flag is gone"]
 
 
+class _Generating:
+    """A model whose request is at an engine that does not answer."""
+
+    def __init__(self) -> None:
+        self.is_generating, self.stopped = True, 0
+
+    async def stop_generating(self) -> bool:
+        self.stopped += 1
+        return True
+
+
+@pytest.mark.parametrize(("limit_s", "grace_s"), [(0.2, 600.0), (600.0, 0.2), (None, 0.2)])
+async def test_an_aborts_grace_and_the_episodes_limit_end_it_whichever_is_first(limit_s, grace_s) -> None:
+    model = _Generating()
+    deadline = EpisodeDeadline(limit_s, lambda: True, model, grace_s)
+    async with asyncio.timeout(60):
+        with pytest.raises(TimeoutError):
+            async with deadline:
+                await asyncio.sleep(600)
+    assert (deadline.expired(), deadline.was_aborted, model.stopped) == (True, True, 1)
+
+
 @tool(name="execute_python_code")
 async def swallows(code: str) -> str:
     """Wait, and take no notice of being cancelled."""

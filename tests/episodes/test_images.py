@@ -1,6 +1,7 @@
 """Images of prompts and tool results: the trajectory has the tokens that the model's own processor makes."""
 
 import base64
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ from strands_rollout import Sample, SGLangModel, errors, generate
 from strands_rollout.evaluation.evaluate import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
+from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
+from strands_rollout.model.trajectory import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
@@ -218,6 +221,55 @@ async def test_an_image_token_of_the_policys_ends_an_episode_whose_turns_are_tra
     assert (facts["turns"], sample.loss_mask) == (1, [1] * sample.response_length)
 
 
+VIDEO = "<|video_pad|>"
+
+
+@pytest.fixture(scope="module")
+def llava_with_videos(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A processor with a token of videos too, as Qwen's have, and its folder."""
+    folder = tmp_path_factory.mktemp("llava_with_videos")
+    processor = save_llava(folder)
+    processor.video_token = VIDEO
+    return processor, folder
+
+
+@pytest.fixture
+def _videos_too(llava_with_videos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    processor, folder = llava_with_videos
+    monkeypatch.setattr(images, "load_processor", {str(folder): processor}.__getitem__)
+
+
+@pytest.mark.usefixtures("_videos_too")
+@pytest.mark.parametrize("wrote", ["policy", "policy, first", "tool"])
+async def test_a_token_of_another_medium_ends_an_episode_as_the_policys(llava_with_videos, wrote) -> None:
+    """SGLang fails at one for which a request has no data, and slime's trainer at one that follows a vision start."""
+    escaped = CALL.replace("a dot", f"\\u{ord(VIDEO[0]):04x}{VIDEO[1:]}")
+    turns = {"policy": [CALL, VIDEO + ANSWER], "policy, first": [VIDEO + CALL], "tool": [escaped, ANSWER]}[wrote]
+    sample, engine, _ = await generated(*llava_with_videos, Sample(prompt=chat(picture()), index=0), turns)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "unsendable_text")
+    is_first = wrote == "policy, first"
+    assert (facts["turns"], sum(sample.loss_mask) > 0, sample.remove_sample) == (not is_first, not is_first, is_first)
+    assert processor_ids(llava_with_videos[0], VIDEO) not in sample.tokens
+    assert len(engine.read) == (2 if wrote == "policy" else 1)
+
+
+async def test_an_image_token_of_the_first_turn_is_no_fault_of_the_setup(llava: tuple[Any, Path]) -> None:
+    sample, _, _ = await generated(*llava, Sample(prompt=chat(picture()), index=0), [llava[0].image_token + CALL])
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "unsendable_text")
+
+
+def processor_ids(processor: Any, token: str) -> int:
+    return int(processor.tokenizer.convert_tokens_to_ids(token))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_tokens_of_other_media_are_known(tokenizer: Any, name: str) -> None:
+    found = images.image_tokens_of(vision_processor(name, tokenizer)).other_ids
+    assert found == {tokenizer.convert_tokens_to_ids(VIDEO)}
+
+
 async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -> None:
     engine = VisionEngine(processor, [ANSWER, ANSWER])
     other = [{"text": "Later."}, image_block(picture(seed=5)), image_block(picture(seed=6))]
@@ -229,6 +281,18 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
     assert [len(one.images) for one in (first, last)] == [1, 2]
     assert [len(one.snapshot().images) for one in (first, last)] == [1, 2]
     assert last.token_ids[: last.prompt_length] == engine.read[1]
+
+
+def test_a_copy_has_no_image_of_a_turn_that_is_being_appended() -> None:
+    """Another thread appends the images, then the tokens, then the turn."""
+    image = images.PlacedImage(1, 3, 9, "data:", {})
+    trajectory = Trajectory()
+    facts = {"finish_reason": "stop", "rid": "r", "latency_s": 0.0}
+    trajectory.append_turn([1, 9, 9, 2], [5], [-0.5], images=[image], **facts)
+    trajectory.images.append(replace(image, start=6, end=8))
+    trajectory.token_ids += [2, 9, 9]
+    copied = trajectory.snapshot()
+    assert (copied.images, copied.token_ids) == ([image], [1, 9, 9, 2, 5])
 
 
 async def test_a_form_without_pixels_refuses_images(llava: tuple[Any, Path]) -> None:

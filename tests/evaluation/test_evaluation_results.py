@@ -61,6 +61,12 @@ def test_what_is_appended_is_there_at_once_and_comes_back(tmp_path: Path) -> Non
     assert (read(folder), kept[1].key) == ((kept, 0), SampleKey("sums", 0, 1))
 
 
+@pytest.mark.parametrize(("acc", "is_right"), [(True, True), (1.0, True), (0.99, False), (False, False), (0.0, False)])
+def test_an_answer_is_right_where_all_of_it_is(acc: float, is_right: bool) -> None:
+    result = SampleResult.from_line(result_line(0, reward={"acc": acc, "pred": "34"}))
+    assert (result.is_scored, result.is_right) == (True, is_right)
+
+
 def test_a_half_written_last_line_is_dropped_wherever_it_was_cut(path: Path) -> None:
     whole = text(result_line(0), result_line(1)).encode()
     first = whole.index(b"\n") + 1

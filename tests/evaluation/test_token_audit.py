@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply
+from processes import until
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.evaluation.evaluate import Exchange, WireRecorder, recording, tito_violations
@@ -62,9 +63,7 @@ async def test_a_client_that_goes_away_has_its_request_dropped_at_the_engine() -
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(30):
-            while not wire.fake.disconnects:  # noqa: ASYNC110 - the fake keeps a list, no event
-                await asyncio.sleep(0.01)
+        await until(lambda: wire.fake.disconnects)
         assert wire.fake.disconnects == ["gone"]
 
 

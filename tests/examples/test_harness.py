@@ -1,6 +1,5 @@
 """Strands' harness as it is shipped: all of its tools, over a long episode whose history is summed up several times."""
 
-import asyncio
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from harness import ANSWER
+from processes import until
 from wire import Wire, call, play
 
 from strands_rollout import Sample
@@ -109,9 +109,8 @@ async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokeni
 
 
 async def gone(path: str) -> None:
-    """What is deleted beside the episode's end is so soon; the test's own limit ends the wait."""
-    while os.path.lexists(path):  # noqa: ASYNC110, ASYNC240
-        await asyncio.sleep(0.01)
+    """What is deleted beside the episode's end is so soon."""
+    await until(lambda: not os.path.lexists(path))
 
 
 @pytest.mark.parametrize("transient", ["segment", pytest.param("keep", marks=pytest.mark.slow)])

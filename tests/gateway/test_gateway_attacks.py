@@ -11,6 +11,7 @@ import programs
 import pytest
 from fake_sglang import Reply
 from harness import run
+from processes import until
 from programs import TOOLS
 from test_matching import ASK, END
 
@@ -157,9 +158,10 @@ async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monk
     async with stage([END] * 4, held=asked) as made:
         posts = [made.post("chat", {"messages": [ASK], "tools": TOOLS}) for _ in range(12)]
         waiting = [asyncio.ensure_future(post) for post in posts]
-        while sum(one.done() for one in waiting) < 8:  # noqa: ASYNC110 - requests of another process's kind
-            await asyncio.sleep(0.01)
-        asked.set()
+        try:
+            await until(lambda: sum(one.done() for one in waiting) >= 8)
+        finally:
+            asked.set()
         statuses = sorted([(await one)[0] for one in waiting])
     assert statuses == [200] * 4 + [429] * 8
 
@@ -256,9 +258,9 @@ async def test_a_stream_that_waits_pings_and_then_tells_an_error(stage, monkeypa
     monkeypatch.setattr(server, "_PING_S", 0.01)
     held = asyncio.Event()
     async with stage([Reply.status(503)], held=held, engine_patience_s=0.0) as made:
-        asked = asyncio.ensure_future(made.post(api, {"messages": [ASK], "stream": True}))
-        while not made.fake.requests:  # noqa: ASYNC110 - the state polled is the server's
-            await asyncio.sleep(0.05)
-        held.set()
-        status, text = await asked
-    assert (status, ping in text, error in text) == (200, True, True)
+        url, headers = made.gateway.base_url + programs.PATHS[api], {"Authorization": f"Bearer {made.key}"}
+        async with made.http.post(url, json={"messages": [ASK], "stream": True}, headers=headers) as answer:
+            begun = await answer.content.readany()
+            held.set()
+            rest = await answer.text()
+    assert (answer.status, ping in begun.decode(), error in rest) == (200, True, True)

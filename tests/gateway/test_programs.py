@@ -99,6 +99,7 @@ async def test_a_score_that_a_program_returns_is_the_reward(shipped_tokenizer, p
         ("never_ends", {"episode_timeout_s": 1.0}, TURNS[-1:], "episode_timeout", "truncated"),
         ("chat", {"max_tool_iterations": 1}, TURNS, "max_tool_iterations", "truncated"),
         ("chat", {"max_tool_calls": 1}, TURNS, "max_tool_calls", "truncated"),
+        ("chat", {"max_tool_iterations": 1, "max_tool_calls": 1}, TURNS, "max_tool_iterations", "truncated"),
         ("twice", {"max_user_turns": 1}, TURNS[-1:] * 3, "max_user_turns", "truncated"),
         ("chat", {"max_turn_tokens": 20}, [Reply.tokens([5] * 20, "length")], "turn_length", "truncated"),
         ("chat", {"engine_patience_s": 0}, [Reply.status(503)], "engine_error", "failed"),

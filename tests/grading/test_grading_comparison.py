@@ -33,6 +33,16 @@ def reply(answer: str) -> str:
     return answer if r"\boxed" in answer or "Answer:" in answer else rf"\boxed{{{answer}}}"
 
 
+def test_values_that_are_equal_up_to_rounding_are_not_less_than_each_other() -> None:
+    two = Fraction(2)
+    low, high = (numeric._float(two) * (1 + sign * numeric._local.epsilon / 4) for sign in (-1, 1))
+    for one, other in ((two, low), (low, two), (two, high), (high, two), (low, high)):
+        assert numeric.is_close(one, other)
+        assert not numeric.is_less(one, other)
+    assert numeric.is_less(Fraction(1), low)
+    assert not numeric.is_less(high, Fraction(1))
+
+
 def test_every_labelled_pair_is_judged_right() -> None:
     pairs = labelled_pairs()
     assert len(pairs) == len({pair[1:3] for pair in pairs}) > 700

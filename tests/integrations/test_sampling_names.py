@@ -32,6 +32,7 @@ def test_what_asks_for_the_same_is_mapped_and_what_asks_for_nothing_is_dropped(n
     ("names", "given", "words"),
     [
         (VLLM, {"n": 2}, "vLLM's n=.* no equal"),
+        (VLLM, {"n": True}, "vLLM's n=True.* no equal"),
         (VLLM, {"logprobs": 5}, "vLLM's logprobs=.* no equal"),
         (VLLM, {"max_token": 5}, "'max_token', which vLLM does not have; did you mean 'max_tokens'"),
         (TORCHRL, {"num_beams": 4}, "no equal"),

@@ -68,6 +68,10 @@ def test_absent_settings_are_the_defaults(args: Any, tmp_path: Path) -> None:
         ({"tools": "a.b"}, r"got strands_rollout.tools='a.b'; expected: a list, in \[ \]$"),
         ({"reward": {"judge": 3}}, "got strands_rollout.reward.judge=3; expected: a mapping$"),
         ({"reward": {"style": "mine"}}, "expected: 'default' or 'slime_strands_example'$"),
+        ({"reward": {"correct": 1.0, "wrong": 1.0}}, "a wrong answer could score 1.0, expected less than correct=1.0"),
+        ({"reward": {"correct": 0.4, "wrong": 0.0, "tool_shaping": True}}, "a wrong answer could score 0.4"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "judge": "x.z"}}}}, "not both"),
+        ({"reward": {"parts": {"a": {"function": "x.y", "evaluator": "x.z"}}}}, "not both"),
     ],
 )
 def test_a_bad_setting_says_what_was_got_and_expected(given: Any, words: str) -> None:

@@ -3,12 +3,16 @@
 That slime takes the verdict, and its own filter agrees, is shown in `tests/slime`.
 """
 
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from grouped_samples import arguments, group_of, sample_of
 
 from strands_rollout import keep_informative_groups, keep_informative_groups_with_fallback
+from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE
 
 FAN_OUT = [sample_of(reward, rollout=7, index=0, part=part) for part, reward in enumerate([1.0, 0.0, -1.0])]
 
@@ -67,3 +71,23 @@ def test_a_group_with_a_trained_rollout_is_a_fallback(samples: list[Any], keep: 
     verdict = keep_informative_groups_with_fallback(arguments(), samples, more="ignored")
     assert (verdict.keep, verdict.keep_when_insufficient) == (keep, is_fallback)
     assert verdict.reason == keep_informative_groups(arguments(), samples).reason
+
+
+@dataclass(frozen=True)
+class OlderOutput:
+    """The output of a slime before 0.3.1, which knows kept and dropped groups alone."""
+
+    keep: bool
+    reason: str | None = None
+
+
+@pytest.mark.parametrize(("remaining", "keep"), [(9, False), (8, True), (7, True), (None, False)])
+def test_an_older_slime_is_told_to_keep_a_fallback_where_it_would_draw_prompts(monkeypatch, remaining, keep) -> None:
+    """It draws once the groups that remain, this one left out, are fewer than a batch."""
+    module = SimpleNamespace(DynamicFilterOutput=OlderOutput)
+    monkeypatch.setitem(sys.modules, "slime.rollout.filter_hub.base_types", module)  # type: ignore[arg-type]
+    state = SimpleNamespace() if remaining is None else SimpleNamespace(remaining_batch_size=remaining)
+    args = arguments(rollout_batch_size=8, **{DRIVERS_STATE: state})
+    assert keep_informative_groups_with_fallback(args, group_of(1.0, 1.0)) == OlderOutput(keep, "zero_std_1.0")
+    assert keep_informative_groups_with_fallback(args, group_of(1.0, 0.0)) == OlderOutput(keep=True)
+    assert keep_informative_groups_with_fallback(args, []) == OlderOutput(keep=False, reason="no_trained_rollout")

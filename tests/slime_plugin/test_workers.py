@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +31,7 @@ from interruptible_policy import (
     prompt_of,
     turn,
 )
-from processes import ends
+from processes import ends, until
 from ray_cluster import QUIET, ray_cluster
 from test_journal import CHILD
 
@@ -70,12 +70,6 @@ def _ends_what_it_starts(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "alone" in request.keywords:
         close_pools()
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - other processes tell no event
-            await asyncio.sleep(0.01)
 
 
 class Stage(SimpleNamespace):

@@ -1,9 +1,21 @@
-"""Whether another process still runs, as Linux tells it: a process that ends while it is looked at has ended."""
+"""Waits for what tells nobody, always with an end; whether another process still runs, as Linux tells it.
 
+A process that ends while it is looked at has ended.
+"""
+
+import asyncio
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+
+async def until(holds: Callable[[], object], within_s: float = 60.0) -> None:
+    """Wait for what has no event; TimeoutError where it never comes, so that no test fails by hanging alone."""
+    async with asyncio.timeout(within_s):
+        while not holds():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

@@ -1,0 +1,62 @@
+"""Limits that hold at once: the first in the documented order is why the episode ends, in each of the loops."""
+
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from harness import ANSWER, call_text, ids_of, run
+from strands.hooks import AfterToolsEvent, HookProvider, HookRegistry
+
+TWO_CALLS = "\n".join(call_text(code).removesuffix("<|im_end|>") for code in ("1", "2")) + "<|im_end|>"
+
+
+class Listens(HookProvider):
+    """With it, an agent's cycles send every event of Strands."""
+
+    def register_hooks(self, registry: HookRegistry, **kwargs: Any) -> None:
+        registry.add_callback(AfterToolsEvent, lambda _event: None)
+
+
+LOOPS: dict[str, dict[str, Any]] = {"without hooks": {}, "with hooks": {"hooks": [f"{__name__}.Listens"]}}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    ("limits", "turns", "reason"),
+    [
+        ({"max_tool_iterations": 0, "max_tool_calls": 0}, [TWO_CALLS], "max_tool_iterations"),
+        ({"max_tool_calls": 1, "max_parallel_tool_calls": 2}, [TWO_CALLS], "max_tool_calls"),
+        ({"max_tool_calls": 1, "max_parallel_tool_calls": 1}, [TWO_CALLS, ANSWER], "completed"),
+        ({"max_turn_tokens": 30, "max_tool_iterations": 0}, ["cut"], "turn_length"),
+    ],
+    ids=["iterations before calls", "calls before parallel calls", "calls that are run count", "length before calls"],
+)
+async def test_a_turn_that_reaches_several_limits_ends_by_the_first(shipped_tokenizer, loop, limits, turns, reason):
+    cut = Reply.tokens(ids_of(shipped_tokenizer, TWO_CALLS)[:30], "length")
+    script = [cut if turn == "cut" else turn for turn in turns]
+    done = await run(shipped_tokenizer, script, settings={**limits, **LOOPS[loop]})
+    assert done.facts["stop_reason"] == reason
+    assert len(done.fake.requests) == len(turns)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("then", ["length", "iterations", "calls", "budget", "answer"])
+async def test_an_abort_comes_before_limits_on_tools_and_budgets(shipped_tokenizer, loop, then):
+    """The flag goes up while the turn is sampled, and is up when the turn is there."""
+    is_up: list[int] = []
+    ids = ids_of(shipped_tokenizer, ANSWER if then == "answer" else call_text())
+
+    def script(_body: dict[str, Any], number: int) -> Reply:
+        is_up.append(number)
+        return Reply.tokens(ids[:20], "length") if then == "length" else Reply.tokens(ids)
+
+    names = {
+        "length": ("max_turn_tokens", 20),
+        "iterations": ("max_tool_iterations", 0),
+        "calls": ("max_tool_calls", 0),
+    }
+    params = {"max_new_tokens": len(ids) + 1} if then == "budget" else {}
+    settings = {**dict([names[then]] if then in names else []), **LOOPS[loop], "should_abort": lambda: bool(is_up)}
+    done = await run(shipped_tokenizer, script, settings=settings, params=params)
+    # what has ended already is not taken back
+    assert done.facts["stop_reason"] == {"answer": "completed", "length": "turn_length"}.get(then, "aborted")

@@ -1,0 +1,60 @@
+"""What a client is sent in each API beside the policy's words: usage, and what later requests may refer to."""
+
+import json
+from typing import Any
+
+import pytest
+from fake_sglang import Reply
+from harness import ids_of
+from test_matching import ASK, END
+
+from strands_rollout.errors import PromptError
+from strands_rollout.gateway.openai import Responses
+
+CACHED = 10
+
+
+def _cached(tokenizer: Any) -> Reply:
+    return Reply.tokens(ids_of(tokenizer, END), cached_tokens=CACHED)
+
+
+async def test_each_api_counts_tokens_from_the_prefix_cache_in_its_own_way(stage, shipped_tokenizer):
+    """Anthropic's input tokens are those that were not cached, OpenAI's are all."""
+    found, bodies = {}, {"chat": "messages", "responses": "input", "messages": "messages"}
+    for api, name in bodies.items():
+        async with stage([_cached(shipped_tokenizer)]) as made:
+            _, answer = await made.post(api, {name: [ASK], "max_tokens": 64})
+            read, written = len(made.fake.requests[0].input_ids), len(ids_of(shipped_tokenizer, END))
+            found[api] = answer["usage"]
+    assert found["chat"]["prompt_tokens_details"] == {"cached_tokens": CACHED}
+    assert (found["chat"]["prompt_tokens"], found["chat"]["completion_tokens"]) == (read, written)
+    assert found["chat"]["total_tokens"] == found["responses"]["total_tokens"] == read + written
+    assert found["responses"]["input_tokens_details"] == {"cached_tokens": CACHED}
+    assert (found["responses"]["input_tokens"], found["responses"]["output_tokens"]) == (read, written)
+    assert found["messages"] == {
+        "input_tokens": read - CACHED,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": CACHED,
+        "output_tokens": written,
+    }
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
+async def test_a_streamed_chat_ends_with_the_usage_where_it_is_asked_for(stage, options):
+    async with stage([END]) as made:
+        _, text = await made.post("chat", {"messages": [ASK], "stream": True, "stream_options": options})
+    chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: {")]
+    assert [chunk["choices"] == [] for chunk in chunks if "usage" in chunk] == (
+        [True] if options and options["include_usage"] else []
+    )
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_the_answers_that_can_be_referred_to_are_the_newest() -> None:
+    protocol = Responses()
+    for number in range(300):
+        protocol.hold(f"resp_{number}", {"input": [number]})
+    assert protocol.held("previous_response_id", "resp_299") == {"input": [299]}
+    assert protocol.held("previous_response_id", "resp_44") == {"input": [44]}
+    with pytest.raises(PromptError, match="resp_43.*expected one of this session's newest"):
+        protocol.held("previous_response_id", "resp_43")

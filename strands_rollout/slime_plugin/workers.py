@@ -31,6 +31,7 @@ from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
 from strands_rollout.files import EpisodeRecords
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
@@ -38,7 +39,7 @@ from strands_rollout.slime_plugin import worker as remote
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of
 from strands_rollout.slime_plugin.sample_writer import is_unfinished
-from strands_rollout.slime_plugin.worker import Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
+from strands_rollout.slime_plugin.worker import Batch, Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
 
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
@@ -366,7 +367,11 @@ class WorkerPool:
         worker.has_args, worker.greeting = {sent.number}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
             options = remote.actor_options(self._setting, worker.node)
-            worker.actor = self._ray.remote(EpisodeWorker).options(**options).remote(worker.number, self._name, level)
+            worker.actor = (
+                self._ray.remote(EpisodeWorker)
+                .options(**options)
+                .remote(worker.number, self._name, level, KNOWN_VERSIONS.numbering)
+            )
             async with asyncio.timeout(_START_LIMIT_S):
                 greeting: Greeting = await worker.actor.hello.remote(sent.number, sent.data)
         if isinstance(outcome.error, TimeoutError):
@@ -386,15 +391,16 @@ class WorkerPool:
         while self._fault is None:
             with foreign_code("whatever Ray raises here, the actor can't be reached any more") as outcome:
                 while worker.is_ready:
-                    records, results, worker.busy = await worker.actor.collect.remote()
-                    self._take(worker, records, results)
+                    self._take(worker, await worker.actor.collect.remote())
             fault = outcome.error or fault
             with foreign_code("a worker that can't be started again has died once more") as outcome:
                 await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
             fault = outcome.error
 
-    def _take(self, worker: _Worker, records: Sequence[tuple[int, bytes]], results: Sequence[Result]) -> None:
-        for key, record in records:
+    def _take(self, worker: _Worker, batch: Batch) -> None:
+        worker.busy, results = batch.busy, batch.results
+        KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with it
+        for key, record in batch.records:
             if key in worker.jobs:
                 worker.jobs[key].record(record)
         for result in results:

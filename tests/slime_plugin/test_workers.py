@@ -35,9 +35,10 @@ from processes import ends
 from ray_cluster import QUIET, ray_cluster
 from test_journal import CHILD
 
-from strands_rollout import Sample, generate, reward_func
+from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.files import left_in
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import checked_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
@@ -184,6 +185,30 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     assert {one.status.value for one in samples} == {"completed"}
     assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
     assert len(recorded_tools.ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
+
+
+async def test_the_driver_knows_of_the_newest_weights_that_have_answered_a_worker(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
+    stage.policy.disturb = lambda asked: hold_after(2) if asked.turn == 1 else None
+    stage.fake.engine.update_weights("12")
+    running = asyncio.ensure_future(stage.play(1, resume_aborted=False))  # without a journal, whose records would tell
+    await until(lambda: KNOWN_VERSIONS.newest == 12)
+    assert not running.done()
+    samples = [
+        Sample(index=n, reward=float(n), weight_versions=[str(version)]) for n, version in enumerate([9, 10, 11])
+    ]
+    for one in samples:
+        one.tokens, one.response_length, one.status = [1, 2], 1, Sample.Status.COMPLETED
+    normalize_rewards(stage.args_with(max_sample_staleness=2), samples)
+    assert [one.remove_sample for one in samples] == [True, False, False]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_workers_samples_are_numbered_by_the_driver(stage: Stage) -> None:
+    [sample] = await stage.play(1)
+    assert sample.metadata["strands_rollout"]["version_numberings"] == [KNOWN_VERSIONS.numbering]
 
 
 async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None:

@@ -165,6 +165,15 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
     return bool(getattr(slimes_state(args, sample), "aborted", False))
 
 
+def was_before_abort(args: SlimeArgs, sent_at: float) -> bool:
+    """Whether a request that was sent at this time of `time.monotonic` was sent before the abort that is known by now.
+
+    That is so where slime's flag is read before each request. An episode worker knows until when it was not set.
+    """
+    told = getattr(args, DRIVERS_STATE, None)
+    return told is None or sent_at <= told.clear_until
+
+
 @functools.lru_cache(maxsize=8)
 def load_should_abort(path: str) -> Callable[[], bool]:
     """The function of a dotted path.

@@ -260,6 +260,7 @@ class EpisodeWorker:
         self._running: dict[int, _Running] = {}
         self._outbox = _Outbox()
         self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
+        self._clear_until = self._measured_at  # when the driver knew of no abort, at the least
 
     async def hello(self, number: int, args: bytes) -> Greeting:
         """Get ready for these args; not in the constructor, whose errors Ray buries."""
@@ -302,13 +303,14 @@ class EpisodeWorker:
             cancelled: Keys of episodes.
         """
         for one in handed:
-            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1])
+            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1], clear_until=self._clear_until)
             task = asyncio.create_task(self._run(one, state))
             self._running[one.key] = _Running(task, state)
             task.add_done_callback(functools.partial(self._forget, one.key))
         for keys, (own, asked) in aborted:
             for state in (self._running[key].state for key in keys if key in self._running):
                 state.aborted, state.asked = state.aborted or own, None if state.asked is None else asked
+                state.clear_until = self._clear_until
         for key in cancelled:
             if key in self._running:
                 self._running[key].task.cancel()
@@ -340,8 +342,14 @@ class EpisodeWorker:
             await grade_ahead(args, samples[0])
         return packed((isinstance(given, list), [_fields(one, inputs) for one in samples]))
 
-    async def collect(self) -> Batch:
-        """The next batch; the last one has arrived when this is called."""
+    async def collect(self, *, is_clear: bool) -> Batch:
+        """The next batch; the last one has arrived when this is called.
+
+        Args:
+            is_clear: Whether no rollout was being aborted when the driver had the last batch.
+        """
+        if is_clear:
+            self._clear_until = self._measured_at
         records, results = await self._outbox.batch()
         cpu_s, now = time.process_time(), time.monotonic()
         busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)

@@ -44,7 +44,7 @@ from strands_rollout.slime_plugin.worker import Batch, Call, EpisodeWorker, Gree
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
 _RETRY_START_S: Final = 30.0  # after which a start that failed is tried again
-_ABORT_POLL_S: Final = 0.02
+_ABORT_POLL_S: Final = 0.005  # slime has told the engines a few milliseconds after its flag is set
 _MOST_DEATHS: Final = 5
 _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
@@ -391,7 +391,7 @@ class WorkerPool:
         while self._fault is None:
             with foreign_code("whatever Ray raises here, the actor can't be reached any more") as outcome:
                 while worker.is_ready:
-                    self._take(worker, await worker.actor.collect.remote())
+                    self._take(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
             fault = outcome.error or fault
             with foreign_code("a worker that can't be started again has died once more") as outcome:
                 await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
@@ -510,6 +510,8 @@ class WorkerPool:
     def _tell(self, worker: _Worker, actor: Ray) -> None:
         if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
             return
+        if not (worker.handed or worker.aborted or worker.cancelled):  # all was told with an abort, which can't wait
+            return
         handed, aborted, cancelled = worker.handed, worker.aborted, worker.cancelled
         worker.handed, worker.aborted, worker.cancelled = [], [], []
         with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
@@ -526,11 +528,12 @@ class WorkerPool:
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
             for jobs in [*self._jobs.values()]:
-                now = (False, False)
-                with foreign_code("a user's should_abort may raise anything"):
-                    now = next(iter(jobs.values())).aborts()
+                now = _aborts_of(jobs)
                 if any(now):
                     self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+
+    def _is_aborting(self) -> bool:
+        return any(any(_aborts_of(jobs)) for jobs in self._jobs.values())
 
     def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> None:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
@@ -542,7 +545,14 @@ class WorkerPool:
                 job.end(None)
         for worker, keys in by_worker.items():
             worker.aborted.append((keys, told))
-            self._tell_soon(worker)
+            self._tell(worker, worker.actor)
+
+
+def _aborts_of(jobs: Mapping[int, _Job]) -> tuple[bool, bool]:
+    """`_Job.aborts` of jobs that share what decides on it."""
+    with foreign_code("a user's should_abort may raise anything"):
+        return next(iter(jobs.values())).aborts()
+    return False, False
 
 
 _POOLS: Final[dict[tuple[int, str], WorkerPool]] = {}

@@ -54,6 +54,7 @@ PLANS = {
 SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
 PROGRAM = {"agent_program": "recorded_tools.program", "resumable": "replay"}
 PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
+HANG_S = 900  # a machine that is busy takes minutes to start a worker
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,7 @@ def _ends_what_it_starts(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_S):
         while not holds():  # noqa: ASYNC110 - other processes tell no event
             await asyncio.sleep(0.01)
 
@@ -173,7 +174,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
     await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
     flag.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     assert {one.status.value for one in samples} == {"aborted"}
     assert all(one.metadata["strands_rollout"]["resume"] for one in samples)
@@ -223,6 +224,38 @@ async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None
     assert sorted(bool(one.tokens) for one in samples) == [False] * 4 + [True] * 2
 
 
+@pytest.mark.parametrize("player", [{}, PROGRAM])
+async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_worker(stage: Stage, player) -> None:
+    stage.fake._router = True  # which no abort of the worker's gets through
+    flag = threading.Event()
+
+    def disturb(asked: Asked) -> Any:
+        flag.set()  # the rollout is aborted, and the worker has not heard of it
+        return hold_after(2)
+
+    stage.policy.disturb = disturb
+    [sample] = await stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2, **player)
+    assert (sample.status.value, len(stage.fake.disconnects)) == ("aborted", 1)
+
+
+async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: Stage, monkeypatch) -> None:
+    stage.fake._router = True
+    flag, batches = threading.Event(), list[object]()
+    take = workers.WorkerPool._take
+    monkeypatch.setattr(workers.WorkerPool, "_take", lambda *given: (batches.append(given[1]), take(*given)))
+    stage.policy.disturb = lambda asked: hold_after(3) if asked.done == 0 else None
+    running = asyncio.ensure_future(stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2))
+    await until(lambda: stage.fake.requests)
+    sent = len(batches)
+    for one in ready_workers():  # it hears with each batch that there is no abort
+        await until(lambda one=one: batches[sent:].count(one) >= 3)
+    flag.set()
+    await until(lambda: stage.fake.aborts)  # the worker knows of the abort
+    stage.fake.engine.abort("")  # as slime ends it at the engine
+    [sample] = await running
+    assert (sample.status.value, sum(sample.loss_mask), stage.fake.disconnects) == ("aborted", 3, [])
+
+
 async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
     stage.policy.disturb = lambda _asked: hold_after(2)
     task = asyncio.ensure_future(stage.play(1))
@@ -245,7 +278,7 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
         busiest = max(ready_workers(), key=lambda one: len(one.jobs))
         os.kill(busiest.greeting.pid, signal.SIGKILL)
         await until(lambda busiest=busiest: not busiest.is_ready)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     finished = [one for one in samples if one.status.value == "completed"]
     assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
@@ -265,7 +298,7 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     stage.args.strands_rollout = settings
     command = [sys.executable, "-c", CHILD, json.dumps([vars(stage.args), sample.to_dict(), PARAMS])]
-    child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=120, env={**os.environ})
+    child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=HANG_S, env={**os.environ})
     assert (child.returncode, len(stage.fake.requests)) == (-signal.SIGKILL, 2)
     await stage.play_one(sample, episode_workers=2)
     assert sample.metadata["strands_rollout"]["stop_reason"] == "worker_error"
@@ -315,7 +348,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
     running = asyncio.ensure_future(stage.play(20, "slow", episode_workers=setting))
     await until(lambda: len(recorded_tools.ended()) >= 20 * 3)
     cluster.nodes.remove_node(third)
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     finished = [one for one in samples if one.status.value == "completed"]
     assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
@@ -403,7 +436,7 @@ def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path)
         command = f"eval --limit 2 --samples-per-problem 2 --seed 1 --workers {count} --out {tmp_path}/{count}"
         strands_rollout = [sys.executable, "-m", "strands_rollout.cli", *command.split()]
         done = subprocess.run(
-            strands_rollout, capture_output=True, timeout=200, check=False, env={**os.environ, **QUIET}
+            strands_rollout, capture_output=True, timeout=HANG_S, check=False, env={**os.environ, **QUIET}
         )
         assert done.returncode == 0, done.stderr
         reports.append(json.loads((tmp_path / str(count) / "report.json").read_text()))

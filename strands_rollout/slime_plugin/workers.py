@@ -44,7 +44,7 @@ from strands_rollout.slime_plugin.worker import Batch, Call, EpisodeWorker, Gree
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
 _RETRY_START_S: Final = 30.0  # after which a start that failed is tried again
-_ABORT_POLL_S: Final = 0.005  # slime has told the engines a few milliseconds after its flag is set
+_ABORT_POLL_S: Final = 0.02
 _MOST_DEATHS: Final = 5
 _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
@@ -52,6 +52,7 @@ _CAUSE_CHARS: Final = 200
 _LEFT_LIMIT_S: Final = 10.0
 _CLOSE_LIMIT_S: Final = 3.0
 _TELL_AFTER_S: Final = 0.005
+_TELL_LIMIT_S: Final = 0.5
 _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
@@ -255,6 +256,7 @@ class WorkerPool:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
         self._thread.start()
+        slime_adapter.ABORT_LISTENERS.add(self.tell_of_abort)
 
     def packed_call(
         self, job: _Job, sampling_params: Mapping[str, Any], *, evaluation: bool
@@ -264,6 +266,7 @@ class WorkerPool:
         Raises:
             ConfigError: Something of it can't be pickled.
         """
+        slime_adapter.watch_aborts(job.args, job.sample)
         job.sent = sent = self._as_sent(job.args)
         job.key, job.told = next(self._numbers), job.aborts()
         spans = slime_adapter.open_spans(job.sample)
@@ -314,8 +317,14 @@ class WorkerPool:
         names = ("episodes", "restarts", "busy")
         return {f"workers/{one.number}/{name}": float(getattr(one, name)) for one in self._workers for name in names}
 
+    def tell_of_abort(self) -> None:
+        """Tell all workers of an abort; return when they know, or after a moment: slime's loop stands still."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._tell_of_aborts(), self.loop).result(_TELL_LIMIT_S)
+
     def stop(self) -> None:
         """End all workers and the pool's thread."""
+        slime_adapter.ABORT_LISTENERS.discard(self.tell_of_abort)
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -507,15 +516,17 @@ class WorkerPool:
         if len(worker.handed) + len(worker.aborted) + len(worker.cancelled) == 1:
             self.loop.call_later(_TELL_AFTER_S, self._tell, worker, worker.actor)
 
-    def _tell(self, worker: _Worker, actor: Ray) -> None:
+    def _tell(self, worker: _Worker, actor: Ray) -> Ray | None:
+        """Tell it what is to be told; what Ray gives for the call, if there is one."""
         if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
-            return
+            return None
         if not (worker.handed or worker.aborted or worker.cancelled):  # all was told with an abort, which can't wait
-            return
+            return None
         handed, aborted, cancelled = worker.handed, worker.aborted, worker.cancelled
         worker.handed, worker.aborted, worker.cancelled = [], [], []
         with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
-            actor.hand.remote(handed, aborted, cancelled)
+            return actor.hand.remote(handed, aborted, cancelled)
+        return None
 
     def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
         if sent is not None and sent.number not in worker.has_args:
@@ -524,18 +535,29 @@ class WorkerPool:
                 worker.actor.set_args.remote(sent.number, sent.data)
 
     async def _poll_aborts(self) -> None:
-        """Tell workers of aborts; what waits and has not begun ends at once."""
+        """Tell workers of aborts of which nothing else tells."""
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
-            for jobs in [*self._jobs.values()]:
-                now = _aborts_of(jobs)
-                if any(now):
-                    self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+            self._begin_to_tell_of_aborts()
+
+    async def _tell_of_aborts(self) -> None:
+        """Return when the workers know."""
+        with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+            await asyncio.gather(*self._begin_to_tell_of_aborts(), return_exceptions=True)
+
+    def _begin_to_tell_of_aborts(self) -> list[Ray]:
+        """Tell workers of aborts, which the calls returned do; what waits and has not begun ends at once."""
+        told: list[Ray] = []
+        for jobs in [*self._jobs.values()]:
+            now = _aborts_of(jobs)
+            if any(now):
+                told += self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+        return told
 
     def _is_aborting(self) -> bool:
         return any(any(_aborts_of(jobs)) for jobs in self._jobs.values())
 
-    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> None:
+    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> list[Ray]:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.told = told
@@ -545,7 +567,8 @@ class WorkerPool:
                 job.end(None)
         for worker, keys in by_worker.items():
             worker.aborted.append((keys, told))
-            self._tell(worker, worker.actor)
+        calls = [self._tell(worker, worker.actor) for worker in by_worker]
+        return [call for call in calls if call is not None]
 
 
 def _aborts_of(jobs: Mapping[int, _Job]) -> tuple[bool, bool]:

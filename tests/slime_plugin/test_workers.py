@@ -224,6 +224,28 @@ async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None
     assert sorted(bool(one.tokens) for one in samples) == [False] * 4 + [True] * 2
 
 
+@pytest.mark.alone
+async def test_tell_of_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # nothing else tells them
+    monkeypatch.setattr(workers, "_TELL_LIMIT_S", HANG_S)
+    flag, goes_on = threading.Event(), asyncio.Event()
+    reply = stage.policy.reply
+
+    async def wait_and_reply(*given: Any) -> Reply:
+        await goes_on.wait()
+        return reply(*given)
+
+    monkeypatch.setattr(stage.policy, "reply", wait_and_reply)
+    running = asyncio.ensure_future(stage.play(4, should_abort=flag.is_set, abort_grace_s=HANG_S))
+    await stage.fake.arrived(4)
+    flag.set()
+    [pool] = workers._POOLS.values()
+    await asyncio.to_thread(pool.tell_of_abort)
+    goes_on.set()
+    assert {one.status.value for one in await running} == {"aborted"}
+    assert len(stage.fake.requests) == 4
+
+
 @pytest.mark.parametrize("player", [{}, PROGRAM])
 async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_worker(stage: Stage, player) -> None:
     stage.fake._router = True  # which no abort of the worker's gets through

@@ -197,11 +197,11 @@ class ChatPolicy(OpenAIModel):
 
     Attributes:
         conversation: How far the episode came.
-        is_generating: Never: an engine that is told to abort would answer with text that can't be resumed, so that
+        sent_at: None: an engine that is told to abort would answer with text that can't be resumed, so that
             it is not waited for.
     """
 
-    is_generating: Final = False
+    sent_at: Final = None
 
     def __init__(self, chat: RecordedChat, params: dict[str, Any]) -> None:
         _log_dropped_reasoning_once()

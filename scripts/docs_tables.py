@@ -80,7 +80,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "resumes": ("distribution", "times it was resumed"),
     "engine_aborts": ("distribution", "requests that the engine aborted and that were continued in place"),
     "weight_versions": ("distribution", "distinct weight versions of a sample"),
-    "weight_version_spread": ("distribution", "newest version less the oldest, where they are integers"),
+    "weight_version_spread": ("distribution", "newest version less the oldest, where they are integers of one run"),
     "stale_tokens": ("distribution", "tokens masked for their staleness"),
     "dropped_sampled_tokens": ("distribution", "sampled tokens of the episode that are in no sample"),
     "stop_reason/<name>": ("share", "of the samples, by stop reason"),

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
 
 from strands_rollout.errors import ToolError
 
@@ -290,14 +290,16 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
 
 ABORT_POLL_S: Final = 0.05
 ABORT_GRACE_S: Final = 0.2  # for an engine to answer an aborted request with what it has sampled
+EngineGrace: TypeAlias = Callable[[float], float]
+"""Seconds for an engine to answer an aborted request that was sent at a time of `time.monotonic`."""
 
 
 class Generating(Protocol):
     """A model that may have an in-flight request."""
 
     @property
-    def is_generating(self) -> bool:
-        """Whether it has one."""
+    def sent_at(self) -> float | None:
+        """When the last of them was sent, by `time.monotonic`; None without any."""
 
     def stop_generating(self) -> Awaitable[bool]:
         """Ask the engine to abort it; whether the engine said that it will."""
@@ -322,7 +324,7 @@ class EpisodeDeadline:
         timeout_s: float | None,
         should_abort: Callable[[], bool],
         model: Generating | None = None,
-        engine_grace_s: float = ABORT_GRACE_S,
+        engine_grace_s: EngineGrace = lambda _sent_at: ABORT_GRACE_S,
     ) -> None:
         self._timeout = asyncio.timeout(timeout_s)
         self._should_abort = should_abort
@@ -363,11 +365,11 @@ class EpisodeDeadline:
         if not self._should_abort():
             return True
         self.was_aborted = True
-        waits_for = self._model if self._model is not None and self._model.is_generating else None
-        end = asyncio.get_running_loop().time() + (self._engine_grace_s if waits_for else 0.0)
+        sent_at = None if self._model is None else self._model.sent_at
+        end = asyncio.get_running_loop().time() + (0.0 if sent_at is None else self._engine_grace_s(sent_at))
         self._timeout.reschedule(end if self._limit is None else min(self._limit, end))
-        if waits_for:
-            self._stopping = asyncio.ensure_future(waits_for.stop_generating())
+        if self._model is not None and sent_at is not None:
+            self._stopping = asyncio.ensure_future(self._model.stop_generating())
         return False
 
 

@@ -240,6 +240,7 @@ FAN_OUT_KEY: Final = "fan_out"
 SCORE_KEY: Final = "environment_score"
 QUESTION_KEY: Final = "question"  # what the environment asked in place of the row
 EVALUATED_KEY: Final = "evaluated"  # what evaluators read of an episode
+NUMBERINGS_KEY: Final = "version_numberings"  # ids of the runs that numbered its weight versions, the last one last
 REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
 REWARD_AHEAD_KEY: Final = "reward_ahead"
@@ -394,9 +395,10 @@ class FinishedSample:
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest less oldest weight version; None unless all are integers."""
-        versions = self.weight_versions
-        if not versions or not all(map(_INTEGER.fullmatch, versions)):
+        """Newest less oldest weight version; None unless all are integers, and counted by one run."""
+        versions, numberings = self.weight_versions, self.facts.get(NUMBERINGS_KEY)
+        is_of_several = isinstance(numberings, list) and len(numberings) > 1
+        if is_of_several or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None
         return max(map(int, versions)) - min(map(int, versions))
 

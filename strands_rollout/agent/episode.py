@@ -33,7 +33,7 @@ from strands_rollout.agent.limits import (
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
-from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
+from strands_rollout.aio import ABORT_GRACE_S, EngineGrace, EpisodeDeadline, exits_as_errors
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.model.sglang_model import SGLangModel
 
@@ -146,7 +146,7 @@ class EpisodeSetting:
         tool_span: Entered around each tool call that is run.
         should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
             the episode ends at once, a generation with what the engine had sampled.
-        engine_grace_s: How long a generation is waited for then.
+        engine_grace_s: How long a generation is waited for then, by when it was sent.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Continue from there instead of from `messages`.
@@ -161,7 +161,7 @@ class EpisodeSetting:
     hooks: Sequence[HookProvider] = ()
     tool_span: ToolSpan | None = None
     should_abort: Callable[[], bool] = lambda: False
-    engine_grace_s: float = ABORT_GRACE_S
+    engine_grace_s: EngineGrace = lambda _sent_at: ABORT_GRACE_S
     conversation_manager: ConversationManager | None = None
     progress: EpisodeProgress | None = None
     team: AbstractAsyncContextManager[Team] | None = None

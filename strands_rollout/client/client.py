@@ -49,6 +49,8 @@ class Flight:
 
     rid: str | None = None
     """The request's id while the engine has it; None before, after, and between two attempts."""
+    sent_at: float = 0.0
+    """When it was sent last, by `time.monotonic`."""
     fault: Fault | None = None
     """How the last attempt failed, while another is to follow."""
 
@@ -177,6 +179,7 @@ class SGLangClient:
             nonlocal attempts
             attempts += 1
             rid = flight.rid = f"{first_rid}-{attempts}" if attempts > 1 else first_rid
+            flight.sent_at = time.monotonic()
             try:
                 answer = await self._attempt(request.body(rid), rid, headers)
             finally:

@@ -37,7 +37,7 @@ from strands_rollout.agent.limits import (
     reason_of_error,
 )
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.aio import EpisodeDeadline, began_at_s
+from strands_rollout.aio import EngineGrace, EpisodeDeadline, began_at_s
 from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
@@ -117,7 +117,7 @@ async def play_program(
     *,
     limits: EpisodeLimits,
     should_abort: Callable[[], bool],
-    engine_grace_s: float,
+    engine_grace_s: EngineGrace,
     progress: EpisodeProgress | None = None,
 ) -> Episode:
     """Let a program play an episode on a model of its own, which was resumed where there is `progress`.
@@ -152,7 +152,7 @@ class _Run:
         self.names: dict[str, str] = {}
         self.process: ProcessEnd | None = None
 
-    async def play(self, should_abort: Callable[[], bool], engine_grace_s: float) -> Episode:
+    async def play(self, should_abort: Callable[[], bool], engine_grace_s: EngineGrace) -> Episode:
         started, limit_s = time.monotonic(), self.limits.episode_timeout_s
         left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
         deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)

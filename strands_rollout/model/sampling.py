@@ -19,7 +19,8 @@ from strands_rollout.client.client import FinishReason, Flight, Generation, SGLa
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.client.transport import Fault
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
-from strands_rollout.model.trajectory import Trajectory, missing_replay_data, note_version, request_fields
+from strands_rollout.model.trajectory import Trajectory, missing_replay_data, request_fields
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 
 logger = logging.getLogger(__name__)
 
@@ -283,7 +284,7 @@ class TurnSampler:
             return await self._request(asked, params, is_last=True)
         if generation.weight_version != self._noted_version:
             self._noted_version = generation.weight_version
-            note_version(self._noted_version)
+            KNOWN_VERSIONS.note(self._noted_version)
         if images:
             check_image_answer(generation, images, len(trajectory.token_ids) + len(asked.context_ids))
         if generation.finish_reason.type != "abort":
@@ -345,6 +346,7 @@ def _record(asked: TurnRequest, generation: Generation) -> None:
         generation.output_ids,
         generation.logprobs,
         weight_versions=generation.weight_versions,
+        numbering=KNOWN_VERSIONS.numbering,
         images=asked.images,
         finish_reason=generation.finish_reason.type,
         matched=generation.finish_reason.matched,

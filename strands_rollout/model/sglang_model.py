@@ -403,9 +403,10 @@ class SGLangModel(Model):
         return next((one.sampler.engine_fault for one in self.conversations if one.sampler.engine_fault), None)
 
     @property
-    def is_generating(self) -> bool:
-        """Whether a request of this model is at the engine."""
-        return any(one.sampler.flight.rid is not None for one in self.conversations)
+    def sent_at(self) -> float | None:
+        """When the last of this model's requests that are at the engine was sent; None without any."""
+        flights = [one.sampler.flight for one in self.conversations]
+        return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
         """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""

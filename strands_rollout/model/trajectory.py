@@ -9,31 +9,17 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from strands_rollout.errors import EngineResponseError, TrajectoryError
+from strands_rollout.model.weight_versions import WeightSpan
 
 if TYPE_CHECKING:
     from strands_rollout.model.images import PlacedImage
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSpan:
-    """Sampled tokens of one weight version.
-
-    Attributes:
-        version: As the engine names it; None where it does not.
-        start: Index in `Trajectory.token_ids` of the first one.
-        end: Index after the last one.
-    """
-
-    version: str | None
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +171,7 @@ class Trajectory:
         sampled_logprobs: Sequence[float],
         *,
         weight_versions: Sequence[tuple[str | None, int, int]] = (),
+        numbering: str = "",
         images: Sequence[PlacedImage] = (),
         **facts: Any,  # noqa: ANN401 - the further fields of Part
     ) -> Turn:
@@ -195,6 +182,7 @@ class Trajectory:
             sampled_ids: The tokens as the engine returned them, at least one.
             sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
             weight_versions: (version, start, end) in sampled tokens from 0, without gaps; default: an unknown version.
+            numbering: Of these versions.
             images: Those of the context.
             **facts: The further fields of `Part`.
 
@@ -207,7 +195,9 @@ class Trajectory:
         if not self.turns:
             self.prompt_length = len(context_ids)
         start = len(self.token_ids) + len(context_ids)
-        weight_spans = tuple(WeightSpan(version, start + first, start + end) for version, first, end in spans)
+        weight_spans = tuple(
+            WeightSpan(version, start + first, start + end, numbering) for version, first, end in spans
+        )
         part = Part(start=start, end=start + len(sampled_ids), weight_spans=weight_spans, **facts)
         self.images += images
         self.token_ids += context_ids
@@ -252,67 +242,12 @@ class Trajectory:
 def _joined(spans: Iterable[WeightSpan]) -> list[WeightSpan]:
     found: list[WeightSpan] = []
     for span in spans:
-        if found and found[-1].version == span.version and found[-1].end == span.start:
-            found[-1] = WeightSpan(span.version, found[-1].start, span.end)
+        last = found[-1] if found else None
+        if last and (last.version, last.numbering, last.end) == (span.version, span.numbering, span.start):
+            found[-1] = replace(last, end=span.end)
         else:
             found.append(span)
     return found
-
-
-_newest: int | None = None  # in this process, whose engines all get the weights of one training run
-
-
-def note_version(version: str | None) -> None:
-    """Remember the version that an engine's answer names, if it is a number and the newest so far."""
-    global _newest
-    if version is not None and version.isdecimal():
-        _newest = max(int(version), _newest or 0)
-
-
-def sample_staleness(versions: Sequence[Sequence[str | None]]) -> list[int | None]:
-    """How many versions each sample's newest weights are behind the newest that is known.
-
-    Args:
-        versions: For each sample, those that its tokens come from.
-
-    Returns:
-        None for a sample without a version that is a number. The trainer's own version is not known here; the newest is
-        that of these samples and of all answers to this process: the true staleness may be larger, never smaller.
-    """
-    own = [max((int(one) for one in named if one and one.isdecimal()), default=None) for named in versions]
-    newest = max((one for one in (*own, _newest) if one is not None), default=0)
-    return [None if one is None else newest - one for one in own]
-
-
-def distinct_versions(spans: Sequence[WeightSpan]) -> list[str | None]:
-    """The versions in the order of their first tokens."""
-    return list(dict.fromkeys(span.version for span in spans))
-
-
-def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightSpan]:
-    """The spans whose weights are more than `max_staleness` versions older than those of the last span.
-
-    Versions that are whole numbers, as slime numbers them, are subtracted; others are counted as they appear.
-
-    Args:
-        spans: In order.
-        max_staleness: 0 keeps the last version alone.
-    """
-    ages = _ages(spans)
-    return [span for span in spans if ages[span.version] > max_staleness]
-
-
-def _ages(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Versions before the last span's, for each version."""
-    versions = distinct_versions(spans)
-    if not versions:
-        return {}
-    numbers = {version: int(version) for version in versions if version is not None and version.isdecimal()}
-    if len(numbers) == len(versions):
-        newest = numbers[spans[-1].version or ""]
-        return {version: newest - number for version, number in numbers.items()}
-    last = versions.index(spans[-1].version)
-    return {version: last - position for position, version in enumerate(versions)}
 
 
 ASK_EXPERTS: Final = "return_routed_experts"

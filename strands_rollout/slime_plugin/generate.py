@@ -265,7 +265,8 @@ async def _run(job: RolloutJob) -> _Finished:
             else:
                 with running(task):
                     episode = await play(job, model, task, self_timed, None, journal)
-    await asyncio.gather(*(one.finish(job.engine_grace_s) for one in (model, *sub_agents.made)))
+    models = (model, *sub_agents.made)
+    await asyncio.gather(*(one.finish(job.engine_grace_s(one.sent_at or 0.0)) for one in models))
     if score is None and episode.program is not None:
         score = episode.program.score
     return _Finished(model, episode, code_calls, sub_agents, score, question, state)
@@ -433,13 +434,17 @@ class RolloutJob:
         """Whether the rollout is being aborted: a question that is asked often."""
         return functools.partial(slime_adapter.is_aborting, self.args, self.sample, self.settings.should_abort)
 
-    @property
-    def engine_grace_s(self) -> float:
-        """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle."""
-        if self.settings.abort_grace_s is not None:
-            return self.settings.abort_grace_s
+    def engine_grace_s(self, sent_at: float) -> float:
+        """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
+
+        An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
+        connection.
+        """
         collected = getattr(self.args, "partial_rollout", False) or self.settings.should_abort is not None
-        return _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
+        grace_s = _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
+        if self.settings.abort_grace_s is not None:
+            grace_s = self.settings.abort_grace_s
+        return grace_s if slime_adapter.was_before_abort(self.args, sent_at) else min(grace_s, ABORT_GRACE_S)
 
     def prepare(self) -> None:
         """Load the tokenizer and try out its template: all that later models share."""

@@ -274,7 +274,7 @@ def _saved_part(part: Mapping[str, Any]) -> dict[str, Any]:
     start, end, spans = part["start"], part["end"], part["weight_spans"]
     versions = [[span["version"], span["start"] - start, span["end"] - start] for span in spans]
     facts = {name: value for name, value in part.items() if name not in ("start", "end", "weight_spans")}
-    return {"length": end - start, **facts, "weight_versions": versions}
+    return {"length": end - start, **facts, "weight_versions": versions, "numbering": spans[-1].get("numbering", "")}
 
 
 def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings) -> None:

@@ -53,6 +53,7 @@ class _SavedPart(_Strict):
     cached_tokens: int | None
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
+    numbering: str = ""  # of these versions
     meta_info: dict[str, Any] = {}  # in a journal; else the sample has what slime counts of it
 
 
@@ -155,13 +156,14 @@ def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
 
-_PART_FACTS: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "meta_info"}
+_PART_FACTS: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
 
 
 def _saved_part(part: Part) -> dict[str, Any]:
     versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
     facts = {name: getattr(part, name) for name in _PART_FACTS}
-    return {"length": part.end - part.start, **facts, "weight_versions": versions}
+    numbering = part.weight_spans[-1].numbering
+    return {"length": part.end - part.start, **facts, "weight_versions": versions, "numbering": numbering}
 
 
 def _trajectory(

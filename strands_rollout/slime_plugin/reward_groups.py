@@ -18,8 +18,9 @@ from typing import Any, Final
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
-from strands_rollout.model.trajectory import sample_staleness
+from strands_rollout.model.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
 from strands_rollout.samples import (
+    NUMBERINGS_KEY,
     SampleLike,
     SlimeArgs,
     episode_facts,
@@ -109,7 +110,7 @@ def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         return
     if limit is None:
         return
-    known = sample_staleness([getattr(sample, "weight_versions", None) or () for sample in samples])
+    known = sample_staleness(list(map(_last_weights, samples)))
     ages = [0 if age is None else age for age in known]
     stale = [sample for sample, age in zip(samples, ages, strict=True) if age > limit]
     for sample in stale:
@@ -117,8 +118,14 @@ def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
         if sample.rollout_log_probs is not None:  # the trainer expects none where the mask is 0
             sample.rollout_log_probs = [0.0] * sample.response_length
     if stale:
-        words = "samples are too old to be trained samples=%d of=%d oldest=%d max_sample_staleness=%d"
-        logger.warning(words, len(stale), len(samples), max(ages), limit)
+        words = "samples are too old to be trained samples=%d of=%d oldest=%s max_sample_staleness=%d"
+        oldest = "before_a_restart" if max(ages) == NOT_COMPARABLE else max(ages)
+        logger.warning(words, len(stale), len(samples), oldest, limit)
+
+
+def _last_weights(sample: SampleLike) -> LastWeights:
+    versions = getattr(sample, "weight_versions", None) or ()
+    return LastWeights.of(versions, episode_facts(sample).get(NUMBERINGS_KEY))
 
 
 def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:

@@ -18,18 +18,13 @@ from strands_rollout.errors import EngineResponseError, ResumeError
 from strands_rollout.model.history import TRANSIENT, HistorySegment
 from strands_rollout.model.images import train_inputs_of
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.model.trajectory import (
-    Part,
-    Trajectory,
-    distinct_versions,
-    joined_experts,
-    located_experts,
-    stale_spans,
-)
+from strands_rollout.model.trajectory import Part, Trajectory, joined_experts, located_experts
+from strands_rollout.model.weight_versions import distinct_numberings, distinct_versions, stale_spans
 from strands_rollout.samples import (
     FAN_OUT_KEY,
     METADATA_KEY,
     METADATA_VERSION,
+    NUMBERINGS_KEY,
     RESUME_KEY,
     Sample,
     SampleLike,
@@ -443,6 +438,7 @@ def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopR
             for span in turn.weight_spans
         ],
         "weight_versions": distinct_versions(trajectory.weight_spans),
+        NUMBERINGS_KEY: distinct_numberings(trajectory.weight_spans),
     }
 
 

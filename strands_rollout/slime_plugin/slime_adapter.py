@@ -170,6 +170,49 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
     return bool(getattr(slimes_state(args, sample), "aborted", False))
 
 
+ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
+"""Called by `watch_aborts`; they must not raise, and return soon."""
+
+
+def watch_aborts(args: SlimeArgs, sample: object) -> None:
+    """Have the listeners called from now on when slime sets its abort flag, before slime does anything else.
+
+    slime tells the engines next, and again after 3 s if one has a request by then: whoever may send requests from other
+    processes must know first. slime has no event for it. Its flag is an attribute of one object, whose class becomes a
+    subclass that notices.
+    """
+    state = None if hasattr(args, DRIVERS_STATE) else slimes_state(args, sample)
+    if state is not None and not hasattr(type(state), _NOTICES):
+        state.__class__ = _noticing(type(state))
+
+
+_NOTICES: Final = "strands_rollout_notices_aborts"
+
+
+def _noticing(kind: type) -> type:
+    """A subclass whose `aborted` calls the listeners when it is set."""
+
+    def get(state: object) -> object:
+        return vars(state).get("aborted", False)
+
+    def set_flag(state: object, value: object) -> None:
+        begins = value and not get(state)
+        vars(state)["aborted"] = value
+        for listener in list(ABORT_LISTENERS) if begins else ():
+            listener()
+
+    return type(kind)(kind.__name__, (kind,), {"aborted": property(get, set_flag), _NOTICES: True})
+
+
+def was_before_abort(args: SlimeArgs, sent_at: float) -> bool:
+    """Whether a request that was sent at this time of `time.monotonic` was sent before the abort that is known by now.
+
+    That is so where slime's flag is read before each request. An episode worker knows until when it was not set.
+    """
+    told = getattr(args, DRIVERS_STATE, None)
+    return told is None or sent_at <= told.clear_until
+
+
 @functools.lru_cache(maxsize=8)
 def load_should_abort(path: str) -> Callable[[], bool]:
     """The function of a dotted path.

@@ -31,6 +31,7 @@ import numpy as np
 from strands_rollout import __version__
 from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.files import EpisodeRecords, RecordLog, left_in
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
 from strands_rollout.slime_plugin.generate import play_sample
@@ -112,6 +113,20 @@ class Handed(NamedTuple):
     told: tuple[bool, bool | None]
 
 
+class Batch(NamedTuple):
+    """What a worker has sent since its last batch.
+
+    Attributes:
+        busy: The share of a CPU that its process has used since.
+        newest_version: The newest weight version that engines have named to it.
+    """
+
+    records: Sequence[tuple[int, bytes]]
+    results: Sequence[Result]
+    busy: float
+    newest_version: int | None
+
+
 class Result(NamedTuple):
     """What became of a call: the filled samples' fields, packed, or why there are none."""
 
@@ -161,6 +176,10 @@ class _Outbox:
     def add_result(self, result: Result) -> None:
         """Have a result sent."""
         self._results.append(result)
+        self._filled.set()
+
+    def send_soon(self) -> None:
+        """Have a batch sent, though it be empty."""
         self._filled.set()
 
     async def commit(self) -> None:
@@ -229,8 +248,9 @@ class _Relay:
 class EpisodeWorker:
     """All methods run on one event loop, any number of them at a time."""
 
-    def __init__(self, number: int, pool: str, log_level: int) -> None:
+    def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it speaks of torch
+        KNOWN_VERSIONS.share(numbering)
         self._number = number
         self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
         self._log = RecordLog(self._folder)
@@ -240,6 +260,7 @@ class EpisodeWorker:
         self._running: dict[int, _Running] = {}
         self._outbox = _Outbox()
         self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
+        self._clear_until = self._measured_at  # when the driver knew of no abort, at the least
 
     async def hello(self, number: int, args: bytes) -> Greeting:
         """Get ready for these args; not in the constructor, whose errors Ray buries."""
@@ -247,6 +268,10 @@ class EpisodeWorker:
             level=self._log_level, format=f"[episode worker {self._number}] %(levelname)s %(name)s: %(message)s"
         )
         await self.set_args(number, args)
+        # the driver decides which samples are too old
+        KNOWN_VERSIONS.on_newer = functools.partial(
+            asyncio.get_running_loop().call_soon_threadsafe, self._outbox.send_soon
+        )
         given = self._args[number]
         search_beside(getattr(given, "custom_config_path", None))
         ray = importlib.import_module("ray")
@@ -278,13 +303,14 @@ class EpisodeWorker:
             cancelled: Keys of episodes.
         """
         for one in handed:
-            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1])
+            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1], clear_until=self._clear_until)
             task = asyncio.create_task(self._run(one, state))
             self._running[one.key] = _Running(task, state)
             task.add_done_callback(functools.partial(self._forget, one.key))
         for keys, (own, asked) in aborted:
             for state in (self._running[key].state for key in keys if key in self._running):
                 state.aborted, state.asked = state.aborted or own, None if state.asked is None else asked
+                state.clear_until = self._clear_until
         for key in cancelled:
             if key in self._running:
                 self._running[key].task.cancel()
@@ -316,13 +342,19 @@ class EpisodeWorker:
             await grade_ahead(args, samples[0])
         return packed((isinstance(given, list), [_fields(one, inputs) for one in samples]))
 
-    async def collect(self) -> tuple[list[tuple[int, bytes]], list[Result], float]:
-        """The next records and results, and the share of a CPU that this process has used since the last ones."""
+    async def collect(self, *, is_clear: bool) -> Batch:
+        """The next batch; the last one has arrived when this is called.
+
+        Args:
+            is_clear: Whether no rollout was being aborted when the driver had the last batch.
+        """
+        if is_clear:
+            self._clear_until = self._measured_at
         records, results = await self._outbox.batch()
         cpu_s, now = time.process_time(), time.monotonic()
         busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)
         self._cpu_s, self._measured_at = cpu_s, now
-        return records, results, busy
+        return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
     async def left(self, folder: str) -> dict[int, Sequence[bytes]]:
         """What episodes of a process that died on this node have left in its folder, which is removed."""

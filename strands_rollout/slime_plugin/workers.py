@@ -31,6 +31,7 @@ from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
 from strands_rollout.files import EpisodeRecords
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
@@ -38,7 +39,7 @@ from strands_rollout.slime_plugin import worker as remote
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of
 from strands_rollout.slime_plugin.sample_writer import is_unfinished
-from strands_rollout.slime_plugin.worker import Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
+from strands_rollout.slime_plugin.worker import Batch, Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
 
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
@@ -51,6 +52,7 @@ _CAUSE_CHARS: Final = 200
 _LEFT_LIMIT_S: Final = 10.0
 _CLOSE_LIMIT_S: Final = 3.0
 _TELL_AFTER_S: Final = 0.005
+_TELL_LIMIT_S: Final = 0.5
 _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
@@ -254,6 +256,7 @@ class WorkerPool:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
         self._thread.start()
+        slime_adapter.ABORT_LISTENERS.add(self.tell_of_abort)
 
     def packed_call(
         self, job: _Job, sampling_params: Mapping[str, Any], *, evaluation: bool
@@ -263,6 +266,7 @@ class WorkerPool:
         Raises:
             ConfigError: Something of it can't be pickled.
         """
+        slime_adapter.watch_aborts(job.args, job.sample)
         job.sent = sent = self._as_sent(job.args)
         job.key, job.told = next(self._numbers), job.aborts()
         spans = slime_adapter.open_spans(job.sample)
@@ -313,8 +317,14 @@ class WorkerPool:
         names = ("episodes", "restarts", "busy")
         return {f"workers/{one.number}/{name}": float(getattr(one, name)) for one in self._workers for name in names}
 
+    def tell_of_abort(self) -> None:
+        """Tell all workers of an abort; return when they know, or after a moment: slime's loop stands still."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._tell_of_aborts(), self.loop).result(_TELL_LIMIT_S)
+
     def stop(self) -> None:
         """End all workers and the pool's thread."""
+        slime_adapter.ABORT_LISTENERS.discard(self.tell_of_abort)
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -366,7 +376,11 @@ class WorkerPool:
         worker.has_args, worker.greeting = {sent.number}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
             options = remote.actor_options(self._setting, worker.node)
-            worker.actor = self._ray.remote(EpisodeWorker).options(**options).remote(worker.number, self._name, level)
+            worker.actor = (
+                self._ray.remote(EpisodeWorker)
+                .options(**options)
+                .remote(worker.number, self._name, level, KNOWN_VERSIONS.numbering)
+            )
             async with asyncio.timeout(_START_LIMIT_S):
                 greeting: Greeting = await worker.actor.hello.remote(sent.number, sent.data)
         if isinstance(outcome.error, TimeoutError):
@@ -386,15 +400,16 @@ class WorkerPool:
         while self._fault is None:
             with foreign_code("whatever Ray raises here, the actor can't be reached any more") as outcome:
                 while worker.is_ready:
-                    records, results, worker.busy = await worker.actor.collect.remote()
-                    self._take(worker, records, results)
+                    self._take(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
             fault = outcome.error or fault
             with foreign_code("a worker that can't be started again has died once more") as outcome:
                 await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
             fault = outcome.error
 
-    def _take(self, worker: _Worker, records: Sequence[tuple[int, bytes]], results: Sequence[Result]) -> None:
-        for key, record in records:
+    def _take(self, worker: _Worker, batch: Batch) -> None:
+        worker.busy, results = batch.busy, batch.results
+        KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with it
+        for key, record in batch.records:
             if key in worker.jobs:
                 worker.jobs[key].record(record)
         for result in results:
@@ -501,13 +516,17 @@ class WorkerPool:
         if len(worker.handed) + len(worker.aborted) + len(worker.cancelled) == 1:
             self.loop.call_later(_TELL_AFTER_S, self._tell, worker, worker.actor)
 
-    def _tell(self, worker: _Worker, actor: Ray) -> None:
+    def _tell(self, worker: _Worker, actor: Ray) -> Ray | None:
+        """Tell it what is to be told; what Ray gives for the call, if there is one."""
         if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
-            return
+            return None
+        if not (worker.handed or worker.aborted or worker.cancelled):  # all was told with an abort, which can't wait
+            return None
         handed, aborted, cancelled = worker.handed, worker.aborted, worker.cancelled
         worker.handed, worker.aborted, worker.cancelled = [], [], []
         with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
-            actor.hand.remote(handed, aborted, cancelled)
+            return actor.hand.remote(handed, aborted, cancelled)
+        return None
 
     def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
         if sent is not None and sent.number not in worker.has_args:
@@ -516,17 +535,29 @@ class WorkerPool:
                 worker.actor.set_args.remote(sent.number, sent.data)
 
     async def _poll_aborts(self) -> None:
-        """Tell workers of aborts; what waits and has not begun ends at once."""
+        """Tell workers of aborts of which nothing else tells."""
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
-            for jobs in [*self._jobs.values()]:
-                now = (False, False)
-                with foreign_code("a user's should_abort may raise anything"):
-                    now = next(iter(jobs.values())).aborts()
-                if any(now):
-                    self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+            self._begin_to_tell_of_aborts()
 
-    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> None:
+    async def _tell_of_aborts(self) -> None:
+        """Return when the workers know."""
+        with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+            await asyncio.gather(*self._begin_to_tell_of_aborts(), return_exceptions=True)
+
+    def _begin_to_tell_of_aborts(self) -> list[Ray]:
+        """Tell workers of aborts, which the calls returned do; what waits and has not begun ends at once."""
+        told: list[Ray] = []
+        for jobs in [*self._jobs.values()]:
+            now = _aborts_of(jobs)
+            if any(now):
+                told += self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
+        return told
+
+    def _is_aborting(self) -> bool:
+        return any(any(_aborts_of(jobs)) for jobs in self._jobs.values())
+
+    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> list[Ray]:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.told = told
@@ -536,7 +567,15 @@ class WorkerPool:
                 job.end(None)
         for worker, keys in by_worker.items():
             worker.aborted.append((keys, told))
-            self._tell_soon(worker)
+        calls = [self._tell(worker, worker.actor) for worker in by_worker]
+        return [call for call in calls if call is not None]
+
+
+def _aborts_of(jobs: Mapping[int, _Job]) -> tuple[bool, bool]:
+    """`_Job.aborts` of jobs that share what decides on it."""
+    with foreign_code("a user's should_abort may raise anything"):
+        return next(iter(jobs.values())).aborts()
+    return False, False
 
 
 _POOLS: Final[dict[tuple[int, str], WorkerPool]] = {}

@@ -68,6 +68,24 @@ async def episode(
         return await generate(namespace, sample, params, evaluation=evaluation), fake, namespace
 
 
+@pytest.mark.parametrize(("max_staleness", "stale"), [(None, 0), (4, 0), (3, 3)])
+async def test_max_staleness_holds_for_siblings(shipped_tokenizer: Any, max_staleness: int | None, stale: int) -> None:
+    said = ids_of(shipped_tokenizer, EXPERT)
+    answers = policy(shipped_tokenizer)
+
+    def script(body: dict[str, Any], number: int) -> Reply:
+        if number == 1:  # the expert's, which new weights interrupt
+            return Reply.abort(said[:3], weight_version="5")
+        return Reply.tokens(said[3:], weight_version="9") if number == 2 else answers(body, number)
+
+    settings = {"max_staleness": max_staleness}
+    (main, expert), _, _ = await episode(shipped_tokenizer, settings, script)
+    assert expert.weight_versions == ["5", "9"]
+    assert expert.loss_mask == [0] * stale + [1] * (len(said) - stale)
+    assert all(not logprob for logprob in expert.rollout_log_probs[:stale])
+    assert [one.metadata["strands_rollout"]["stale_tokens"] for one in (main, expert)] == [0, stale]
+
+
 @pytest.mark.parametrize("kind", ["ask", "ask_in_a_thread"])
 async def test_a_sub_agents_tokens_are_a_sample_of_the_same_rollout(shipped_tokenizer: Any, kind: str) -> None:
     samples, fake, args = await episode(shipped_tokenizer, {"tools": [f"{__name__}.{kind}"]})

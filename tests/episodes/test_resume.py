@@ -15,6 +15,7 @@ from harness import ANSWER, args_for, ids_of
 from strands import tool
 
 from strands_rollout import Sample, generate
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = (
@@ -204,6 +205,22 @@ async def test_tokens_of_too_old_weights_are_not_trained(shipped_tokenizer, stal
     await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="7", settings=settings)
     await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[4:]), sample, version="9", settings=settings)
     assert (sum((sample.loss_mask or [])[:4]), facts_of(sample)["stale_tokens"]) == (trained, 4 - trained)
+    assert is_valid(sample, shipped_tokenizer)
+
+
+@pytest.mark.parametrize(("staleness", "trained"), [(None, 4), (99, 0)])
+async def test_tokens_from_before_a_restart_are_older_than_any_limit(
+    shipped_tokenizer, monkeypatch, staleness, trained
+) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    settings = {"max_staleness": staleness}
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample, version="1", settings=settings)
+    monkeypatch.setattr(KNOWN_VERSIONS, "_numbering", "that of the next process")
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[4:6]), sample, version="1", settings=settings)
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn[6:]), sample, version="2", settings=settings)
+    assert (sum((sample.loss_mask or [])[:4]), facts_of(sample)["stale_tokens"]) == (trained, 4 - trained)
+    assert sum((sample.loss_mask or [])[4:]) == len(turn) - 4
+    assert facts_of(sample)["version_numberings"][1:] == ["that of the next process"]
     assert is_valid(sample, shipped_tokenizer)
 
 

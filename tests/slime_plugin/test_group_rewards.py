@@ -15,7 +15,7 @@ from grouped_samples import arguments, group_of, sample_of
 from harness import ANSWER, run
 
 from strands_rollout import normalize_rewards
-from strands_rollout.model import trajectory as staleness
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 
 UNUSABLE = [None, math.nan, -math.inf, 1e39, "0.5", {"score": 1.0}, 10**400, 1j, np.float32("nan"), Decimal("NaN")]
 # worked out by hand: (reward - mean) / (unbiased standard deviation + 1e-6)
@@ -158,7 +158,7 @@ def aged(versions: Sequence[Sequence[str]]) -> list[Any]:
 
 @pytest.fixture
 def no_version_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staleness, "_newest", None)
+    monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,9 @@ def no_version_yet(monkeypatch: pytest.MonkeyPatch) -> None:
         (9, 2, [["7"], ["6"], ["5", "8"], []], [1]),
         (9, 0, [["9"], ["8"], ["default"], ["8", "9"]], [1]),
         (30, 5, [["7"], ["7"], ["8"], ["9"]], [0, 1, 2, 3]),
-        (None, 0, [["default"], [], ["10", "9"], ["9"]], [3]),
+        (None, 0, [["default"], [], ["10", "9"], ["9"]], []),
+        (10, 0, [["default"], [], ["10", "9"], ["10"]], [2]),
+        (2, 1, [["41", "1", "1"], ["1"], ["2"], ["0"]], [3]),
         (30, None, [["7"], ["8"]], []),
     ],
 )
@@ -176,7 +178,7 @@ def no_version_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_samples_that_are_too_old_when_they_are_trained_are_left_out(
     seen: int | None, limit: int | None, versions: Any, left_out: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    staleness.note_version(None if seen is None else str(seen))
+    KNOWN_VERSIONS.note(seen)
     samples = aged(versions)
     args = arguments(strands_rollout={"max_sample_staleness": limit})
     _, rewards = normalize_rewards(args, samples)
@@ -185,6 +187,30 @@ def test_samples_that_are_too_old_when_they_are_trained_are_left_out(
     kept = [reward for number, reward in enumerate(rewards) if number not in left_out]
     assert sum(kept) == pytest.approx(0.0)
     assert len(caplog.messages) == bool(left_out)
+
+
+@pytest.mark.usefixtures("no_version_yet")
+def test_samples_from_before_a_restart_are_left_out_and_fresh_ones_trained(caplog: pytest.LogCaptureFixture) -> None:
+    KNOWN_VERSIONS.note("2")
+    now, before = KNOWN_VERSIONS.numbering, "of-a-process-that-died"
+    numberings = [[before], [before, now], [now], [now]]
+    samples = aged([["41"], ["41", "1"], ["1"], ["2"]])
+    for sample, named in zip(samples, numberings, strict=True):
+        sample.metadata = {"strands_rollout": {"version_numberings": named}}
+    normalize_rewards(arguments(strands_rollout={"max_sample_staleness": 1}), samples)
+    assert [sample.remove_sample for sample in samples] == [True, False, False, False]
+    assert "samples=1 of=4 oldest=before_a_restart" in caplog.text
+
+
+@pytest.mark.usefixtures("no_version_yet")
+def test_a_sibling_that_is_too_old_is_left_out_by_itself() -> None:
+    KNOWN_VERSIONS.note("9")
+    samples = [sample_of(1.0, rollout=7, part=0), sample_of(1.0, rollout=7, part=1), sample_of(0.0, rollout=8, part=0)]
+    for sample, version in zip(samples, ("9", "5", "8"), strict=True):
+        sample.weight_versions = [version]
+    normalize_rewards(arguments(strands_rollout={"max_sample_staleness": 2}), samples)
+    assert [sample.remove_sample for sample in samples] == [False, True, False]
+    assert sum(samples[1].loss_mask) == 0
 
 
 @pytest.mark.usefixtures("no_version_yet")

@@ -18,8 +18,9 @@ from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent, tool
 from strands.multiagent import GraphBuilder
 
-from strands_rollout import Sample, files, generate
+from strands_rollout import Sample, files, generate, normalize_rewards
 from strands_rollout.files import RecordLog, left_in
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.slime_plugin.generate import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -225,11 +226,42 @@ async def test_a_killed_run_continues_its_episodes_from_journal_dir(shipped_toke
         if repeats:
             assert (ran, len(fake.requests)) == (["dies", "c"], 4)
             whole = await play(shipped_tokenizer, turns=turns, settings={"repeat_interrupted_tools": True})
+            assert len(sample.metadata["strands_rollout"].pop("version_numberings")) == 2
+            assert len(whole.metadata["strands_rollout"].pop("version_numberings")) == 1
             assert without_times(sample) == without_times(whole)
         else:
             assert (sample.metadata["strands_rollout"]["stop_reason"], len(fake.requests)) == ("worker_error", 2)
         again = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
         assert again.metadata["strands_rollout"]["resumes"] == 0  # an episode that is over is not continued
+
+
+async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothing_of_before_the_restart(
+    shipped_tokenizer, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
+    turns = (call_text("dies", "work"), ANSWER)
+    settings = {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": True, "max_staleness": 50}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    fake = FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="41")
+    async with fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=SETTINGS | settings)
+        given = json.dumps([vars(args), new_sample().to_dict(), {"temperature": 1.0, "max_new_tokens": 4096}])
+        environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
+        command = [sys.executable, "-c", CHILD, given]
+        child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
+        assert child.returncode == -signal.SIGKILL
+        fake.engine.update_weights("1")  # slime has begun to count again
+        sample = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
+    fresh = [await play(shipped_tokenizer, new_sample(), turns=(ANSWER,)) for _ in range(2)]
+    first = len(ids_of(shipped_tokenizer, turns[0]))
+    assert (sample.weight_versions, sample.loss_mask[:first]) == (["41", "1"], [0] * first)
+    assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
+    for number, one in enumerate([sample, *fresh]):
+        one.reward, one.index = float(number), number
+    args.strands_rollout["max_sample_staleness"] = 10
+    args.n_samples_per_prompt = 3
+    normalize_rewards(args, [sample, *fresh])
+    assert [one.remove_sample for one in (sample, *fresh)] == [False, False, False]
 
 
 def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:

@@ -69,6 +69,20 @@ def test_without_slime_nothing_aborts_and_an_aborted_sample_may_be_returned() ->
     assert request_span(Sample()) is None
 
 
+def test_watch_aborts_calls_its_listeners_as_the_flag_is_set(state_class: type, monkeypatch) -> None:
+    args, sample, heard = SimpleNamespace(tokenizer=None), SlimeLikeSample(), list[bool]()
+    monkeypatch.setattr(slime_seam, "ABORT_LISTENERS", {lambda: heard.append(is_aborting(args, sample))})
+    slime_seam.watch_aborts(args, sample)  # slime has made no state yet
+    state = state_class(args)
+    for _ in range(2):
+        slime_seam.watch_aborts(args, sample)
+    assert (isinstance(state, state_class), state_class(args) is state, state.aborted) == (True, True, False)
+    for value in (False, True, True, False, True):
+        state.aborted = value
+        assert state.aborted is value
+    assert heard == [True, True]
+
+
 ROUTERS = {"actor": ("10.0.0.1", 3000), "judge": ("10.0.0.2", 3001)}
 
 
@@ -204,8 +218,8 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
         sample = (await run(shipped_tokenizer, TURNS, sample=sample, settings=CALCULATOR)).sample
         assert sample.status is Sample.Status.COMPLETED
         assert sum(sample.loss_mask) > 0
-    [warning] = [record for record in caplog.records if "slime's trace could not" in record.getMessage()]
-    assert warning.levelname == "WARNING"
+    [warning] = [record for record in caplog.records if record.name == slime_seam.logger.name]
+    assert "slime's trace could not" in warning.getMessage()
     assert "episodes go on" in warning.getMessage()
 
 

@@ -35,9 +35,10 @@ from processes import ends, until
 from ray_cluster import QUIET, ray_cluster
 from test_journal import CHILD
 
-from strands_rollout import Sample, generate, reward_func
+from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.files import left_in
+from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import checked_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
@@ -53,6 +54,7 @@ PLANS = {
 SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
 PROGRAM = {"agent_program": "recorded_tools.program", "resumable": "replay"}
 PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
+HANG_S = 900  # a machine that is busy takes minutes to start a worker
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +168,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
     await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
     flag.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     assert {one.status.value for one in samples} == {"aborted"}
     assert all(one.metadata["strands_rollout"]["resume"] for one in samples)
@@ -180,6 +182,30 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     assert len(recorded_tools.ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
 
 
+async def test_the_driver_knows_of_the_newest_weights_that_have_answered_a_worker(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(KNOWN_VERSIONS, "newest", None)
+    stage.policy.disturb = lambda asked: hold_after(2) if asked.turn == 1 else None
+    stage.fake.engine.update_weights("12")
+    running = asyncio.ensure_future(stage.play(1, resume_aborted=False))  # without a journal, whose records would tell
+    await until(lambda: KNOWN_VERSIONS.newest == 12)
+    assert not running.done()
+    samples = [
+        Sample(index=n, reward=float(n), weight_versions=[str(version)]) for n, version in enumerate([9, 10, 11])
+    ]
+    for one in samples:
+        one.tokens, one.response_length, one.status = [1, 2], 1, Sample.Status.COMPLETED
+    normalize_rewards(stage.args_with(max_sample_staleness=2), samples)
+    assert [one.remove_sample for one in samples] == [True, False, False]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_workers_samples_are_numbered_by_the_driver(stage: Stage) -> None:
+    [sample] = await stage.play(1)
+    assert sample.metadata["strands_rollout"]["version_numberings"] == [KNOWN_VERSIONS.numbering]
+
+
 async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None:
     flag = threading.Event()
     stage.policy.disturb = lambda _asked: hold_after(2)
@@ -190,6 +216,60 @@ async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None
     samples = await running
     assert {one.status.value for one in samples} == {"aborted"}
     assert sorted(bool(one.tokens) for one in samples) == [False] * 4 + [True] * 2
+
+
+@pytest.mark.alone
+async def test_tell_of_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
+    monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # nothing else tells them
+    monkeypatch.setattr(workers, "_TELL_LIMIT_S", HANG_S)
+    flag, goes_on = threading.Event(), asyncio.Event()
+    reply = stage.policy.reply
+
+    async def wait_and_reply(*given: Any) -> Reply:
+        await goes_on.wait()
+        return reply(*given)
+
+    monkeypatch.setattr(stage.policy, "reply", wait_and_reply)
+    running = asyncio.ensure_future(stage.play(4, should_abort=flag.is_set, abort_grace_s=HANG_S))
+    await stage.fake.arrived(4)
+    flag.set()
+    [pool] = workers._POOLS.values()
+    await asyncio.to_thread(pool.tell_of_abort)
+    goes_on.set()
+    assert {one.status.value for one in await running} == {"aborted"}
+    assert len(stage.fake.requests) == 4
+
+
+@pytest.mark.parametrize("player", [{}, PROGRAM])
+async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_worker(stage: Stage, player) -> None:
+    stage.fake._router = True  # which no abort of the worker's gets through
+    flag = threading.Event()
+
+    def disturb(asked: Asked) -> Any:
+        flag.set()  # the rollout is aborted, and the worker has not heard of it
+        return hold_after(2)
+
+    stage.policy.disturb = disturb
+    [sample] = await stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2, **player)
+    assert (sample.status.value, len(stage.fake.disconnects)) == ("aborted", 1)
+
+
+async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: Stage, monkeypatch) -> None:
+    stage.fake._router = True
+    flag, batches = threading.Event(), list[object]()
+    take = workers.WorkerPool._take
+    monkeypatch.setattr(workers.WorkerPool, "_take", lambda *given: (batches.append(given[1]), take(*given)))
+    stage.policy.disturb = lambda asked: hold_after(3) if asked.done == 0 else None
+    running = asyncio.ensure_future(stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2))
+    await until(lambda: stage.fake.requests)
+    sent = len(batches)
+    for one in ready_workers():  # it hears with each batch that there is no abort
+        await until(lambda one=one: batches[sent:].count(one) >= 3)
+    flag.set()
+    await until(lambda: stage.fake.aborts)  # the worker knows of the abort
+    stage.fake.engine.abort("")  # as slime ends it at the engine
+    [sample] = await running
+    assert (sample.status.value, sum(sample.loss_mask), stage.fake.disconnects) == ("aborted", 3, [])
 
 
 async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
@@ -214,7 +294,7 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
         busiest = max(ready_workers(), key=lambda one: len(one.jobs))
         os.kill(busiest.greeting.pid, signal.SIGKILL)
         await until(lambda busiest=busiest: not busiest.is_ready)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     finished = [one for one in samples if one.status.value == "completed"]
     assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
@@ -234,7 +314,7 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
     stage.args.strands_rollout = settings
     command = [sys.executable, "-c", CHILD, json.dumps([vars(stage.args), sample.to_dict(), PARAMS])]
-    child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=120, env={**os.environ})
+    child = await asyncio.to_thread(subprocess.run, command, check=False, timeout=HANG_S, env={**os.environ})
     assert (child.returncode, len(stage.fake.requests)) == (-signal.SIGKILL, 2)
     await stage.play_one(sample, episode_workers=2)
     assert sample.metadata["strands_rollout"]["stop_reason"] == "worker_error"
@@ -284,7 +364,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
     running = asyncio.ensure_future(stage.play(20, "slow", episode_workers=setting))
     await until(lambda: len(recorded_tools.ended()) >= 20 * 3)
     cluster.nodes.remove_node(third)
-    async with asyncio.timeout(200):
+    async with asyncio.timeout(HANG_S):
         samples = await running
     finished = [one for one in samples if one.status.value == "completed"]
     assert [stage.sampled(one) for one in finished] == [stage.planned(one) for one in finished]
@@ -372,7 +452,7 @@ def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path)
         command = f"eval --limit 2 --samples-per-problem 2 --seed 1 --workers {count} --out {tmp_path}/{count}"
         strands_rollout = [sys.executable, "-m", "strands_rollout.cli", *command.split()]
         done = subprocess.run(
-            strands_rollout, capture_output=True, timeout=200, check=False, env={**os.environ, **QUIET}
+            strands_rollout, capture_output=True, timeout=HANG_S, check=False, env={**os.environ, **QUIET}
         )
         assert done.returncode == 0, done.stderr
         reports.append(json.loads((tmp_path / str(count) / "report.json").read_text()))

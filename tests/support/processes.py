@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-async def until(holds: Callable[[], object], within_s: float = 60.0) -> None:
+async def until(holds: Callable[[], object], within_s: float = 240.0) -> None:
     """Wait for what has no event; TimeoutError where it never comes, so that no test fails by hanging alone."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - there is no event

@@ -244,6 +244,8 @@ REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
 REWARD_AHEAD_KEY: Final = "reward_ahead"
 """Of the facts: what `reward_func` will find out, where an episode worker has asked it before."""
+EPISODE_NUMBER_KEY: Final = "episode_number"
+"""Of the facts: the episode's number in its job, from its end until its reward is known."""
 PART_PREFIX: Final = "parts/"
 """Before the names of a reward's further numbers, in its dict."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there

@@ -132,7 +132,7 @@ def load_reward(
         check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json") | {"max_failed_groups": None}  # each sample is graded
     args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     return RewardCall(function, args, tuple(keys), takes_groups)
 

@@ -203,7 +203,7 @@ async def playing(
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
-        args.custom_rm_path = None if reward else "strands_rollout.reward_func"
+        args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 

@@ -29,7 +29,7 @@ from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_setting
 from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
-from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
+from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ async def generate(
     with failed_groups_of(args).episode() as number:
         given = await play_sample(args, sample, sampling_params, evaluation=False)
     if not slime_adapter.is_aborting(args, sample):
-        count_episode(args, number, sample)
+        note_episode(args, number, sample)
     return given
 
 

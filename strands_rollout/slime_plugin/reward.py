@@ -30,7 +30,7 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
-from strands_rollout.slime_plugin.reward_groups import take_number, failed_groups_of, note_reward
+from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_reward, take_number
 from strands_rollout.slime_plugin.slime_adapter import asks_reward_func
 from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
 

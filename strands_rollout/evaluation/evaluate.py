@@ -28,7 +28,7 @@ from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.engine import engine_process
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.rows import Row
-from strands_rollout.samples import Sample, reward_details
+from strands_rollout.samples import Sample, finished_samples, reward_details
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.generate import generate
 from strands_rollout.slime_plugin.reward import reward_func
@@ -89,7 +89,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a run; the means are over the samples that were rewarded."""
+    """Totals of a run; the means are of the samples that neither failed nor had a reward that did."""
 
     samples: int
     completed: int
@@ -102,7 +102,8 @@ class Summary:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Summary:
         """The totals of these outcomes."""
-        graded = [outcome.graded for outcome in outcomes if outcome.graded]
+        views = finished_samples([outcome.sample for outcome in outcomes])
+        graded = [view.graded for view in views if view.graded and not view.is_missing]
         count = max(len(graded), 1)
         return cls(
             samples=len(outcomes),

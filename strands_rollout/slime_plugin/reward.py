@@ -17,10 +17,13 @@ from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError, foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
 from strands_rollout.samples import (
+    FAILED_METHODS,
     METADATA_KEY,
+    NO_JUDGE,
     PART_PREFIX,
     REWARD_AHEAD_KEY,
     REWARD_DETAILS_KEY,
+    REWARD_FAILED,
     SCORE_KEY,
     SampleLike,
     episode_facts,
@@ -44,11 +47,6 @@ _MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
 _reported: set[str] = set()
 
-REWARD_FAILED: Final = "error"
-NO_JUDGE: Final = "no_judge"
-"""The method of a reward whose judge failed: an outage."""
-FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
-"""The methods of rewards that say nothing of the answer: the sample is not trained."""
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"

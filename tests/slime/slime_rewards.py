@@ -18,6 +18,13 @@ async def dead(response: str, label: str) -> float:
     raise EnvironmentFaultError("the judge is away")
 
 
+async def away_for_wrong_answers(response: str, label: str) -> float:
+    """What a judge that is away for some makes of them."""
+    if str(label) not in response:
+        raise EnvironmentFaultError("the judge is away")
+    return 1.0
+
+
 def broken(response: str, label: str) -> float:
     """What a fault of the reward's own makes of each answer."""
     raise KeyError("no such word")

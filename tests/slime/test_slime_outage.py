@@ -1,6 +1,7 @@
 """What slime's own loops make of an engine that is away: for a while, for good, and in an evaluation."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from strands_rollout.errors import FailedGroupsError
 pytestmark = pytest.mark.slime
 
 FILTER = "strands_rollout.keep_informative_groups"
+DEAD = "slime_rewards.dead"
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 
@@ -107,6 +109,22 @@ async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(start, capl
     assert stage.rollouts.raised == []
 
 
+@pytest.mark.parametrize("keys", [("score", "acc"), (None, None), ("score", None)])
+@pytest.mark.parametrize(("reward", "accuracy"), [("slime_rewards.away_for_wrong_answers", "1.0"), (DEAD, None)])
+async def test_what_no_judge_has_graded_is_missing_in_slimes_accuracy(start, caplog, reward, accuracy, keys):
+    caplog.set_level("INFO")
+    plans = {"answers": [ANSWER], "errs": [WRONG]}
+    named = {"reward_key": keys[0], "eval_reward_key": keys[1], "strands_rollout": {"reward": reward}}
+    stage = await evaluated(start, plans, ["errs", "answers", "answers"], **named)
+    await stage.rollouts.evaluate()
+    (own,) = (message for message in caplog.messages if message.startswith("eval 0"))
+    assert (f"'eval/demo': {accuracy}" in own) if accuracy else ("eval/demo" not in own)
+    missing = 2 if accuracy else 6
+    assert f"event=evaluation_incomplete data_set=demo samples=6 missing={missing}" in caplog.text
+    assert re.search(r"last_error=\w+: .*the judge is away", caplog.text)
+    assert re.search(rf"eval/demo/agent/missing={missing}\b", caplog.text)
+
+
 @pytest.mark.parametrize(
     ("reward_key", "eval_reward_key", "group_rm"),
     [(None, None, False), (None, "acc", True), ("score", None, True), ("score", "acc", False)],
@@ -127,7 +145,7 @@ async def test_slime_takes_the_reward_with_and_without_its_keys(start, caplog, r
 
 
 SLIMES_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
-WITH_REWARD = {"max_failed_groups": 5, "reward": "slime_rewards.dead"}
+WITH_REWARD = {"max_failed_groups": 5, "reward": DEAD}
 
 
 @pytest.mark.parametrize(

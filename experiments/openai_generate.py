@@ -40,13 +40,12 @@ from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, METADATA_VERSION
 from strands_rollout.settings import RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin.conditions import context_limit, template_kwargs
 from strands_rollout.slime_plugin.generate import (
     build_tools,
-    context_limit,
     log_episode,
     log_failure,
     reason_of_failure,
-    template_kwargs,
 )
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.metrics import TRUNCATING
@@ -84,7 +83,7 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     """
     try:
         settings = _checked(with_row_settings(settings_from_args(args), sample.metadata))
-        aborts = begin_sample(sample, may_resume=False).aborts
+        aborts = begin_sample(sample, None, may_resume=False).aborts
         played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
         log_episode(sample, played.episode)
         _write(args, sample, played, aborts)

@@ -87,6 +87,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "status/<name>": ("share", "of the samples, by status"),
     "truncation/<name>": ("share", "of the truncated samples, by stop reason"),
     "removed": ("share", "samples kept out of training"),
+    "ungraded": ("total", "samples whose reward failed, as while a judge is away, or that have no label"),
     "drift_tokens": ("distribution", "sampled tokens that would be others, had each turn's text been encoded again"),
     "drift_share": ("distribution", "their share of the sampled tokens"),
     "text_drift_tokens": ("distribution", "sampled tokens that would be others, had the whole text been encoded again"),
@@ -112,7 +113,7 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "slowest/tool_s": ("seconds", "of it in tools"),
     "slowest/score_s": ("seconds", "of it in the reward"),
     "slowest/other_s": ("seconds", "the rest of it"),
-    "missing": ("total", "in evaluation: samples without an answer, for the infrastructure's sake"),
+    "missing": ("total", "in evaluation: samples without a graded answer, for the infrastructure's sake"),
     "accuracy": ("share", "in evaluation: right answers among the others"),
 }
 """What each metric is and means; `logged_metrics` says which there are."""

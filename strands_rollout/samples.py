@@ -245,6 +245,15 @@ REWARD_DETAILS_KEY: Final = "reward"
 """Of the facts: what `reward_func` found out, where slime is given only its number."""
 REWARD_AHEAD_KEY: Final = "reward_ahead"
 """Of the facts: what `reward_func` will find out, where an episode worker has asked it before."""
+EPISODE_NUMBER_KEY: Final = "episode_number"
+"""Of the facts: the episode's number in its job, from its end until its reward is known."""
+REWARD_FAILED: Final = "error"
+NO_JUDGE: Final = "no_judge"
+"""The method of a reward whose judge failed: an outage."""
+FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
+"""The methods of rewards that say nothing of the answer: the sample is not trained."""
+UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
+"""The methods of rewards that don't tell a right answer from a wrong one: an evaluation does not count the sample."""
 PART_PREFIX: Final = "parts/"
 """Before the names of a reward's further numbers, in its dict."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
@@ -371,9 +380,14 @@ class FinishedSample:
         return None if status is None else str(getattr(status, "value", status))
 
     @property
+    def is_ungraded(self) -> bool:
+        """Whether its reward could not tell a right answer from a wrong one, as while a judge is away."""
+        return self.graded.get("method") in UNGRADED_METHODS
+
+    @property
     def is_missing(self) -> bool:
-        """Whether it says nothing of the policy, since its episode failed by a fault of infrastructure or setup."""
-        return self.status in ("failed", "aborted")
+        """Whether it says nothing of the policy: its episode or its reward failed, by no fault of the policy's."""
+        return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
     def graded(self) -> Mapping[str, Any]:

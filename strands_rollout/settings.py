@@ -386,8 +386,8 @@ class RolloutSettings(_Settings):
     engine_patience_s: float = Field(default=90.0, ge=0, allow_inf_nan=False)
     """Seconds for which a request is retried while the engine is away, busy or failing; 0 sends it once."""
     max_failed_groups: int | None = Field(default=16, ge=0)
-    """Groups of training samples that may fail in a row, by faults of the infrastructure or the setup, before the run
-    is ended with the last error; null or 0 never ends it."""
+    """Groups of training samples that may fail in a row, by faults of the infrastructure, the setup or the reward,
+    before the run is ended with the last error; null or 0 never ends it."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Tokens sampled by weights that are more versions older than those of the sample's last token are not trained."""
     max_sample_staleness: int | None = Field(default=None, ge=0)

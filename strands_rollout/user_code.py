@@ -67,6 +67,18 @@ def resolve(path: str) -> object:
     return found
 
 
+def source_of(path: str) -> Path | None:
+    """The Python file that a path names, or names something in; None of a module without one.
+
+    Raises:
+        ToolError: As `resolve`.
+    """
+    match = _FILE.fullmatch(path)
+    module = _file_module(match["file"], path) if match else _dotted(path)[0]
+    file = getattr(module, "__file__", None)
+    return None if file is None else Path(file)
+
+
 def nearest(name: str, owner: object) -> str:
     """A hint: the closest public name, else what the module defines, and where: another may go by a user's name."""
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
 from strands.hooks import BeforeToolsEvent, HookProvider, HookRegistry
+from strands.multiagent.base import MultiAgentBase
 from strands.types.exceptions import EventLoopException, MaxTokensReachedException
 
 from strands_rollout import errors
@@ -22,6 +23,7 @@ from strands_rollout.agent.limits import (
     EpisodeProgress,
     EpisodeWatch,
     StopReason,
+    ToolLimiter,
     bound_others,
     bound_tools,
     contain_exits,
@@ -31,7 +33,7 @@ from strands_rollout.agent.limits import (
     reason_of_error,
 )
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
-from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
+from strands_rollout.agent.multi_agent import Team, Visits, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.aio import ABORT_GRACE_S, EngineGrace, EpisodeDeadline, exits_as_errors
 from strands_rollout.errors import RolloutError, TeamLimitError
@@ -222,7 +224,8 @@ class _Run:
         self.limiter = limiter_of(setting.limits, begun)
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
         self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
-        own: list[HookProvider] = [EpisodeWatch(self.stats, setting.should_abort), self.limiter]
+        self.watch = EpisodeWatch(self.stats, setting.should_abort)
+        own: list[HookProvider] = [self.watch, self.limiter]
         if setting.journal is not None:
             own.append(_JournalHook(self, setting.journal))
         self.cycles = FlatCycles(None if self.is_watched else own)
@@ -232,6 +235,9 @@ class _Run:
         left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
         self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
         self.team: Team | None = None
+        self.main: Agent | None = None  # the agent that gave the last answer, or may give the first
+        self.limiters: dict[Agent, ToolLimiter] = {}
+        self.visits = Visits()
         self.user_turns = 0
         self.started = 0.0
 
@@ -249,7 +255,7 @@ class _Run:
         except Exception as e:  # every failure of an episode is data for its caller
             reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
         is_resumable = self.team is None or self.team.is_alone
-        history = self.begun.messages if self.team is None else self.team.main.messages
+        history = self.begun.messages if self.main is None else self.main.messages
         self.model.conversation.drop_empty_segment()
         duration_s = self.begun.duration_s + time.monotonic() - started
         return Episode(
@@ -281,14 +287,15 @@ class _Run:
     def _prepare(self, team: Team) -> None:
         """Let the episode's history, hooks and limits hold for its agents."""
         setting, limits, conversation = self.setting, self.setting.limits, self.model.conversation
+        self.team, self.main = team, (main := team.candidates[0])
+        self.limiters = {main: self.limiter, **{agent: limiter_of(limits) for agent in team.candidates[1:]}}
         if setting.team is not None:
-            join_episode(
-                team,
-                self.begun.messages,
-                self.system_prompt,
-                self.every_hook,
-                is_resumed=setting.progress is not None,
-            )
+            hooks = {
+                agent: self.every_hook if agent is main else [*setting.hooks, self.watch, limiter, FlatCycles()]
+                for agent, limiter in self.limiters.items()
+            }
+            is_resumed = setting.progress is not None
+            join_episode(team, self.begun.messages, self.system_prompt, hooks, is_resumed=is_resumed)
         for agent in team.agents:
             bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
         bound_others(team, limits, setting.self_timed_tools, self.stats, setting.should_abort)
@@ -296,20 +303,22 @@ class _Run:
             contain_exits(team)
         if setting.journal is not None and not team.is_alone:
             setting.journal.close(SEVERAL_AGENTS)
-        self.team = team
-        conversation.bind(team.main, getattr(team.main, "_cancel_signal", None))  # not public in older Strands
-        conversation.know_tools(team.main.tool_registry.get_all_tool_specs())
+        conversation.bind(main, getattr(main, "_cancel_signal", None))  # not public in older Strands
+        conversation.know_tools(main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
         """Let the agents answer what was said last; why the episode ends, or None where something else is said."""
         if isinstance(team.runner, Agent):
             refuse_interrupts(await self.cycles.run(team.runner, self.said))
         else:
-            await ask_team(team.runner, self.said)
-            if isinstance(team.main.model, SGLangModel) and not team.main.model.conversation.turn_count:
+            try:
+                await ask_team(team.runner, self.said, self.visits)
+            finally:
+                self._settle_main(team, team.runner)
+            if not self.model.conversation.turn_count:
+                names = " or ".join(repr(agent.name) for agent in team.candidates)
                 raise TeamLimitError(
-                    f"the {type(team.runner).__name__} ended before {team.main.name!r} spoke, whose tokens are "
-                    "the sample's"
+                    f"the {type(team.runner).__name__} ended before {names} spoke, whose tokens are the sample's"
                 )
         if self.stats.infrastructure_error is not None:
             return reason_of_error(self.stats.infrastructure_error, cut_by=None, has_turns=True)
@@ -317,7 +326,7 @@ class _Run:
             return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
         if self.setting.next_message is None:
             return StopReason.COMPLETED
-        blocks = team.main.messages[-1]["content"] if team.main.messages else []
+        blocks = self.main.messages[-1]["content"] if self.main and self.main.messages else []
         answer = "\n".join(block["text"] for block in blocks if "text" in block)  # without reasoning
         said, limit = await self.setting.next_message(answer), self.setting.limits.max_user_turns
         if said is None:
@@ -327,6 +336,18 @@ class _Run:
         self.user_turns += 1
         self.said = [{"text": said}]
         return None
+
+    def _settle_main(self, team: Team, runner: MultiAgentBase) -> None:
+        """Make the agent whose answer is that of the swarm or graph the main one: of those that spoke, the last."""
+        conversations = self.model.conversations
+        spoke = {agent: one for agent in team.candidates if (one := conversations.of_agent(agent)) is not None}
+        if not spoke:
+            return
+        # a user's own structure may tell nothing of its nodes
+        by_time = sorted(spoke, key=lambda agent: spoke[agent].last_request_at_s, reverse=True)
+        main = next(agent for agent in (*self.visits.last_agents(runner), *by_time) if agent in spoke)
+        self.main, self.limiter = main, self.limiters[main]
+        conversations.promote(spoke[main])
 
     def _progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
         limiter, stats = self.limiter, self.stats
@@ -386,14 +407,14 @@ class _JournalHook(HookProvider):
             self._journal.call_ended(step)
 
     def _step(self) -> Step | None:
-        run, team = self._run, cast("Team", self._run.team)
+        run, main = self._run, cast("Agent", self._run.main)
         conversation, stats = run.model.conversation, run.stats
         if conversation.segments:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
         duration_s = run.begun.duration_s + time.monotonic() - run.started
         used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
-        return Step(team.main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
+        return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

@@ -57,7 +57,7 @@ class StopReason(StrEnum):
     MAX_USER_TURNS = "max_user_turns"
     """The environment would have answered the policy once more than it may."""
     TEAM_LIMIT = "team_limit"
-    """A swarm or graph ended at a limit of its own, or before the agent spoke whose tokens are the sample's."""
+    """A swarm or graph ended at a limit of its own, or before an agent spoke whose tokens may be the sample's."""
     UNSENDABLE_TEXT = "unsendable_text"
     """The policy or a tool wrote a token of an image or another medium that stands for none."""
     EPISODE_TIMEOUT = "episode_timeout"
@@ -318,7 +318,7 @@ def bound_others(
     stats: ToolStats,
     should_abort: Callable[[], bool],
 ) -> None:
-    """Let the episode's limits hold for the agents beside the main one, each counted alone."""
+    """Let the episode's limits hold for the agents that can't give its answer, each counted alone."""
     # calls of an agent that is a tool are part of that tool's call, and may have the ids of others
     inner_stats = ToolStats()
     for agent in team.tool_agents:
@@ -377,24 +377,32 @@ def join_episode(
     team: Team,
     history: Sequence[Mapping[str, Any]],
     system_prompt: str | None,
-    hooks: Sequence[HookProvider],
+    hooks: Mapping[Agent, Sequence[HookProvider]],
     *,
     is_resumed: bool,
 ) -> None:
-    """Put the episode's history and hooks on a main agent that somebody else has built.
+    """Put the episode's history and hooks on agents that somebody else has built.
+
+    Args:
+        team: The agents.
+        history: The messages before the one that is asked, for an agent that plays alone.
+        system_prompt: For such an agent, if it has none.
+        hooks: By the agents that may give the answer.
+        is_resumed: Whether the history is that of an aborted episode.
 
     Raises:
         ConfigError: A session manager has brought an agent another episode's history.
     """
-    main = team.main
-    for agent in () if is_resumed else (main, *team.others):
+    for agent in () if is_resumed else (*team.candidates, *team.others):
         if agent.messages and getattr(agent, "_session_manager", None) is not None:  # there is no public way to ask
             raise errors.ConfigError(
                 f"the session manager of the agent {agent.name!r} has restored {len(agent.messages)} messages, which "
                 "are no part of this episode; expected a new session. Give each episode a session_id of its own"
             )
-    _watch(main, hooks)
+    for agent, own in hooks.items():
+        _watch(agent, own)
     if team.is_alone:
+        main = team.candidates[0]
         shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
         main.messages = [*shown, *(dict(message) for message in history)]  # type: ignore[list-item] # they are TypedDicts
         if main.system_prompt is None:

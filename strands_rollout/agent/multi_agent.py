@@ -10,7 +10,7 @@ import asyncio
 import threading
 import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -43,26 +43,26 @@ class Team:
 
     Attributes:
         runner: What is given the task.
-        main: The agent on the episode's model whose tokens are the sample's.
+        candidates: The agents on the episode's model, one of which gives the answer; several in a swarm or graph.
         agents: All of them, but those that are tools of another.
         tool_agents: Those that are.
     """
 
     runner: Agent | MultiAgentBase
-    main: Agent
+    candidates: Sequence[Agent]
     agents: Sequence[Agent]
     tool_agents: Sequence[Agent] = ()
 
     @property
     def others(self) -> list[Agent]:
-        """The agents beside the main one that the policy plays too."""
-        beside = [agent for agent in [*self.agents, *self.tool_agents] if agent is not self.main]
+        """The agents that the policy plays too, and that can't give the answer."""
+        beside = [agent for agent in [*self.agents, *self.tool_agents] if agent not in self.candidates]
         return [agent for agent in beside if isinstance(agent.model, SGLangModel)]
 
     @property
     def is_alone(self) -> bool:
-        """Whether it is one agent."""
-        return self.runner is self.main
+        """Whether one agent is given the task."""
+        return self.runner is self.candidates[0]
 
 
 @asynccontextmanager
@@ -72,7 +72,7 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     Args:
         path: Of the function, which is given the model and the task; it may be async. One that is not runs in a
             thread, for it may block.
-        model: To be the main agent's.
+        model: Of the agents that may give the answer.
         task: Of the episode.
 
     Raises:
@@ -94,8 +94,8 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     team = _team_of(made, model, path)
     try:
         yield team
-        if team.main.model is not model:
-            raise ConfigError(_used_again(path, [team.main]))
+        if elsewhere := [agent for agent in team.candidates if agent.model is not model]:
+            raise ConfigError(_used_again(path, elsewhere))
     finally:  # a tool provider's server may take its time to stop
         await _in_thread(lambda: list(map(Agent.cleanup, (*team.agents, *team.tool_agents))))
 
@@ -125,19 +125,7 @@ def _team_of(made: object, model: SGLangModel, path: str) -> Team:
     _PLAYED.update(of_policy)
     for agent in everyone:
         _make_quiet(agent)
-    return Team(made, _main_of(made, on_model), agents, tool_agents)
-
-
-def _main_of(made: Agent | MultiAgentBase, on_model: Sequence[Agent]) -> Agent:
-    """The agent that gives the answer: of a graph its last node, of a swarm the one that begins."""
-    if isinstance(made, Agent):
-        return made
-    edges = getattr(made, "edges", None)
-    if edges is None:
-        return next((agent for agent in on_model if agent is getattr(made, "entry_point", None)), on_model[0])
-    followed = {edge.from_node.node_id for edge in edges}
-    last = [node.executor for name, node in getattr(made, "nodes", {}).items() if name not in followed]
-    return next((agent for agent in on_model if agent in last), on_model[-1])
+    return Team(made, on_model, agents, tool_agents)
 
 
 def _used_again(path: str, agents: Sequence[Agent]) -> str:
@@ -173,20 +161,66 @@ def _make_quiet(agent: Agent) -> None:
         agent.tool_executor = TurnTools()
 
 
-async def ask_team(runner: MultiAgentBase, prompt: Any) -> None:  # noqa: ANN401 - whatever Strands takes
-    """Run a swarm or graph once.
+@dataclass(slots=True)
+class Visits:
+    """The nodes that a swarm or graph has run, read from its events.
+
+    Attributes:
+        batches: Ids of nodes, in their order; those that a graph ran at once are one entry.
+        inner: The visits within a node that is a swarm or graph itself, by its id.
+    """
+
+    batches: list[set[str]] = field(default_factory=list)
+    inner: dict[str, Visits] = field(default_factory=dict)
+    _begins_batch: bool = True
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take the next event of the swarm or graph."""
+        match event.get("type"):
+            case "multiagent_node_start":
+                if self._begins_batch:
+                    self.batches.append(set())
+                    self._begins_batch = False
+                self.batches[-1].add(event["node_id"])
+            case "multiagent_handoff" | "multiagent_result":
+                self._begins_batch = True
+            case "multiagent_node_stream" if isinstance(event["event"], Mapping):
+                self.inner.setdefault(event["node_id"], Visits()).note(event["event"])
+
+    def last_agents(self, structure: MultiAgentBase) -> Iterator[Agent]:
+        """The agents that ran in this swarm or graph, the last first.
+
+        Of those that ran at once, the one that was added first comes first: which of them was faster is chance.
+        """
+        nodes = getattr(structure, "nodes", {})
+        for batch in reversed(self.batches):
+            for name in (name for name in nodes if name in batch):
+                executor = nodes[name].executor
+                if isinstance(executor, Agent):
+                    yield executor
+                elif name in self.inner:
+                    yield from self.inner[name].last_agents(executor)
+
+
+async def ask_team(runner: MultiAgentBase, prompt: Any, visits: Visits) -> None:  # noqa: ANN401 - whatever Strands takes
+    """Run a swarm or graph once, and note the nodes that it runs.
 
     Raises:
         TeamLimitError: It ended at a limit of its own.
         ConfigError: It waits for a person.
         Exception: The first that one of its agents raised.
     """
+    event: Mapping[str, Any] = {}
     try:
-        result = await runner.invoke_async(prompt)
+        async for event in runner.stream_async(prompt):
+            visits.note(event)
     except Exception as e:  # a plain one where a node takes longer than it may (strands/multiagent/graph.py)
         if type(e) is Exception and "execution timed out" in str(e):
             raise TeamLimitError(str(e)) from e
         raise
+    result: MultiAgentResult | None = event.get("result")
+    if result is None:
+        raise ConfigError(f"the {type(runner).__name__} ended without its result; expected it in its last event")
     refuse_interrupts(result)
     if result.status is Status.FAILED:
         raise next(_errors_in(result), TeamLimitError(f"the {type(runner).__name__} ended as {result.status.value}"))
@@ -292,7 +326,7 @@ async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]
     """
     if not any(isinstance(tool, ToolProvider) for tool in tools):
         agent = build(tools)
-        yield Team(agent, agent, [agent])
+        yield Team(agent, [agent], [agent])
         return
     given = released_once(tools)
     # other episodes may use a provider unless it says that it is one episode's
@@ -303,7 +337,7 @@ async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]
 
     agent = await asyncio.to_thread(in_turn, lambda: build(given))
     try:
-        yield Team(agent, agent, [agent])
+        yield Team(agent, [agent], [agent])
     finally:
         # a cancelled caller does not wait; the thread continues
         await asyncio.to_thread(in_turn, agent.cleanup)

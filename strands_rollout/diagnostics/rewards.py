@@ -34,8 +34,8 @@ from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import container_label, label_texts
-from strands_rollout.samples import Sample, finite
-from strands_rollout.slime_plugin.reward import FAILED_METHODS, reward_func
+from strands_rollout.samples import FAILED_METHODS, Sample, finite, reward_details
+from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.user_code import search_beside
 
 SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
@@ -134,7 +134,7 @@ def load_reward(
         check_reward(settings.reward)
     except ToolError as e:
         raise ConfigError(str(e)) from e
-    values = settings.model_dump(mode="json")
+    values = settings.model_dump(mode="json") | {"max_failed_groups": None}  # each sample is graded
     args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     grades_labels = function is reward_func and settings.needs_labels
     return RewardCall(function, args, tuple(keys), takes_groups, grades_labels)
@@ -296,7 +296,8 @@ async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRec
         for at, record in enumerate(records):
             index, status, label = (record.values.get(name) for name in ("index", "status", "label"))
             ending = " ".join(str(record.values.get("response"))[-200:].split())[-_TEXT_WIDTH:]
-            old = reward.number(record.values.get("reward"))
+            told = reward_details(record.to_sample())  # a reward that had failed is no number to compare with
+            old = None if told.get("method") in FAILED_METHODS else reward.number(record.values.get("reward"))
             unscored = Rescored(number + at, index, status, label, ending, old)
             yield _scored(record, unscored, answers[at], reward) if at in answers else (record, unscored)
         number += len(records)

@@ -29,7 +29,7 @@ from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.engine import engine_process
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.rows import Row
-from strands_rollout.samples import Sample, reward_details
+from strands_rollout.samples import Sample, finished_samples, reward_details
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.generate import generate
 from strands_rollout.slime_plugin.reward import reward_func
@@ -90,7 +90,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Totals of a run; the means are over the samples that were rewarded."""
+    """Totals of a run; the means are of the samples that neither failed nor had a reward that did."""
 
     samples: int
     completed: int
@@ -103,7 +103,8 @@ class Summary:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome]) -> Summary:
         """The totals of these outcomes."""
-        graded = [outcome.graded for outcome in outcomes if outcome.graded]
+        views = finished_samples([outcome.sample for outcome in outcomes])
+        graded = [view.graded for view in views if view.graded and not view.is_missing]
         count = max(len(graded), 1)
         return cls(
             samples=len(outcomes),
@@ -204,7 +205,7 @@ async def playing(
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
-        args.custom_rm_path = None if reward else "strands_rollout.reward_func"
+        args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None
         stack.callback(end_mcp_connections)  # a server that does not answer would hold up Ctrl-C
         yield Player(args, load_tokenizer(str(tokenizer_dir)), recorder, audited, evaluation, generate, reward)
 

@@ -69,14 +69,15 @@ _KEYS: Final = """you are the policy; type
   Ctrl-D                        to end"""
 
 Asked: TypeAlias = tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""What the main agent asks a policy: messages and tools, in the form of chat templates."""
+"""What an agent asks a policy: messages and tools, in the form of chat templates."""
 
 
 class Transcript(HookProvider):
-    """Prints what the main agent reads and says, as it goes."""
+    """Prints what the agents that may answer read and say, as they go."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._is_begun = console, False
+        self._console = console
+        self._agents: list[Agent] = []  # that of the last message last
         self._asked: Asked | None = None
         self._places: dict[str, str] = {}  # where tools raised, by the id of the call
 
@@ -87,7 +88,7 @@ class Transcript(HookProvider):
         registry.add_callback(AfterToolCallEvent, self._after_tool_call)
 
     def take_asked(self) -> Asked | None:
-        """What the main agent asks now; None where another agent does."""
+        """What the agent asks now; None where one does that can't give the answer."""
         asked, self._asked = self._asked, None
         return asked
 
@@ -112,9 +113,13 @@ class Transcript(HookProvider):
             self._places[event.tool_use["toolUseId"]] = place_in_users_code(event.exception)
 
     def _message_added(self, event: MessageAddedEvent) -> None:
-        if not self._is_begun:
-            self._is_begun = True
-            self._show_agent(event.agent)
+        agent = event.agent
+        if self._agents[-1:] != [agent]:
+            if self._agents:
+                self.show("agent", agent.name, "dim")
+            if agent not in self._agents:
+                self._show_agent(agent)
+            self._agents = [*(one for one in self._agents if one is not agent), agent]
         self._show_message(event.message)
 
     def _show_agent(self, agent: Agent) -> None:

@@ -227,8 +227,7 @@ class Session:
 
     def settle_main(self) -> None:
         """Make the main conversation the model's."""
-        if self.main is not self.model.conversation:
-            self.model.conversations.promote(self.main)
+        self.model.conversations.promote(self.main)
 
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
         """The next turn of the conversation that a request continues, or the recorded one that it had before.

@@ -105,6 +105,12 @@ class Conversation:
         """Response tokens of the segments before the last."""
         return sum(segment.trajectory.response_length for segment in self.segments)
 
+    @property
+    def last_request_at_s(self) -> float:
+        """When the last turn was asked for, in seconds since the episode began; there is one."""
+        segment = self.last if self.last.trajectory.turns else self.segments[-1]
+        return segment.trajectory.turns[-1].parts[-1].at_s or 0.0
+
     def bind(self, agent: object, signal: object = None) -> None:
         """Make it this agent's; what is None changes nothing."""
         self.agent = self.agent if agent is None else weakref.ref(agent)
@@ -254,10 +260,23 @@ class Conversations:
         """Begin the main one anew."""
         self.main = Conversation(*self._shared, self._new_sampler())
 
+    def of_agent(self, agent: object) -> Conversation | None:
+        """The newest one in which this agent has spoken."""
+        return next(
+            (one for one in (*reversed(self.others), self.main) if one.agent() is agent and one.turn_count), None
+        )
+
     def promote(self, conversation: Conversation) -> None:
-        """Make it the main one, in the place of one that has no turn."""
+        """Make it the main one; the one before stays beside it, unless it has no turn."""
+        before = self.main
+        if conversation is before:
+            return
         self.others.remove(conversation)
         self.main, conversation.kind = conversation, "main"
+        if before.turn_count:
+            before.kind = "agent"
+            self.others.insert(0, before)
+            self._known[id(before.agent())] = before
 
     def begin(self, kind: Kind) -> Conversation:
         """A new one beside the others."""

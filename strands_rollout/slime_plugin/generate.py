@@ -25,11 +25,12 @@ from strands_rollout.model.trajectory import ASK_EXPERTS
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
+from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
-from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
+from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ async def generate(
     with failed_groups_of(args).episode() as number:
         given = await play_sample(args, sample, sampling_params, evaluation=False)
     if not slime_adapter.is_aborting(args, sample):
-        count_episode(args, number, sample)
+        note_episode(args, number, sample)
     return given
 
 
@@ -99,9 +100,14 @@ async def play_sample(
                 from strands_rollout.slime_plugin.workers import play_elsewhere
 
                 return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
-            kept = kept or await open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
             settings = with_row_settings(settings, sample.metadata)
-            beginning = continued(begin_sample(sample, may_resume=settings.resume_aborted), kept, settings)
+            conditions = functools.partial(
+                episode_conditions, args, sample, sampling_params, settings, evaluation=evaluation
+            )
+            kept = kept or await open_journal(sample, settings, conditions, evaluation=evaluation)
+            is_unfinished = sample.status is statuses_of(sample).ABORTED
+            now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
+            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), kept, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, kept)
             others = await _filled(job)
@@ -168,6 +174,9 @@ def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]
         beginning=beginning,
         keep_progress=settings.resume_aborted and not obstacle,
         max_staleness=settings.max_staleness,
+        conditions=functools.partial(
+            episode_conditions, job.args, job.sample, job.sampling_params, settings, evaluation=job.evaluation
+        ),
     )
     facts = job.sample.metadata[METADATA_KEY]
     facts["sampling_params"] = dict(job.sampling_params)
@@ -486,21 +495,3 @@ class RolloutJob:
             processor=slime_adapter.processor_of(args, self.sample),
             engine_patience_s=settings.engine_patience_s,
         )
-
-
-def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
-    """Slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
-    return (
-        getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
-    )
-
-
-def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
-    """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
-    for name in ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",):
-        if (limit := getattr(args, name, None)) is not None:
-            return int(limit)
-    max_tokens_per_gpu = getattr(args, "max_tokens_per_gpu", None)
-    if evaluation or max_tokens_per_gpu is None:
-        return None
-    return int(max_tokens_per_gpu) * int(getattr(args, "context_parallel_size", None) or 1)

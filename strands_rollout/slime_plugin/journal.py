@@ -7,12 +7,12 @@ continued from its last finished turn, as an aborted one is, and gives the same 
 
 from __future__ import annotations
 
+import asyncio
 import functools
-import hashlib
 import logging
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -31,8 +31,9 @@ from strands_rollout.files import EpisodeRecords, RecordLog
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory
-from strands_rollout.samples import SampleLike, SlimeArgs
+from strands_rollout.samples import SampleLike
 from strands_rollout.settings import RolloutSettings
+from strands_rollout.slime_plugin.conditions import digest_of, row_of
 from strands_rollout.slime_plugin.resume import (
     RESUME_VERSION,
     Beginning,
@@ -44,7 +45,6 @@ from strands_rollout.slime_plugin.resume import (
 )
 
 logger = logging.getLogger(__name__)
-_CHANGE_NOTHING: Final = ("episode_workers", "should_abort", "journal_dir", "repeat_interrupted_tools")
 _CLOSED: Final = b'{"closed":'
 
 
@@ -322,24 +322,17 @@ def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings
 
 
 async def open_journal(
-    args: SlimeArgs,
-    sample: SampleLike,
-    sampling_params: Mapping[str, Any],
-    settings: RolloutSettings,
-    *,
-    evaluation: bool,
+    sample: SampleLike, settings: RolloutSettings, conditions: Callable[[], Mapping[str, str]], *, evaluation: bool
 ) -> EpisodeRecords | None:
     """The records of this sample of this job in the setting's `journal_dir`; None without one, or if it can't be used.
 
-    What dead processes have left is read once, in a thread. Another episode of the same sample keeps them for itself.
+    Those of an episode that was begun under other conditions, or on another row, are not this sample's. What dead
+    processes have left is read once, in a thread. Another episode of the same sample keeps them for itself.
     """
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:
         return None
-    asked = {name: value for name, value in sampling_params.items() if name != "sampling_seed"}
-    given = {name: value for name, value in args.strands_rollout.items() if name not in _CHANGE_NOTHING}  # type: ignore[attr-defined]
-    about = [getattr(args, "hf_checkpoint", None), given, asked, sample.prompt, sample.label, evaluation]
-    name = hashlib.sha256(orjson.dumps(about, default=repr, option=orjson.OPT_NON_STR_KEYS)).hexdigest()[:16]
+    name = digest_of([await asyncio.to_thread(conditions), row_of(sample), evaluation])
     try:
         await once(("journal", os.getpid(), folder), functools.partial(_log_in, os.getpid(), folder))
         return _log_in(os.getpid(), folder).open(f"{sample.index}-{name}")

@@ -77,8 +77,9 @@ def log_eval(
 ) -> bool:
     """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
 
-    A sample that failed by a fault of the infrastructure is no wrong answer. It is taken out of `data`, from which
-    slime computes its own numbers next, and so is a data set of such samples alone, which is logged as an error.
+    A sample that failed, or was not graded, by a fault of the infrastructure is no wrong answer. It is taken out of
+    `data`, from which slime computes its own numbers next, and so is a data set of such samples alone, which is logged
+    as an error.
 
     Args:
         rollout_id: slime's.
@@ -112,13 +113,14 @@ def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None
 
 
 def _leave_out_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Take what has no answer out of a data set; for slime's pass rate all samples of its problem."""
+    """Take what has no graded answer out of a data set; for slime's pass rate all samples of its problem."""
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]
     if not any(missing) or len(samples) != len(result.get("rewards") or ()):
         return
-    last = next(sample.facts.get("error") for sample in reversed(samples) if sample.is_missing)
+    lost = next(sample for sample in reversed(samples) if sample.is_missing)
+    last = lost.facts.get("error") or lost.graded.get("error")
     level = logging.ERROR if all(missing) else logging.WARNING
     words = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
     logger.log(level, words, name, len(samples), sum(missing), last)
@@ -257,7 +259,10 @@ def per_sample_metrics(samples: Samples) -> Metrics:
 
 
 def ending_metrics(samples: Samples) -> Metrics:
-    """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training."""
+    """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training.
+
+    Also the number of samples whose reward failed.
+    """
     reasons, statuses = [sample.text("stop_reason") for sample in samples], [sample.status for sample in samples]
     cut = [reason for reason, status in zip(reasons, statuses, strict=True) if status == "truncated"]
     removals = [sample.is_removed for sample in samples if sample.status is not None]
@@ -266,6 +271,7 @@ def ending_metrics(samples: Samples) -> Metrics:
         **shares("truncation", cut, TRUNCATING),
         **shares("status", statuses, STATUSES),
         **_mean("removed", [is_removed for is_removed in removals if is_removed is not None]),
+        **({"ungraded": float(sum(sample.is_ungraded for sample in samples))} if samples else {}),
     }
 
 
@@ -313,7 +319,7 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def answer_metrics(samples: Samples) -> Metrics:
-    """Of an evaluation: samples without an answer, and the share of right ones among the others where they tell."""
+    """Of an evaluation: samples without a graded answer, and the share of right ones among the others, if they tell."""
     answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
@@ -438,7 +444,7 @@ def transcript_rows(
         reward_key: The entry of a reward that is a dict.
         secrets: Texts that are masked wherever they stand.
     """
-    rewards = [sample.reward(reward_key) for sample in samples]
+    rewards = [None if sample.is_missing else sample.reward(reward_key) for sample in samples]
     reasons: dict[int, list[str]] = {}
     for reason, position in _chosen(samples, rewards):
         reasons.setdefault(position, []).append(reason)

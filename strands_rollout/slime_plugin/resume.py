@@ -22,6 +22,7 @@ from strands_rollout.samples import (
     episode_facts,
     statuses_of,
 )
+from strands_rollout.slime_plugin.conditions import changed_conditions
 from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 logger = logging.getLogger(__name__)
@@ -84,10 +85,13 @@ class _Saved(_Strict):
     calls: list[dict[str, Any]] = []
     engine_aborts: NonNegativeInt
     code: dict[str, int | float]
+    conditions: dict[str, str] = {}  # none in a journal, whose name has them
 
 
-def save_resume_state(state: ResumeState) -> dict[str, Any]:
+def save_resume_state(state: ResumeState, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The state without its tokens, as plain JSON values that share nothing with it.
+
+    `conditions` are those that the episode was played under, and is to be resumed under.
 
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
@@ -102,6 +106,7 @@ def save_resume_state(state: ResumeState) -> dict[str, Any]:
         "finished": {call_id: saved_result(result) for call_id, result in state.progress.finished.items()},
         "engine_aborts": state.engine_aborts,
         "code": dict(state.code),
+        "conditions": dict(conditions or {}),
     }
     try:
         return dict(json.loads(json.dumps(values, allow_nan=False)))
@@ -246,14 +251,17 @@ class Beginning:
     dropped_tokens: int = 0  # tokens that earlier attempts sampled and that are in no sample
 
 
-def begin_sample(sample: SampleLike, *, may_resume: bool) -> Beginning:
-    """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh."""
+def begin_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> Beginning:
+    """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh.
+
+    None is resumed that was begun under other conditions.
+    """
     facts = episode_facts(sample)
     aborted = sample.status is statuses_of(sample).ABORTED
     aborts = _count(facts, "aborts") + aborted
     # a sample without a sampled token holds a filler as response
     has_sampled = bool(sample.response_length) and not sample.remove_sample
-    resume = _resume_state(sample, facts) if aborted and may_resume and has_sampled else None
+    resume = _resume_state(sample, facts, conditions or {}) if aborted and may_resume and has_sampled else None
     resumes = _count(facts, "resumes") + (resume is not None)
     dropped = _count(facts, "dropped_sampled_tokens")
     if resume is None:
@@ -274,14 +282,21 @@ def _count(facts: Mapping[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _resume_state(sample: SampleLike, facts: Mapping[str, Any]) -> ResumeState | None:
+def _resume_state(sample: SampleLike, facts: Mapping[str, Any], conditions: Mapping[str, str]) -> ResumeState | None:
     # facts of another version may mean other things by the same names
-    saved = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
+    saved: Any = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
     try:
-        return load_resume_state(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
+        state = load_resume_state(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:
-        logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, e)
-        return None
+        why = str(e)
+    else:
+        # those of a state that an older version has saved are not known
+        changed = changed_conditions(saved.get("conditions") or conditions, conditions)
+        if not changed:
+            return state
+        why = f"it was begun with other values of {', '.join(changed)}"
+    logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, why)
+    return None
 
 
 def reset_sample(sample: SampleLike) -> None:

@@ -10,16 +10,20 @@ import reprlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import EnvironmentFaultError, RolloutError, foreign_code
+from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError, foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
 from strands_rollout.samples import (
+    FAILED_METHODS,
     METADATA_KEY,
+    NO_JUDGE,
     PART_PREFIX,
     REWARD_AHEAD_KEY,
     REWARD_DETAILS_KEY,
+    REWARD_FAILED,
     SCORE_KEY,
     SampleLike,
     episode_facts,
@@ -29,6 +33,8 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
+from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_reward, take_number
+from strands_rollout.slime_plugin.slime_adapter import asks_reward_func
 from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
 
 if TYPE_CHECKING:
@@ -44,11 +50,6 @@ _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
 _OWN_PATHS: Final = ("strands_rollout.reward_func", f"{__name__}.reward_func")
 _reported: set[str] = set()
 
-REWARD_FAILED: Final = "error"
-NO_JUDGE: Final = "no_judge"
-"""The method of a reward whose judge failed: an outage."""
-FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
-"""The methods of rewards that say nothing of the answer: the sample is not trained."""
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
 Reward: TypeAlias = "float | RewardDict"
@@ -82,21 +83,63 @@ async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | R
         (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither
         `reward_key` nor `eval_reward_key`, or, of a sample in training, only the latter; the dict is then kept in
         `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and mean the dict.
-        Raises nothing but CancelledError: an exception would end slime's training run.
+
+    Raises:
+        asyncio.CancelledError: The caller was cancelled.
+        FailedGroupsError: So many groups of training samples in a row have nothing to train on, as while a judge is
+            away, that the run is to be ended; see `FailedGroups`. Nothing else is raised: slime's run would die of it.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
-        return _as_read(args, sample, await _reward(args, sample))
+        graded = await _graded(args, sample)
+        reward = _as_read(args, sample, graded.details)
+        _count(args, [graded])
+        return reward
     flat: list[Any] = []
     _visited(sample, flat.append)
     graders = _graders(flat)
-    tasks: dict[int, asyncio.Task[RewardDict]] = {}
+    tasks: dict[int, asyncio.Task[_Graded]] = {}
     async with asyncio.TaskGroup() as group:
         for position in dict.fromkeys(graders):
-            tasks[position] = group.create_task(_reward(args, flat[position]))
+            tasks[position] = group.create_task(_graded(args, flat[position]))
             await asyncio.sleep(0)  # one sample per turn of the loop: a long list must not hold it
-    details = (dict(tasks[position].result()) for position in graders)
-    return _visited(sample, lambda one: _as_read(args, one, next(details)))
+    details = (dict(tasks[position].result().details) for position in graders)
+    rewards = _visited(sample, lambda one: _as_read(args, one, next(details)))
+    _count(args, [task.result() for task in tasks.values()])
+    return rewards
+
+
+@dataclass(frozen=True, slots=True)
+class _Graded:
+    sample: Any
+    details: RewardDict
+    number: int | None  # of its episode; None in an evaluation
+
+
+async def _graded(args: object, sample: object) -> _Graded:
+    """Grade one sample; until its reward is known its episode is one that may still succeed."""
+    is_counted, number = False, None
+    with foreign_code("a foreign sample may raise anything"), exits_as_errors("the sample", RuntimeError):
+        is_counted, number = not _is_evaluated(sample), take_number(sample)
+    if not is_counted:
+        return _Graded(sample, await _reward(args, sample), None)
+    with failed_groups_of(args).episode(number) as number:
+        return _Graded(sample, await _reward(args, sample), number)
+
+
+def _count(args: object, all_graded: Sequence[_Graded]) -> None:
+    """Count rewards of training samples, each of which is set by now.
+
+    Raises:
+        FailedGroupsError: The run is to be ended.
+    """
+    for one in all_graded:
+        failure = str(one.details["error"]) if one.details["method"] in FAILED_METHODS else None
+        with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("it", RuntimeError):
+            if one.number is not None:
+                note_reward(args, one.number, one.sample, failure)
+        if isinstance(outcome.error, FailedGroupsError):
+            raise outcome.error
 
 
 def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) -> list[Any]:
@@ -129,6 +172,11 @@ def _reads_a_key(args: object, sample: object) -> bool:
         return True  # without a key of its own, an evaluation reads that of training
     if not getattr(args, "eval_reward_key", None):
         return False
+    return _is_evaluated(sample)
+
+
+def _is_evaluated(sample: object) -> bool:
+    """Whether it is a sample of an evaluation."""
     facts = episode_facts(sample)
     # only in training slime gives samples a group; this package's `generate` notes which it is
     return bool(facts.get("evaluation")) if "stop_reason" in facts else getattr(sample, "group_index", None) is None
@@ -154,9 +202,8 @@ def _fan_out(sample: object) -> tuple[Hashable, int | None]:
 
 async def grade_ahead(args: object, sample: SampleLike) -> None:
     """Grade a sample in an episode worker, if slime asks this reward function for it next, which then finds it."""
-    path = getattr(sample, "custom_rm_path", None) or getattr(args, "custom_rm_path", None)
-    is_asked = path in _OWN_PATHS and not getattr(args, "group_rm", False) and sample.reward is None
-    if is_asked and sample.status is not statuses_of(sample).ABORTED:
+    is_asked = asks_reward_func(args, sample) and not getattr(args, "group_rm", False)
+    if is_asked and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
         began = time.monotonic()
         details = await _reward(args, sample)
         ahead = {REWARD_AHEAD_KEY: details, "score_s": time.monotonic() - began}

@@ -1,9 +1,12 @@
 """Rewards by group: normalisation, the dynamic sampling filter, and the end of a run whose groups all fail.
 
-slime takes a failed sample for a finished one: while an engine is dead it would draw prompts without end with a dynamic
-filter, and train on nothing without one. Its synchronous rollout ends when `generate` raises, except in a surplus group
-that it no longer looks at; its fully-async rollout logs the exception and loses the group. Both end when `log_rollout`
-or `normalize_rewards` raises.
+slime takes a failed sample for a finished one: while an engine or a judge is dead it would draw prompts without end
+with a dynamic filter, and train on nothing without one. Its synchronous rollout ends when `generate` or the reward
+raises, except in a surplus group that it no longer looks at; its fully-async rollout logs the exception and loses the
+group. Both end when `log_rollout` or `normalize_rewards` raises.
+
+An episode has failed when it says so, or when its reward does; it has succeeded when its reward is known. Where slime
+asks another reward than this package's, that is when the episode has ended.
 """
 
 import logging
@@ -20,6 +23,8 @@ from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
 from strands_rollout.model.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
 from strands_rollout.samples import (
+    EPISODE_NUMBER_KEY,
+    METADATA_KEY,
     NUMBERINGS_KEY,
     SampleLike,
     SlimeArgs,
@@ -30,7 +35,7 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.slime_adapter import is_fully_async, slimes_state
+from strands_rollout.slime_plugin.slime_adapter import asks_reward_func, is_aborting, is_fully_async, slimes_state
 
 logger = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -232,7 +237,8 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
     """Keep a group whose trained rollouts differ in reward: the others have no advantage to learn from.
 
     Rollouts, excluded samples and rewards are those of `normalize_rewards`: siblings of a fan-out are one rollout, and
-    a failed sample is none, so that a group does not seem informative because of an outage.
+    a failed sample is none, so that a group does not seem informative because of an outage. Groups to which a reward of
+    somebody else's gives no number are counted as failed ones are, since slime would draw prompts without end.
 
     Args:
         args: slime's; `reward_key` is read.
@@ -243,6 +249,9 @@ def keep_informative_groups(args: SlimeArgs, samples: Sequence[Any], **kwargs: o
         slime's DynamicFilterOutput, or a `FilterVerdict` outside of slime. The reason of a dropped group is
         `no_trained_rollout`, `one_trained_rollout`, or `zero_std_` and the common reward to one decimal, as slime's
         own filter has it.
+
+    Raises:
+        FailedGroupsError: So many groups in a row have no reward that the run is to be ended.
     """
     del kwargs
     return _verdict(_trained_rewards(args, samples))
@@ -253,7 +262,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
     As slime's `check_reward_nonzero_std_with_fallback`. An older slime than 0.3.1 knows only kept and dropped groups,
     and is told to keep the group where it would draw prompts. One without any trained rollout is dropped in any case.
-    The arguments and the result are those of `keep_informative_groups`.
+    The arguments, the result and what is raised are those of `keep_informative_groups`.
     """
     del kwargs
     rewards = _trained_rewards(args, samples)
@@ -270,7 +279,9 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
     flat = [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
-    return [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
+    rewards = [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
+    _note_group(args, flat, rewards)
+    return rewards
 
 
 def _verdict(rewards: Sequence[float]) -> Any:  # noqa: ANN401 - slime's
@@ -290,8 +301,8 @@ class FailedGroups:
     """Counts the groups of one job that failed in a row; any sample that can be trained ends the row.
 
     A group has failed when all of its samples have. A burst among concurrent episodes is not enough: the run continues
-    as long as an episode is running that began before the first failure of the row, since it may still succeed. Threads
-    of several rollouts may use it.
+    as long as an episode is running, or its reward is awaited, that began before the first failure of the row, since it
+    may still succeed. Threads of several rollouts may use it.
 
     Attributes:
         error: What is to end the run, as long as the row lasts; None while it is not long enough.
@@ -311,11 +322,12 @@ class FailedGroups:
         self._episodes = self._nameless = self._groups = 0
 
     @contextmanager
-    def episode(self) -> Iterator[int]:
-        """Entered while an episode runs; gives its number."""
+    def episode(self, number: int | None = None) -> Iterator[int]:
+        """Entered while an episode runs, and with its number while it is graded; gives its number."""
         with self._lock:
-            self._begun += 1
-            number = self._begun
+            if number is None:
+                self._begun += 1
+                number = self._begun
             self._running.add(number)
         try:
             yield number
@@ -324,12 +336,14 @@ class FailedGroups:
                 self._running.discard(number)
 
     def add_trained(self) -> None:
-        """Count an episode that gave a sample to train on."""
+        """Count a sample to train on."""
         with self._lock:
             self._begin_row()
 
-    def add_failed(self, number: int, sample: SampleLike, group_size: int, limit: int) -> FailedGroupsError | None:
-        """Count an episode that failed after its `episode()`; the error where it is to be raised.
+    def add_failed(
+        self, number: int, sample: SampleLike, group_size: int, limit: int, why: str
+    ) -> FailedGroupsError | None:
+        """Count an episode that failed, or its reward, after its `episode()`; the error where it is to be raised.
 
         That is once for all concurrent episodes, and again where later ones fail: the run continued.
         """
@@ -347,12 +361,10 @@ class FailedGroups:
                 self._groups += len(members) == group_size
             if self._groups < limit or any(one <= self._first for one in self._running):
                 return None
-            facts = episode_facts(sample)
             self.error = FailedGroupsError(
                 f"got {self._groups} failed groups of training samples in a row ({self._episodes} episodes), by no "
                 "fault of the policy; the run is ended, since it would train on nothing. Fix what the last one failed "
-                f"with, or set max_failed_groups (now {limit}; 0 never ends a run): {facts.get('stop_reason')}: "
-                f"{facts.get('error')}"
+                f"with, or set max_failed_groups (now {limit}; 0 never ends a run): {why}"
             )
             if number <= self._raised_to:
                 return None
@@ -360,40 +372,107 @@ class FailedGroups:
             return self.error
 
 
-_JOBS: Final[OrderedDict[int, tuple[Any, FailedGroups]]] = OrderedDict()
+@dataclass(frozen=True, slots=True)
+class _Job:
+    args: Any  # held so that no others get their id
+    failed: FailedGroups
+    unrewarded: FailedGroups  # groups without a reward, in the order in which a filter sees them
+
+
+_JOBS: Final[OrderedDict[int, _Job]] = OrderedDict()
 _JOBS_LOCK: Final = threading.Lock()
 
 
 def failed_groups_of(args: SlimeArgs) -> FailedGroups:
     """The count of the job that has these args, which are one object in all of its calls."""
+    return _job_of(args).failed
+
+
+def _job_of(args: SlimeArgs) -> _Job:
     with _JOBS_LOCK:
         held = _JOBS.get(id(args))
         if held is None:
-            held = _JOBS[id(args)] = (args, FailedGroups())  # args are held so that no others get their id
+            held = _JOBS[id(args)] = _Job(args, FailedGroups(), FailedGroups())
             if len(_JOBS) > _MOST_JOBS:
                 _JOBS.popitem(last=False)
         _JOBS.move_to_end(id(args))
-        return held[1]
+        return held
 
 
-def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
-    """Count a training episode that has ended.
+def note_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
+    """Count a training episode that has ended; one that is to be graded here counts as trained when that is done.
 
     Raises:
         FailedGroupsError: So many groups have failed in a row that the run is to be ended.
     """
     groups = failed_groups_of(args)
-    if is_trained(sample):
-        groups.add_trained()
-    if sample.status is not statuses_of(sample).FAILED:
+    if sample.status is statuses_of(sample).FAILED:
+        facts = episode_facts(sample)
+        _add_failed(args, groups, number, sample, f"{facts.get('stop_reason')}: {facts.get('error')}")
+    elif is_trained(sample):
+        is_graded_next = False
+        with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
+            is_graded_next = asks_reward_func(args, sample) and sample.reward is None
+        if is_graded_next:
+            sample.metadata[METADATA_KEY] = {**episode_facts(sample), EPISODE_NUMBER_KEY: number}
+        else:
+            groups.add_trained()
+
+
+def take_number(sample: object) -> int | None:
+    """Take the number that `note_episode` has left on a sample; None of a sample that another function has played."""
+    facts = episode_facts(sample)
+    return facts.pop(EPISODE_NUMBER_KEY, None) if isinstance(facts, dict) else None
+
+
+def note_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str | None) -> None:
+    """Count a training sample that was graded; `failure` says why it could not be.
+
+    Raises:
+        FailedGroupsError: So many groups have failed in a row that the run is to be ended.
+    """
+    if _has_failed(sample):  # counted with its episode
         return
-    limit, size, loses = MAX_FAILED_GROUPS, 1, False
+    groups = failed_groups_of(args)
+    if failure is not None:
+        ours = getattr(args, "strands_rollout", None)
+        asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
+        if not is_aborting(args, sample, asked):  # which lets go of rewards
+            _add_failed(args, groups, number, sample, f"the reward failed: {failure}")
+    elif is_trained(sample):
+        groups.add_trained()
+
+
+def _note_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
+    """Count a group of which only a filter sees that a reward of somebody else's gave it nothing to train on.
+
+    Raises:
+        FailedGroupsError: So many groups have failed in a row that the run is to be ended.
+    """
+    groups = _job_of(args).unrewarded
+    if rewards:
+        groups.add_trained()
+        return
+    # FAILED ones are counted already, and without a token in the mask there was nothing to train on
+    left = [one for one in samples if not _has_failed(one) and any(one.loss_mask or ())]
+    if not left or asks_reward_func(args, left[0]):
+        return
+    with groups.episode() as number:
+        pass
+    why = f"the reward gave {left[0].reward!r:.200}, or took the sample out; expected a finite number"
+    _add_failed(args, groups, number, left[0], why, size=1)
+
+
+def _add_failed(
+    args: SlimeArgs, groups: FailedGroups, number: int, sample: SampleLike, why: str, size: int | None = None
+) -> None:
+    limit, loses = MAX_FAILED_GROUPS, False
     # args that can't be read fail every episode, which is to end the run as any other fault does
     with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
         given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
-        size = given if isinstance(given, int) and given > 0 else 1
+        size = size or (given if isinstance(given, int) and given > 0 else 1)
         limit = _max_failed_groups(args)
-    error = groups.add_failed(number, sample, size, limit) if limit else None
+    error = groups.add_failed(number, sample, size or 1, limit, why) if limit else None
     if error is None:
         return
     if not loses:

@@ -5,7 +5,7 @@ The only place that fills slime's Sample: tokens, mask, logprobs, status and met
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, cast
 
@@ -57,11 +57,13 @@ def write_episode(
     beginning: Beginning | None = None,
     keep_progress: bool = True,
     max_staleness: int | None = None,
+    conditions: Callable[[], Mapping[str, str]] | None = None,
 ) -> None:
     """Fill a sample that `begin_sample` has made ready from a finished episode; of a resumed one, append what is new.
 
     Where slime can't take an ABORTED sample, an abort is the infrastructure's failure. Tokens of weights that are older
-    than the last by more versions than `max_staleness` are not trained.
+    than the last by more versions than `max_staleness` are not trained. `conditions` gives those under which an aborted
+    episode may be resumed.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
@@ -78,7 +80,8 @@ def write_episode(
         if status is statuses_of(sample).FAILED:
             exclude_from_training(sample)
         if status is statuses_of(sample).ABORTED and keep_progress:
-            facts |= _saved_progress(model, episode, code_calls, engine_aborts)
+            played_under = {} if conditions is None else conditions()
+            facts |= _saved_progress(model, episode, code_calls, engine_aborts, played_under)
     else:
         # image tokens without their images stop a trainer
         prompt_ids = [] if model.conversation.last.new_images else model.prompt_ids
@@ -109,10 +112,12 @@ def write_trajectory(
     return _mask_stale(sample, trajectory, max_staleness)
 
 
-def _saved_progress(model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int) -> dict[str, Any]:
+def _saved_progress(
+    model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int, conditions: Mapping[str, str]
+) -> dict[str, Any]:
     state = ResumeState(model.trajectory, episode.progress, engine_aborts, asdict(code_calls))
     try:
-        return {RESUME_KEY: save_resume_state(state)}
+        return {RESUME_KEY: save_resume_state(state, conditions)}
     except ResumeError as e:
         logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
         return {}

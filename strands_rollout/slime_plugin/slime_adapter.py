@@ -37,6 +37,8 @@ _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_u
 DRIVERS_STATE: Final = "strands_rollout_drivers_state"
 """Of the args in an episode worker: slime's state in the driver, as far as it was told."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
+REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
+"""The paths by which slime may call this package's reward."""
 _untraced: set[tuple[str, type[Exception]]] = set()
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
@@ -235,6 +237,12 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     It recycles them while it is aborting and in its fully-async rollout; at any other time one crashes the run.
     """
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
+
+
+def asks_reward_func(args: SlimeArgs, sample: object) -> bool:
+    """Whether slime has this package's `reward_func` grade a sample."""
+    own = None if getattr(args, "group_rm", False) else getattr(sample, "custom_rm_path", None)
+    return (own or getattr(args, "custom_rm_path", None)) in REWARD_PATHS
 
 
 def is_fully_async(args: SlimeArgs) -> bool:

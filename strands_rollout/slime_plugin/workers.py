@@ -36,6 +36,8 @@ from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, status
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
 from strands_rollout.slime_plugin import worker as remote
+from strands_rollout.slime_plugin.conditions import episode_conditions
+from strands_rollout.slime_plugin.inputs import with_row_settings
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of
 from strands_rollout.slime_plugin.sample_writer import is_unfinished
@@ -77,7 +79,12 @@ async def play_elsewhere(
         freeze_long_lived()  # full collections would look through what finished samples hold
     pool = _pool_of(settings.episode_workers)
     job = _Job(args, sample, settings.should_abort)
-    job.file = await open_journal(args, sample, sampling_params, settings, evaluation=evaluation)
+
+    def conditions() -> dict[str, str]:
+        own = with_row_settings(settings, sample.metadata)
+        return episode_conditions(args, sample, sampling_params, own, evaluation=evaluation)
+
+    job.file = await open_journal(sample, settings, conditions, evaluation=evaluation)
     job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
     try:
         job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)

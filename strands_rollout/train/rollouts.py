@@ -26,7 +26,15 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.evaluate import Generate, Player
 from strands_rollout.evaluation.options import TrainOptions, slime_sampling_params
 from strands_rollout.evaluation.rows import Row
-from strands_rollout.samples import Sample, episode_facts, fan_out_part, finished_samples, parts_of
+from strands_rollout.samples import (
+    NO_JUDGE,
+    Sample,
+    episode_facts,
+    fan_out_part,
+    finished_samples,
+    parts_of,
+    reward_details,
+)
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_SHOWN: Final = 10
+_MOST_ERRORS: Final = 5
 _CONTEXT_TOKENS: Final = 8
 _MOST_RATIO: Final = 50.0
 _GRPO: Final = SimpleNamespace(reward_key=REWARD_KEY, advantage_estimator="grpo")
@@ -208,6 +217,38 @@ class RolloutCollector:
         return {**self._sampling_params, "sampling_seed": sampling_seed(self._options.seed, name, index)}
 
 
+def held_out_figures(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return accuracy, mean reward and parts of held-out episodes, and how many the user's own reward could not grade.
+
+    An outage is no wrong answer, and the rows that are left would be another set. A reward that raises for some answers
+    would do so again: these are left out.
+
+    Raises:
+        TrajectoryError: Episodes or their judge failed; or the reward failed for every answer.
+    """
+    views = finished_samples(samples)
+    missing = [one for one in views if one.is_missing]
+    rewards = [one.graded for one in views if not one.is_missing]
+    outages = [one for one in missing if not one.is_ungraded or one.graded.get("method") == NO_JUDGE]
+    if lost := [one.sample for one in (outages if rewards else missing)]:
+        raise TrajectoryError(
+            f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
+            f"{errors_of(lost)}; run the same command again to resume"
+        )
+    return {
+        "held_out_accuracy": _mean(float(bool(reward.get("acc"))) for reward in rewards),
+        "held_out_reward": _mean(float(reward.get(REWARD_KEY, 0.0)) for reward in rewards),
+        **{f"held_out_{key}": _mean(values) for key, values in parts_of(rewards).items()},
+        **({"held_out_ungraded": float(len(missing))} if missing else {}),
+    }
+
+
+def errors_of(samples: Sequence[Sample]) -> str:
+    """A few errors of these episodes and their rewards."""
+    errors = sorted({str(episode_facts(one).get("error") or reward_details(one).get("error")) for one in samples})
+    return "; ".join(errors[:_MOST_ERRORS]) or "none is over"
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
     """One sample as the loss sees it.
@@ -295,7 +336,8 @@ class StepBatch:
         `version` is of the weights that are about to be updated; older tokens are stale.
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
-        graded = [sample.reward for sample in episodes if isinstance(sample.reward, dict)]
+        views = finished_samples(episodes)
+        graded = [view.graded for view in views if view.graded and not view.is_missing]
         statuses = Counter(sample.status for sample in episodes)
         sampled = sum(drift.sampled_tokens for drift in self.drifts)
         figures: dict[str, float] = {
@@ -311,6 +353,7 @@ class StepBatch:
                 for name in ("sampled_tokens", "tool_calls", "turns")
             },
             "dropped_groups": self.dropped_groups,
+            "ungraded": sum(view.is_ungraded for view in views),
             **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
             **_staleness(self.samples, version),
         }

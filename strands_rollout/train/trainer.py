@@ -31,14 +31,22 @@ from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files import write_json
 from strands_rollout.integrations.table import check_wandb
-from strands_rollout.samples import PART_PREFIX, Sample, episode_facts, kept, parts_of, reward_details
+from strands_rollout.samples import Sample, kept
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config
 from strands_rollout.slime_plugin.metrics import write_step_dump
-from strands_rollout.slime_plugin.reward import NO_JUDGE
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.train.policy import Measured, Policy
-from strands_rollout.train.rollouts import AbortFlag, LogprobGap, RolloutCollector, StepBatch, TrainingMethod, check_gap
+from strands_rollout.train.rollouts import (
+    AbortFlag,
+    LogprobGap,
+    RolloutCollector,
+    StepBatch,
+    TrainingMethod,
+    check_gap,
+    errors_of,
+    held_out_figures,
+)
 from strands_rollout.train.run_folder import (
     NOT_DRAWN,
     POLICY_FILE,
@@ -360,8 +368,8 @@ class Trainer:
         await self.method.prepare(samples, self.player)
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
         await asyncio.to_thread(kept, "dump", write)
-        if not any(sample.loss_mask and any(sample.loss_mask) for sample in samples):
-            raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {_errors_of(samples)}")
+        if not any(sample.loss_mask and any(sample.loss_mask) and not sample.remove_sample for sample in samples):
+            raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {errors_of(samples)}")
         if self.options.checks and self.method.keeps_contract:
             violated = [(sample.index, contract_violations(sample, reward_key=REWARD_KEY)) for sample in samples]
             found = [f"sample {index}: {words}" for index, violations in violated for words in violations]
@@ -396,40 +404,17 @@ class Trainer:
         started = time.monotonic()
         self.phase(f"held out: {len(self.held_out)} episodes")
         samples = await self.collector.play_all(self.held_out, "held out")
-        over = (Sample.Status.FAILED, Sample.Status.ABORTED)
-        rewards = [reward_details(sample) for sample in samples]
-        fails = all(reward.get("error") for reward in rewards)  # a reward that raises for every answer
-        judged = zip(samples, rewards, strict=True)
-        lost = [one for one, reward in judged if fails or one.status in over or reward.get("method") == NO_JUDGE]
-        if lost:  # an outage is no wrong answer, and the rows that are left are another set
-            raise TrajectoryError(
-                f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
-                f"{_errors_of(lost)}; run the same command again to resume"
-            )
-        found = {
-            "accuracy": sum(bool(reward.get("acc")) for reward in rewards) / max(len(rewards), 1),
-            "held_out_reward": sum(float(reward.get(REWARD_KEY, 0.0)) for reward in rewards) / max(len(rewards), 1),
-        }
-        parts = {key: sum(values) / len(values) for key, values in parts_of(rewards).items()}
-        names = {"held_out_parts": {key.removeprefix(PART_PREFIX): value for key, value in parts.items()}}
-        for name, value in {**found, **names}.items():
+        held_out = held_out_figures(samples)
+        prefix = "held_out_parts/"
+        parts = {key.removeprefix(prefix): value for key, value in held_out.items() if key.startswith(prefix)}
+        found = {"accuracy": held_out["held_out_accuracy"], "held_out_reward": held_out["held_out_reward"]}
+        for name, value in {**found, "held_out_parts": parts}.items():
             self.facts |= {f"{name}_start": value} if version == 0 else {}
             self.facts |= {f"{name}_end": value} if is_last else {}
-        return {
-            "held_out_accuracy": found["accuracy"],
-            "held_out_reward": found["held_out_reward"],
-            **{f"held_out_{key}": value for key, value in parts.items()},
-            "eval_s": time.monotonic() - started,
-        }
+        return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
         """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)
-
-
-def _errors_of(samples: Sequence[Sample]) -> str:
-    """A few of them."""
-    errors = sorted({str(episode_facts(one).get("error") or reward_details(one).get("error")) for one in samples})
-    return "; ".join(errors[:_MOST_SHOWN]) or "none is over"

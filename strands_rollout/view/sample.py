@@ -21,7 +21,7 @@ from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files import Json
 from strands_rollout.model.history import call_id
-from strands_rollout.samples import finite, kept
+from strands_rollout.samples import UNGRADED_METHODS, finite, kept
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
 from strands_rollout.template.tokens import token_bytes
@@ -252,6 +252,8 @@ def _row(judged: _Judged) -> dict[str, Any]:
     record, lists, kinds, marks, problems, _ = judged
     values, facts = record.values, record.facts
     grade = _grade(record)
+    # what failed, or was not graded, by a fault of the infrastructure is neither right nor wrong
+    is_missing = values.get("status") in ("failed", "aborted") or grade.get("method") in UNGRADED_METHODS
     return {
         "index": values.get("index"),
         "group": _group(values),
@@ -260,8 +262,8 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "part": _part(facts),
         "status": _text(values.get("status")),
         "stop": _text(facts.get("stop_reason")),
-        "reward": _reward(record),
-        "right": _number(grade.get("acc")),
+        "reward": None if is_missing else _reward(record),
+        "right": None if is_missing else _number(grade.get("acc")),
         "parts": _parts(grade),
         "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
         "turns": finite(facts.get("turns")) if "turns" in facts else len(lists.turns),

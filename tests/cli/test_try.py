@@ -28,6 +28,18 @@ def lookup(item: str) -> str:
     """
     return {"apple": "3 coins"}[item]
 '''
+GRAPH = """
+from strands import Agent
+from strands.multiagent import GraphBuilder
+
+def build(model, task):
+    builder = GraphBuilder().set_max_node_executions(5)
+    for name in ("owner", "clerk", "cook"):
+        builder.add_node(Agent(name=name, model=model, system_prompt=f"You are the {name}."), name)
+    builder.add_edge("owner", "clerk")
+    builder.add_edge("owner", "cook", condition=lambda state: False)
+    return builder.build()
+"""
 CALL = {"name": "lookup", "arguments": {"item": "apple"}}
 RAW = TOOL_CALL.format(name="lookup", arguments='{"item": "pear"}')
 TURNS = [{"text": "I look.", "calls": [CALL, {"name": "nosuch"}]}, RAW, "An apple is \\boxed{3} coins.\n"]
@@ -120,6 +132,17 @@ def test_a_limit_by_its_settings_name_ends_a_valid_episode_and_the_next_command_
     done = play("--script", script(folder, [{"calls": [CALL]}] * turns), "--set", change, "--reward", "own.score")
     assert (done.exit_code, shown in done.stdout, " status | truncated" in done.stdout) == (0, True, True), done.output
     assert done.stderr.endswith(f" eval --config rollout.yaml --reward own.score --set {change}\n")
+
+
+def test_of_a_graph_each_agent_that_may_answer_is_shown_and_played(folder: Path) -> None:
+    (folder / "graph_of_try.py").write_text(GRAPH)
+    done = play(
+        "--script", script(folder, ["Ask the clerk.", "\\boxed{3}"]), "--set", "agent_factory=graph_of_try.build"
+    )
+    assert done.exit_code == 0, done.output
+    for words in (" system | You are the clerk.", "  agent | clerk", "pred 3, label 3, method exact"):
+        assert words in done.stdout, done.stdout
+    assert " status | completed (completed); turns: 1" in done.stdout, done.stdout
 
 
 def test_an_episode_without_a_turn_has_failed(folder: Path, shipped_tokenizer: Any) -> None:

@@ -71,6 +71,12 @@ def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: 
     assert [record.values["reward"] is None for record in read_dump(out)] == [True, False]
 
 
+def test_a_reward_that_had_failed_is_not_compared_with(tmp_path: Path) -> None:
+    lost = {"score": -1.0, "acc": 0.0, "method": "no_judge", "error": "no judge."}
+    first, totals = lines_of(dump_of(tmp_path, sample(0, RIGHT, lost)))
+    assert (first["old"], first["new"], totals["compared"], totals["changed"]) == (None, 1.0, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("reward", "why"),
     [

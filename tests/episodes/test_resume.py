@@ -280,6 +280,39 @@ async def test_resuming_can_be_switched_off(shipped_tokenizer: Any) -> None:
     assert sample.tokens == fake.requests[0].input_ids + turn
 
 
+CHANGES = {
+    "another limit": ({"settings": {"max_tool_calls": 7}}, "max_tool_calls"),
+    "another system prompt": ({"settings": {"system_prompt": "Be brief."}}, "system_prompt"),
+    "another temperature": ({"params": {"temperature": 0.5}}, "temperature"),
+    "another budget": ({"params": {"max_new_tokens": 1024}}, "max_new_tokens"),
+    "another context limit": ({"rollout_max_context_len": 4096}, "the context limit"),
+    "other template arguments": ({"apply_chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    "another reward": ({"settings": {"reward": {"wrong": 0.0}}}, None),
+    "other weights, another seed": ({"version": "2", "params": {"sampling_seed": 9}}, None),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
+async def test_an_aborted_sample_is_not_resumed_under_other_conditions(shipped_tokenizer, caplog, change, name) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    rest = turn if name else turn[4:]
+    fake = await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(rest), sample, **change)
+    assert (sample.status, facts_of(sample)["resumes"]) == (Sample.Status.COMPLETED, int(name is None))
+    assert (fake.requests[0].input_ids[-4:] == turn[:4]) is (name is None)
+    words = f"aborted sample starts afresh index=3 reason=it was begun with other values of {name}"
+    assert (words in caplog.text) is (name is not None)
+
+
+async def test_an_aborted_sample_is_not_resumed_under_other_settings_of_its_row(shipped_tokenizer, caplog) -> None:
+    sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
+    await attempt(shipped_tokenizer, lambda _b, _n: aborted(turn[:4]), sample)
+    sample.metadata["strands_rollout_settings"] = {"max_tool_iterations": 1}
+    await attempt(shipped_tokenizer, lambda _b, _n: Reply.tokens(turn), sample)
+    assert facts_of(sample)["resumes"] == 0
+    assert "it was begun with other values of max_tool_iterations" in caplog.text
+
+
 async def test_an_abort_before_the_first_token_starts_afresh_without_a_warning(shipped_tokenizer, caplog) -> None:
     sample, turn = new_sample(), ids_of(shipped_tokenizer, ANSWER)
     await attempt(shipped_tokenizer, lambda _b, _n: aborted([]), sample)

@@ -284,7 +284,7 @@ def test_the_summary_counts_stop_reasons_and_names_violations() -> None:
         outcome(right=False, status=Sample.Status.FAILED, stop_reason="engine_error", error="EngineError: x"),
     ]
     text = printed(print_summary, outcomes, Summary.of(outcomes), seconds=1.5)
-    assert "3 samples in 1.5 s: accuracy 33.3%, mean reward -0.333, 3 tool calls" in text
+    assert "3 samples in 1.5 s: accuracy 50.0%, mean reward 0.000, 3 tool calls" in text
     assert "completed 1, turn_length 1, engine_error 1" in text
     assert "token exactness: every sample passed" in text
     assert "slime's contract: 1 violations\n  sample 3: loss_mask has None" in text

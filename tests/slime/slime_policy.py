@@ -72,7 +72,7 @@ class Policy:
     def _read(self, body: dict[str, Any]) -> Asked:
         text = self.tokenizer.decode(body["input_ids"])
         task = _TASK.findall(text)[0]
-        _, _, attempt = str(body["rid"]).partition("-")
+        _, _, attempt = str(body.get("rid", "")).partition("-")
         return Asked(
             task=task,
             turn=text.count(_TURN) - 1,

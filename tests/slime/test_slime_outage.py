@@ -1,10 +1,12 @@
 """What slime's own loops make of an engine that is away: for a while, for good, and in an evaluation."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import slime_rewards
 from fake_sglang import Reply
 from slime_policy import ANSWER, WRONG
 from slime_stage import Stage, Start
@@ -14,6 +16,7 @@ from strands_rollout.errors import FailedGroupsError
 pytestmark = pytest.mark.slime
 
 FILTER = "strands_rollout.keep_informative_groups"
+DEAD = "slime_rewards.dead"
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 
@@ -106,6 +109,22 @@ async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(start, capl
     assert stage.rollouts.raised == []
 
 
+@pytest.mark.parametrize("keys", [("score", "acc"), (None, None), ("score", None)])
+@pytest.mark.parametrize(("reward", "accuracy"), [("slime_rewards.away_for_wrong_answers", "1.0"), (DEAD, None)])
+async def test_what_no_judge_has_graded_is_missing_in_slimes_accuracy(start, caplog, reward, accuracy, keys):
+    caplog.set_level("INFO")
+    plans = {"answers": [ANSWER], "errs": [WRONG]}
+    named = {"reward_key": keys[0], "eval_reward_key": keys[1], "strands_rollout": {"reward": reward}}
+    stage = await evaluated(start, plans, ["errs", "answers", "answers"], **named)
+    await stage.rollouts.evaluate()
+    (own,) = (message for message in caplog.messages if message.startswith("eval 0"))
+    assert (f"'eval/demo': {accuracy}" in own) if accuracy else ("eval/demo" not in own)
+    missing = 2 if accuracy else 6
+    assert f"event=evaluation_incomplete data_set=demo samples=6 missing={missing}" in caplog.text
+    assert re.search(r"last_error=\w+: .*the judge is away", caplog.text)
+    assert re.search(rf"eval/demo/agent/missing={missing}\b", caplog.text)
+
+
 @pytest.mark.parametrize(
     ("reward_key", "eval_reward_key", "group_rm"),
     [(None, None, False), (None, "acc", True), ("score", None, True), ("score", "acc", False)],
@@ -123,3 +142,60 @@ async def test_slime_takes_the_reward_with_and_without_its_keys(start, caplog, r
     assert sorted(result["rewards"]) == [wrong] * 2 + [1.0] * 2
     accuracies = [message for message in caplog.messages if "eval/demo/agent/accuracy=0.5" in message]
     assert len(accuracies) == 1
+
+
+SLIMES_FILTER = "slime.rollout.filter_hub.dynamic_sampling_filters.check_reward_nonzero_std"
+WITH_REWARD = {"max_failed_groups": 5, "reward": DEAD}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"dynamic_sampling_filter_path": FILTER},
+        {"dynamic_sampling_filter_path": f"{FILTER}_with_fallback"},
+        {"dynamic_sampling_filter_path": SLIMES_FILTER},
+        {"group_rm": True, "dynamic_sampling_filter_path": FILTER},
+        {"strands_rollout": {**WITH_REWARD, "reward": "slime_rewards.broken"}},
+        {"strands_rollout": {**WITH_REWARD, "fan_out": True}},
+        {"partial_rollout": True, "dynamic_sampling_filter_path": FILTER},
+        {"custom_rm_path": "slime_rewards.no_number", "reward_key": None, "dynamic_sampling_filter_path": FILTER},
+    ],
+    ids=["filter", "fallback", "slime's filter", "group", "no filter", "fan-out", "partial", "a reward of slime's"],
+)
+async def test_a_reward_that_stays_away_ends_the_run(start: Start, more: dict[str, Any]) -> None:
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **{**BATCH, "strands_rollout": WITH_REWARD, **more})
+    async with asyncio.timeout(60):
+        with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row .*reward"):
+            await steps(stage, 20)
+    assert stage.rollouts.raised == []
+    assert len(stage.rollouts.calls) < 50
+
+
+async def test_a_reward_that_stays_away_ends_a_fully_async_run(start: Start, fully_async: str) -> None:
+    hooks = {"custom_rollout_log_function_path": "strands_rollout.log_rollout", "sglang_server_concurrency": 6}
+    given = {"rollout_function_path": fully_async, "strands_rollout": WITH_REWARD, **BATCH, **hooks}
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **given)
+    async with asyncio.timeout(60):
+        with pytest.raises(FailedGroupsError):
+            await steps(stage, 20)
+
+
+async def test_a_judge_that_comes_back_ends_no_run(start: Start) -> None:
+    slime_rewards.begin()
+    settings = {**WITH_REWARD, "max_failed_groups": 6, "reward": "slime_rewards.back_after_ten", "episode_workers": 0}
+    given = {"dynamic_sampling_filter_path": FILTER, "strands_rollout": settings, **BATCH}
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **given)
+    async with asyncio.timeout(60):
+        await steps(stage, 3)
+    assert len(stage.rollouts.groups) == 4
+    assert not any(sample.remove_sample for sample in stage.rollouts.samples)
+
+
+async def test_a_reward_that_stays_away_ends_the_run_of_another_generate(start: Start) -> None:
+    """`reward_func` alone, after slime's own `generate`."""
+    own = {"custom_generate_function_path": None, "apply_chat_template": True}
+    given = {**own, "dynamic_sampling_filter_path": FILTER}
+    stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **BATCH, **given, strands_rollout=WITH_REWARD)
+    async with asyncio.timeout(60):
+        with pytest.raises(FailedGroupsError, match="the judge is away"):
+            await steps(stage, 20)

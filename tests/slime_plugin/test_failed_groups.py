@@ -4,14 +4,24 @@ What slime makes of it is shown in `tests/slime`.
 """
 
 import asyncio
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from grouped_samples import arguments, group_of
 
-from strands_rollout import Sample, generate, log_rollout, normalize_rewards
-from strands_rollout.errors import FailedGroupsError
-from strands_rollout.slime_plugin.reward_groups import MAX_FAILED_GROUPS, count_episode, failed_groups_of
+from strands_rollout import (
+    Sample,
+    generate,
+    keep_informative_groups,
+    keep_informative_groups_with_fallback,
+    log_rollout,
+    normalize_rewards,
+    reward_func,
+)
+from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError
+from strands_rollout.slime_plugin.reward_groups import MAX_FAILED_GROUPS, failed_groups_of, note_episode
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
@@ -40,7 +50,7 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
         with failed_groups_of(args).episode() as number:
             pass
         try:
-            count_episode(args, number, sample)
+            note_episode(args, number, sample)
         except FailedGroupsError:
             ends.append(at)
     return ends
@@ -78,7 +88,7 @@ def test_a_burst_ends_the_run_once_and_not_while_an_older_episode_may_succeed(fa
     for at in range(failing):
         running[at].__exit__(None, None, None)
         try:
-            count_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
+            note_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
         except FailedGroupsError as e:
             ends.append((at, str(e)[:80]))
     words = "got 32 failed groups of training samples in a row (256 episodes), by no fault of the policy"[:80]
@@ -123,3 +133,173 @@ def test_a_fully_async_run_is_ended_with_its_step(hook: str, caplog: pytest.LogC
         end_of_step([failed])
     assert play(args, "C") == []
     end_of_step([failed])
+
+
+class Rewards:
+    """A reward that works or not, as the plan says: R right, X raises, J its judge is away."""
+
+    plan: ClassVar[Iterator[str]]
+
+    @staticmethod
+    def score(sample: Any) -> float:
+        letter = next(Rewards.plan)
+        if letter == "J":
+            raise EnvironmentFaultError("the judge is away")
+        if letter == "X":
+            raise KeyError("no such word")
+        return 1.0
+
+
+def graded_args(limit: int | None = 3, path: str | None = "strands_rollout.reward_func", **more: Any) -> Any:
+    args = args_of(limit, custom_rm_path=path, reward_key="score", eval_reward_key="acc", **more)
+    args.strands_rollout["reward"] = "test_failed_groups.Rewards.score"
+    return args
+
+
+async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: bool = False) -> list[int]:
+    """Episodes that end well, one after the other, and their rewards; at which of them the run was ended."""
+    Rewards.plan = iter(plan)
+    ends: list[int] = []
+    words: list[str] = []
+    for at, _ in enumerate(plan):
+        sample = ended("COMPLETED", group=at // 2, index=at)
+        sample.metadata["strands_rollout"] = {"stop_reason": "completed", "evaluation": evaluation}
+        if of_generate and not evaluation:
+            with failed_groups_of(args).episode() as number:
+                pass
+            note_episode(args, number, sample)
+        elif not evaluation:
+            sample.metadata = {}
+        try:
+            sample.reward = await reward_func(args, sample)
+        except FailedGroupsError as e:
+            ends.append(at)
+            words.append(str(e))
+    assert all("the reward failed: " in one for one in words)
+    return ends
+
+
+@pytest.mark.parametrize("of_generate", [True, False])
+@pytest.mark.parametrize("letter", ["X", "J"])
+async def test_rewards_that_fail_end_the_run(letter: str, of_generate: bool) -> None:
+    plan = (letter * 5 + "R" + letter * 7, [11, 12]) if of_generate else (letter * 7, [5, 6])
+    assert await graded(graded_args(), plan[0], of_generate=of_generate) == plan[1]
+
+
+async def test_a_group_with_one_reward_has_not_failed() -> None:
+    assert await graded(graded_args(), "XRXRXRXRXRXR") == []
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+async def test_failed_rewards_may_be_told_to_end_no_run(limit: int | None) -> None:
+    assert await graded(graded_args(limit), "X" * 30) == []
+
+
+async def test_the_rewards_of_an_evaluation_are_not_counted() -> None:
+    assert await graded(graded_args(), "X" * 30, evaluation=True) == []
+
+
+async def test_a_reward_of_somebody_else_leaves_the_count_to_the_episodes() -> None:
+    """slime asks another function, which asks this one for some rows: what it makes of it is not known."""
+    assert await graded(graded_args(path="my.reward"), "X" * 30) == []
+
+
+async def test_failed_episodes_and_failed_rewards_make_one_group() -> None:
+    args = graded_args()
+    Rewards.plan = iter("X" * 20)
+
+    async def play_one(at: int) -> None:
+        sample = ended("FAILED" if at % 2 else "COMPLETED", removed=False, group=at // 2, index=at)
+        with failed_groups_of(args).episode() as number:
+            pass
+        note_episode(args, number, sample)
+        await reward_func(args, sample)
+
+    for at in range(5):
+        await play_one(at)
+    with pytest.raises(FailedGroupsError):
+        await play_one(5)
+
+
+async def test_all_rewards_of_a_group_are_asked_for_before_the_run_ends() -> None:
+    """As by slime's --group-rm."""
+    args = graded_args(limit=2, group_rm=True)
+    Rewards.plan = iter("XX" * 9)
+    for group in range(2):
+        samples = [ended("COMPLETED", group=group, index=2 * group + at) for at in range(2)]
+        for sample in samples:
+            with failed_groups_of(args).episode() as number:
+                pass
+            note_episode(args, number, sample)
+        if not group:
+            await reward_func(args, samples)
+    with pytest.raises(FailedGroupsError, match=r"got 2 failed groups .*\(4 episodes\).*KeyError"):
+        await reward_func(args, samples)
+    assert all(sample.remove_sample for sample in samples)
+
+
+async def test_an_episode_may_still_succeed_until_its_reward_is_known() -> None:
+    """An older one has left `generate` and is being judged, while all later ones fail."""
+    args, release = graded_args(), asyncio.Event()
+
+    async def episode(index: int, status: str = "COMPLETED") -> Sample:
+        sample = ended(status, removed=False, group=index // 2, index=index)
+        with failed_groups_of(args).episode() as number:
+            await asyncio.sleep(0)
+        note_episode(args, number, sample)
+        return sample
+
+    Slow.release = release
+    args.strands_rollout["reward"] = "test_failed_groups.Slow.score"
+    older = await episode(0)
+    judged = asyncio.create_task(reward_func(args, older))
+    await asyncio.sleep(0)
+    for index in range(2, 30):
+        await episode(index, "FAILED")
+    release.set()
+    assert (await judged)["score"] == 1.0
+    assert older.metadata["strands_rollout"].keys() == {"stop_reason", "error"}
+    for index in range(30, 35):
+        await episode(index, "FAILED")
+    with pytest.raises(FailedGroupsError):
+        await episode(35, "FAILED")
+
+
+class Slow:
+    release: ClassVar[asyncio.Event]
+
+    @staticmethod
+    async def score(sample: Any) -> float:
+        await Slow.release.wait()
+        return 1.0
+
+
+async def test_a_fully_async_run_of_failed_rewards_is_ended_with_its_step(caplog: pytest.LogCaptureFixture) -> None:
+    args = graded_args(rollout_function_path=FULLY_ASYNC)
+    assert await graded(args, "X" * 6) == []
+    assert "event=groups_failed error=got 3 failed groups of training samples" in caplog.text
+    with pytest.raises(FailedGroupsError):
+        normalize_rewards(args, [ended("COMPLETED", removed=True)])
+
+
+@pytest.mark.parametrize("reward", [None, float("nan"), "good"])
+@pytest.mark.parametrize("judge", [keep_informative_groups, keep_informative_groups_with_fallback])
+def test_the_filter_ends_a_run_whose_own_reward_gives_no_numbers(reward: Any, judge: Any) -> None:
+    """It would draw prompts for ever."""
+    args = arguments(strands_rollout={"max_failed_groups": 3}, custom_rm_path="my.reward")
+    for group in (0, 1):
+        assert not judge(args, group_of(reward, reward, group=group)).keep
+    assert judge(args, group_of(1.0, 0.0, group=2)).keep
+    for group in (3, 4):
+        assert not judge(args, group_of(reward, reward, group=group)).keep
+    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: the reward gave"):
+        judge(args, group_of(reward, reward, group=5))
+
+
+def test_the_filter_leaves_alone_what_the_policy_can_not_be_trained_on() -> None:
+    args = arguments(strands_rollout={"max_failed_groups": 1}, custom_rm_path="my.reward")
+    untrained = group_of(0.0, 0.0)
+    for sample in untrained:
+        sample.remove_sample, sample.loss_mask = True, [0, 0]
+    assert not keep_informative_groups(args, untrained).keep
+    assert not keep_informative_groups(args, group_of(1.0, 1.0)).keep

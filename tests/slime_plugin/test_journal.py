@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from strands.multiagent import GraphBuilder
 from strands_rollout import Sample, files, generate, normalize_rewards
 from strands_rollout.files import RecordLog, left_in
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.settings import settings_from_args
+from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
 from strands_rollout.slime_plugin.generate import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -201,6 +204,14 @@ async def test_damaged_records_fail_the_episode_they_are_known_to_be_of(shipped_
         assert "it can't be continued" in again.metadata["strands_rollout"]["error"], damaged[:80]
 
 
+TOOL_FILE = '''
+from strands import tool
+
+@tool
+def double(number: int) -> int:
+    """{}"""
+    return 2 * number
+'''
 CHILD = """
 import asyncio, json, sys
 from types import SimpleNamespace
@@ -226,13 +237,68 @@ async def test_a_killed_run_continues_its_episodes_from_journal_dir(shipped_toke
         if repeats:
             assert (ran, len(fake.requests)) == (["dies", "c"], 4)
             whole = await play(shipped_tokenizer, turns=turns, settings={"repeat_interrupted_tools": True})
-            assert len(sample.metadata["strands_rollout"].pop("version_numberings")) == 2
-            assert len(whole.metadata["strands_rollout"].pop("version_numberings")) == 1
             assert without_times(sample) == without_times(whole)
         else:
             assert (sample.metadata["strands_rollout"]["stop_reason"], len(fake.requests)) == ("worker_error", 2)
         again = await generate(args, new_sample(), {"temperature": 1.0, "max_new_tokens": 4096})
         assert again.metadata["strands_rollout"]["resumes"] == 0  # an episode that is over is not continued
+
+
+ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "params", "resumes"),
+    [
+        (ROW, {}, 1),
+        (ROW | {"strands_rollout_settings": {"max_tool_calls": 8}}, {}, 0),
+        (ROW | {"task": 2}, {}, 0),
+        (ROW, {"temperature": 0.5}, 0),
+    ],
+    ids=["the same", "other settings of the row", "another row", "another temperature"],
+)
+async def test_a_killed_run_continues_no_episode_whose_conditions_have_changed(
+    shipped_tokenizer, tmp_path, metadata, params, resumes
+) -> None:
+    turns = (call_text("a", "work"), call_text("dies", "work"), ANSWER)
+    settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "repeat_interrupted_tools": True}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    sampling = {"temperature": 1.0, "max_new_tokens": 4096}
+    async with FakeSGLang(script_for(shipped_tokenizer, turns), context_length=8192, weight_version="7") as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings)
+        given = json.dumps([vars(args), new_sample(metadata=ROW).to_dict(), sampling])
+        environment = {**os.environ, "PYTHONPATH": path, "MAY_DIE": "yes"}
+        command = [sys.executable, "-c", CHILD, given]
+        child = await asyncio.to_thread(subprocess.run, command, env=environment, check=False, timeout=120)
+        assert child.returncode == -signal.SIGKILL
+        sample = await generate(args, new_sample(metadata=metadata), sampling | params)
+    assert (sample.status.value, sample.metadata["strands_rollout"]["resumes"]) == ("completed", resumes)
+    assert len(fake.requests) == (3 if resumes else 5)
+
+
+def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, words in (("first", "Double."), ("second", "Triple.")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text(TOOL_FILE.format(words))
+
+    def conditions(*, evaluation: bool = False, **settings: Any) -> dict[str, str]:
+        whole = settings_from_args(SimpleNamespace(strands_rollout=settings))
+        args = args_for("http://127.0.0.1:1", shipped_tokenizer, eval_max_context_len=99)
+        given = {"temperature": 1.0, "sampling_seed": 3}
+        return episode_conditions(args, new_sample(), given, whole, evaluation=evaluation)
+
+    def changed(**settings: Any) -> list[str]:
+        return changed_conditions(conditions(), conditions(**settings))
+
+    assert changed(evaluation=True) == ["the context limit"]
+    assert changed(max_turn_tokens=9) == ["max_turn_tokens"]
+    assert changed(executor={"name": "local", "isolation": "rlimits"}) == ["executor"]
+    quiet = {"reward": {"wrong": 0.0}, "fan_out": True, "dump_dir": "x", "row_tools": ["./first/own.py"]}
+    assert changed(**quiet, engine_patience_s=1.0, max_failed_groups=1, max_staleness=1) == []
+    first, second = conditions(tools=["./first/own.py"]), conditions(tools=["./second/own.py"])
+    digests = first["the code of ./first/own.py"], second["the code of ./second/own.py"]
+    assert digests[0] != digests[1]
 
 
 async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothing_of_before_the_restart(

@@ -218,8 +218,8 @@ def test_an_evaluation_is_logged_by_data_set_under_its_own_step(wandb: Wandb) ->
     assert not [name for name in call if name.startswith("eval/foreign")]
 
 
-def answered(acc: float, status: str = "COMPLETED", *, as_number: bool = False) -> Sample:
-    details = {"score": 2 * acc - 1, "acc": acc}
+def answered(acc: float, status: str = "COMPLETED", method: str = "exact", *, as_number: bool = False) -> Sample:
+    details = {"score": 2 * acc - 1, "acc": acc, "method": method, "error": "" if method == "exact" else "no judge."}
     sample = finished(turns=1, **({"reward": details} if as_number else {}))
     sample.reward = details["score"] if as_number else details
     sample.status = Sample.Status[status]
@@ -228,6 +228,7 @@ def answered(acc: float, status: str = "COMPLETED", *, as_number: bool = False) 
 
 RIGHT, WRONG, CUT = (1.0, "COMPLETED"), (0.0, "COMPLETED"), (0.0, "TRUNCATED")
 GONE = (0.0, "FAILED")
+UNJUDGED, UNSCORED, UNLABELLED = ((0.0, "COMPLETED", method) for method in ("no_judge", "error", "no_label"))
 
 
 @pytest.mark.parametrize("as_number", [False, True])
@@ -239,6 +240,9 @@ GONE = (0.0, "FAILED")
         ([RIGHT, GONE, WRONG, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, [2, 3], 1.0, 2 / 3),
         ([RIGHT, GONE], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 1.0, 1.0),
         ([GONE, GONE], {}, None, 2.0, None),
+        ([RIGHT, UNJUDGED, WRONG, UNSCORED, UNLABELLED], {}, [0, 2], 3.0, 0.5),
+        ([RIGHT, UNJUDGED, GONE, RIGHT], {"log_passrate": True, "n_samples_per_eval_prompt": 2}, None, 2.0, 1.0),
+        ([UNJUDGED, UNSCORED], {}, None, 2.0, None),
     ],
 )
 def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
@@ -259,6 +263,8 @@ def test_what_an_outage_cost_an_evaluation_is_missing_and_not_wrong(
         assert data["aime"]["truncated"] == [False] * len(kept)
     levels = [record.levelname for record in caplog.records if "event=evaluation_incomplete" in record.message]
     assert levels == ([] if not missing else ["ERROR" if missing == len(samples) else "WARNING"])
+    assert "last_error=None" not in caplog.text or GONE in given
+    assert found["eval/aime/agent/ungraded"] == sum(len(one) > 2 for one in given)
 
 
 class Unreadable:

@@ -47,7 +47,7 @@ def test_each_row_says_why_it_is_shown() -> None:
         3: "failed",
         4: "slowest",
         5: "most tool calls",
-        16: "median",  # 14 rewards are below its 0.3 or come before it, 15 after
+        17: "median",  # 14 rewards are below its 0.3 or come before it, 14 after; that of the failed one is none
     }
 
 

@@ -59,13 +59,19 @@ class Wire:
 
 
 async def play(
-    tokenizer: Any, factory: Any, said: Any, context_length: int = 16384, max_new_tokens: int = 8192, **settings: Any
+    tokenizer: Any,
+    factory: Any,
+    said: Any,
+    context_length: int = 16384,
+    max_new_tokens: int = 8192,
+    wire: type[Wire] = Wire,
+    **settings: Any,
 ) -> tuple[Any, Wire]:
     user_agents.from_the_test[:] = [factory]
-    wire = Wire(tokenizer, said)
-    async with FakeSGLang(wire, context_length=context_length) as fake:
+    answering = wire(tokenizer, said)
+    async with FakeSGLang(answering, context_length=context_length) as fake:
         ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
         args = args_for(fake.base_url, tokenizer, strands_rollout=ours)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=0, group_index=0)
         result = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": max_new_tokens})
-    return result, wire
+    return result, answering

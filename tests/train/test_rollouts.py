@@ -17,7 +17,14 @@ from strands_rollout.errors import TrajectoryError
 from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.train.rollouts import AbortFlag, PromptOrder, RolloutCollector, TrainingMethod, check_gap
+from strands_rollout.train.rollouts import (
+    AbortFlag,
+    PromptOrder,
+    RolloutCollector,
+    TrainingMethod,
+    check_gap,
+    held_out_figures,
+)
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
 
@@ -165,6 +172,31 @@ def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, to
         metadata={"strands_rollout": {"spans": spans, "turns": len(spans), "sampled_tokens": sum(mask)}},
         **values,
     )
+
+
+def test_what_was_not_graded_is_in_no_mean_of_a_step(tokenizer: Any) -> None:
+    group = [sample(tokenizer, ["four"], score) for score in (1.0, -1.0, -1.0, -1.0)]
+    group[1].reward |= {"method": "no_judge", "error": "no judge."}
+    group[1].remove_sample = True
+    group[2].status = Sample.Status.FAILED
+    figures = step_batch([group], tokenizer).figures(4)
+    assert (figures["reward"], figures["accuracy"], figures["ungraded"], figures["failed"]) == (0.0, 0.5, 1, 1)
+
+
+def held_out(*methods: str) -> list[Sample]:
+    graded = Sample.Status.COMPLETED
+    samples = [Sample(reward={"score": 1.0, "acc": 1.0, "method": "exact"}, status=graded)]
+    wrong = {"score": -1.0, "acc": 0.0, "error": "why."}
+    return [*samples, *(Sample(reward={**wrong, "method": method}, status=graded) for method in methods)]
+
+
+def test_held_out_answers_that_could_not_be_graded_are_not_wrong() -> None:
+    assert held_out_figures(held_out("exact")) == {"held_out_accuracy": 0.5, "held_out_reward": 0.0}
+    figures = {"held_out_accuracy": 1.0, "held_out_reward": 1.0, "held_out_ungraded": 2.0}
+    assert held_out_figures(held_out("error", "error")) == figures
+    for lost in (held_out("no_judge", "exact"), held_out("error")[1:]):
+        with pytest.raises(TrajectoryError, match=r"1 of . held-out episodes failed, .*: why\."):
+            held_out_figures(lost)
 
 
 def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:

@@ -160,6 +160,17 @@ def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_t
     assert first["question"] == second["question"] != ""
 
 
+@pytest.mark.parametrize("fault", ["no_judge", "error", "failed"])
+def test_what_was_not_graded_is_neither_right_nor_wrong(shipped_tokenizer: Any, tmp_path: Path, fault: str) -> None:
+    lost = whole(shipped_tokenizer, 1)
+    lost.sample.reward = {"score": -1.0, "acc": 0.0, "method": fault, "error": "why."}
+    if fault == "failed":
+        lost.sample.status = Sample.Status.FAILED
+    write_dump(tmp_path / "rollout_000007.jsonl.gz", [lost.sample])
+    (row,) = view_dump(tmp_path, None).rows
+    assert (row["right"], row["reward"]) == (None, None)
+
+
 def test_two_runs_are_one_page_and_a_run_stands_beside_itself_never(dump: Path, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other, out = tmp_path / "other" / dump.name, tmp_path / "x.html"

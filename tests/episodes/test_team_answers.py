@@ -1,0 +1,343 @@
+"""The main agent of a swarm or graph is the one that gave its answer."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import user_agents
+from strands import Agent
+from strands.agent.agent_result import AgentResult
+from strands.hooks import AfterModelCallEvent, HookProvider, HookRegistry
+from strands.multiagent import GraphBuilder, Swarm
+from strands.multiagent.base import MultiAgentBase, MultiAgentResult, NodeResult, Status
+from strands.telemetry.metrics import EventLoopMetrics
+from wire import Wire, call, play
+
+from strands_rollout import Sample, SGLangModel, Task, reward_func, sub_agent_model
+
+RIGHT = "It is \\boxed{34}.<|im_end|>"
+WRONG = "It is \\boxed{35}.<|im_end|>"
+SPECIALISTS = ("algebra", "geometry", "numbers")
+
+
+def _agent(model: SGLangModel, name: str, **more: Any) -> Agent:
+    return Agent(name=name, model=model, system_prompt=f"You are {name}.", callback_handler=None, **more)
+
+
+def _says(said: dict[str, list[str]]) -> Callable[[str, int], str]:
+    """Each agent's turns, found by its system prompt."""
+    left = {name: list(turns) for name, turns in said.items()}
+
+    def turn(text: str, _number: int) -> str:
+        return left[next(name for name in left if f"You are {name}." in text)].pop(0)
+
+    return turn
+
+
+def _is_named(node: str, word: str) -> Callable[[Any], bool]:
+    return lambda state: word in str(state.results[node].result)
+
+
+def _routed(model: SGLangModel, _task: Task) -> Any:
+    """A router names the specialist who answers."""
+    builder = GraphBuilder().set_max_node_executions(10)
+    builder.add_node(_agent(model, "router"), "router")
+    for name in SPECIALISTS:
+        builder.add_node(_agent(model, name, tools=[user_agents.double]), name)
+        builder.add_edge("router", name, condition=_is_named("router", name))
+    return builder.build()
+
+
+async def _graded(tokenizer: Any, factory: Any, said: dict[str, list[str]], **settings: Any) -> list[Any]:
+    """The samples of an episode, checked on the wire, and their rewards."""
+    result, wire = await play(tokenizer, factory, _says(said), **settings)
+    samples = wire.check(result)
+    args = type("Args", (), {"reward_key": "score", "eval_reward_key": None, "strands_rollout": {}})()
+    for sample, reward in zip(samples, await reward_func(args, samples), strict=True):
+        sample.reward = reward["score"]
+    return samples
+
+
+def _facts(samples: list[Any]) -> dict[str, Any]:
+    return dict(samples[0].metadata["strands_rollout"])
+
+
+@pytest.mark.parametrize("name", SPECIALISTS)
+async def test_the_specialist_that_a_graph_routes_to_is_the_main_agent(shipped_tokenizer: Any, name: str) -> None:
+    said = {"router": [f"Ask {name}.<|im_end|>"], name: [call("double", number=17), RIGHT]}
+    samples = await _graded(shipped_tokenizer, _routed, said)
+    facts = _facts(samples)
+    assert (facts["stop_reason"], facts["final_text"]) == ("completed", "It is \\boxed{34}.")
+    assert f"You are {name}." in shipped_tokenizer.decode(samples[0].tokens)
+    assert (facts["turns"], facts["tool_iterations"], facts["tool_calls"]) == (2, 1, 1)
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+    alone = await _graded(shipped_tokenizer, _routed, said, fan_out=False)
+    assert (len(alone), alone[0].reward, sum(alone[0].loss_mask)) == (1, 1.0, sum(samples[0].loss_mask))
+
+
+async def test_limits_are_those_of_the_specialist_that_answers(shipped_tokenizer: Any) -> None:
+    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [call("double", number=17)] * 3}
+    samples = await _graded(shipped_tokenizer, _routed, said, max_tool_iterations=2)
+    assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "max_tool_iterations")
+    assert (_facts(samples)["tool_iterations"], _facts(samples)["budgets"]["tool_iterations"]) == (2, 1.0)
+
+
+async def test_a_specialist_whose_turn_is_cut_says_by_what(shipped_tokenizer: Any) -> None:
+    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [" word" * 30]}
+
+    def cut(text: str, number: int) -> Any:
+        return (says(text, number), "length") if "You are geometry." in text else says(text, number)
+
+    says = _says(said)
+    result, wire = await play(shipped_tokenizer, _routed, cut, max_new_tokens=90)
+    samples = wire.check(result)
+    assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("response_length", 1)
+
+
+def _revised(model: SGLangModel, _task: Task) -> Any:
+    """A critic sends the writer back until it is content."""
+    builder = GraphBuilder().set_max_node_executions(10)
+    for name in ("writer", "critic"):
+        builder.add_node(_agent(model, name), name)
+    builder.add_edge("writer", "critic", condition=lambda state: "boxed" not in str(state.results["writer"].result))
+    builder.add_edge("critic", "writer")
+    builder.set_entry_point("writer")
+    return builder.build()
+
+
+async def test_a_graph_with_a_loop_is_graded_by_the_node_that_left_it(shipped_tokenizer: Any) -> None:
+    said = {"writer": ["A draft.<|im_end|>", RIGHT], "critic": ["Again.<|im_end|>"]}
+    samples = await _graded(shipped_tokenizer, _revised, said)
+    assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("completed", 2)
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+
+
+def _nested(model: SGLangModel, _task: Task) -> Any:
+    """A planner, then a graph of two, of whom the second answers, as a leaf."""
+    inner = GraphBuilder().set_max_node_executions(10)
+    for name in ("first", "second"):
+        inner.add_node(_agent(model, name), name)
+    inner.add_edge("first", "second")
+    outer = GraphBuilder().set_max_node_executions(10)
+    outer.add_node(_agent(model, "planner"), "planner")
+    outer.add_node(inner.build(), "inner")
+    outer.add_edge("planner", "inner")
+    return outer.build()
+
+
+async def test_the_last_node_of_a_nested_graph_answers_for_both(shipped_tokenizer: Any) -> None:
+    said = {"planner": ["Plan.<|im_end|>"], "first": [WRONG], "second": [RIGHT]}
+    samples = await _graded(shipped_tokenizer, _nested, said)
+    assert "You are second." in shipped_tokenizer.decode(samples[0].tokens)
+    assert [sample.reward for sample in samples] == [1.0] * 3
+
+
+class _Function(MultiAgentBase):
+    """A node that is no agent, as in Strands' documentation."""
+
+    id = "function"
+
+    async def invoke_async(self, task: Any, invocation_state: Any = None, **kwargs: Any) -> MultiAgentResult:
+        message: Any = {"role": "assistant", "content": [{"text": "Stored."}]}
+        result = AgentResult("end_turn", message, EventLoopMetrics(), {})
+        return MultiAgentResult(Status.COMPLETED, {"function": NodeResult(result)})
+
+
+class _Foreign:
+    """An agent of another vendor."""
+
+    name = "foreign"
+
+    async def invoke_async(self, prompt: Any = None, **kwargs: Any) -> AgentResult:
+        return AgentResult("end_turn", {"role": "assistant", "content": [{"text": "Noted."}]}, EventLoopMetrics(), {})
+
+    def __call__(self, prompt: Any = None, **kwargs: Any) -> AgentResult:
+        raise NotImplementedError
+
+    async def stream_async(self, prompt: Any = None, **kwargs: Any) -> AsyncIterator[Any]:
+        yield {"result": await self.invoke_async(prompt)}
+
+
+@pytest.mark.parametrize("leaf", [_Function, _Foreign])
+async def test_before_a_leaf_that_is_no_agent_of_the_policy_the_last_agent_answers(
+    shipped_tokenizer: Any, leaf: Any
+) -> None:
+    def factory(model: SGLangModel, task: Task) -> Any:
+        builder = GraphBuilder().set_max_node_executions(10)
+        builder.add_node(_agent(model, "first"), "first")
+        builder.add_node(_agent(model, "second"), "second")
+        builder.add_node(leaf(), "leaf")
+        builder.add_edge("first", "second")
+        builder.add_edge("second", "leaf")
+        return builder.build()
+
+    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    assert _facts(samples)["stop_reason"] == "completed"
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("runs", [1, 2])
+async def test_a_graph_that_a_limit_of_its_own_ends_is_graded_by_who_spoke_last(
+    shipped_tokenizer: Any, runs: int
+) -> None:
+    def factory(model: SGLangModel, task: Task) -> Any:
+        builder = GraphBuilder().set_max_node_executions(runs)
+        for name in ("first", "second", "third"):
+            builder.add_node(_agent(model, name), name)
+        builder.add_edge("first", "second")
+        builder.add_edge("second", "third")
+        return builder.build()
+
+    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
+    assert f"You are {('first', 'second')[runs - 1]}." in shipped_tokenizer.decode(samples[0].tokens)
+    assert len(samples) == runs
+    assert not any(sample.remove_sample for sample in samples)
+
+
+def _leaves(model: SGLangModel, _task: Task) -> Any:
+    """Two leaves at once."""
+    builder = GraphBuilder().set_max_node_executions(10)
+    for name in ("root", "left", "right"):
+        builder.add_node(_agent(model, name), name)
+    builder.add_edge("root", "right")
+    builder.add_edge("root", "left")
+    return builder.build()
+
+
+@pytest.mark.parametrize("slow", ["left", "right"])
+async def test_of_leaves_that_ran_at_once_the_first_that_was_added_answers(shipped_tokenizer: Any, slow: str) -> None:
+    others_done = asyncio.Event()
+
+    class Slow(Wire):
+        async def __call__(self, body: dict[str, Any], number: int) -> Any:
+            text = shipped_tokenizer.decode(body["input_ids"])
+            if f"You are {slow}." in text:
+                await others_done.wait()
+            reply = await super().__call__(body, number)
+            if "You are root." not in text:
+                others_done.set()
+            return reply
+
+    said = {"root": ["Go.<|im_end|>"], "left": [RIGHT], "right": [WRONG]}
+    result, wire = await play(shipped_tokenizer, _leaves, _says(said), wire=Slow)
+    samples = wire.check(result)
+    assert "You are left." in shipped_tokenizer.decode(samples[0].tokens)
+
+
+class _Relay(MultiAgentBase):
+    """A structure of a user's own, whose events say nothing of its nodes."""
+
+    def __init__(self, agents: list[Agent]) -> None:
+        super().__init__()
+        self.id = "relay"
+        self.nodes = {agent.name: SimpleNamespace(node_id=agent.name, executor=agent) for agent in agents}
+
+    async def invoke_async(self, task: Any, invocation_state: Any = None, **kwargs: Any) -> MultiAgentResult:
+        for node in reversed(self.nodes.values()):
+            task = str(await node.executor.invoke_async(task))
+        return MultiAgentResult(Status.COMPLETED)
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+async def test_of_a_users_own_structure_who_spoke_last_is_the_main_agent(
+    shipped_tokenizer: Any, is_inner: bool
+) -> None:
+    def factory(model: SGLangModel, task: Task) -> Any:
+        relay = _Relay([_agent(model, name) for name in ("second", "first")])
+        if not is_inner:
+            return relay
+        builder = GraphBuilder().set_max_node_executions(10)
+        builder.add_node(relay, "relay")
+        return builder.build()
+
+    samples = await _graded(shipped_tokenizer, factory, {"first": [WRONG], "second": [RIGHT]})
+    assert "You are second." in shipped_tokenizer.decode(samples[0].tokens)
+
+
+def _handed_over(model: SGLangModel, _task: Task) -> Any:
+    return Swarm([_agent(model, name) for name in ("one", "two", "three")], max_handoffs=4)
+
+
+HAND_OVERS = {
+    "nobody": (["one"], "one"),
+    "once": (["one", "two"], "two"),
+    "twice": (["one", "three", "two"], "two"),
+    "and back": (["one", "two", "one"], "one"),
+}
+
+
+@pytest.mark.parametrize(("order", "last"), HAND_OVERS.values(), ids=HAND_OVERS)
+async def test_who_a_swarm_is_handed_over_to_last_is_its_main_agent(
+    shipped_tokenizer: Any, order: list[str], last: str
+) -> None:
+    said: dict[str, list[str]] = {name: [] for name in order}
+    for name, to in itertools.pairwise(order):
+        said[name] += [call("handoff_to_agent", agent_name=to, message="You."), WRONG]
+    said[last].append(RIGHT)
+    samples = await _graded(shipped_tokenizer, _handed_over, said)
+    assert f"You are {last}." in shipped_tokenizer.decode(samples[0].tokens)
+    assert _facts(samples)["final_text"] == "It is \\boxed{34}."
+    assert {sample.reward for sample in samples} == {1.0}
+
+
+async def test_the_only_agent_on_the_factorys_model_is_the_main_one_wherever_it_stands(shipped_tokenizer: Any) -> None:
+    def factory(model: SGLangModel, task: Task) -> Any:
+        builder = GraphBuilder().set_max_node_executions(10)
+        builder.add_node(_agent(model, "first"), "first")
+        builder.add_node(_agent(sub_agent_model(), "second"), "second")
+        builder.add_edge("first", "second")
+        return builder.build()
+
+    samples = await _graded(shipped_tokenizer, factory, {"first": [RIGHT], "second": [WRONG]})
+    assert "You are first." in shipped_tokenizer.decode(samples[0].tokens)
+    assert [sample.reward for sample in samples] == [1.0, 1.0]
+
+
+heard: list[str] = []
+
+
+class Hears(HookProvider):
+    """Notes whose model calls it hears of."""
+
+    def register_hooks(self, registry: HookRegistry, **_more: Any) -> None:
+        registry.add_callback(AfterModelCallEvent, lambda event: heard.append(event.agent.name))
+
+
+async def test_hooks_of_the_settings_hear_each_agent_that_may_answer(shipped_tokenizer: Any) -> None:
+    heard.clear()
+    said = {"router": ["Ask numbers.<|im_end|>"], "numbers": [RIGHT]}
+    await _graded(shipped_tokenizer, _routed, said, hooks=["test_team_answers.Hears"])
+    assert heard == ["router", "numbers"]
+
+
+class Asks:
+    """An environment that asks one more question."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    async def answer(self, text: str) -> str | None:
+        self.answers.append(text)
+        return "And now?" if len(self.answers) == 1 else None
+
+    async def score(self) -> dict[str, Any]:
+        return {"score": float("34" in self.answers[-1]), "turns": len(self.answers)}
+
+
+def asks(_task: Task) -> Asks:
+    return Asks()
+
+
+async def test_an_environment_hears_who_answered_each_of_its_questions(shipped_tokenizer: Any) -> None:
+    said = {
+        "router": ["Ask algebra.<|im_end|>", "Ask geometry.<|im_end|>"],
+        "algebra": [WRONG],
+        "geometry": [RIGHT],
+    }
+    samples = await _graded(shipped_tokenizer, _routed, said, environment="test_team_answers.asks")
+    assert "You are geometry." in shipped_tokenizer.decode(samples[0].tokens)
+    assert [sample.reward for sample in samples] == [1.0] * 3

@@ -4,6 +4,7 @@ Nothing binds to a loop at import.
 """
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import gc
@@ -15,8 +16,9 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from strands_rollout.errors import ToolError
 
@@ -226,11 +228,7 @@ def in_own_thread(
                 error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
                 return functools.partial(_settle, future, error=error)
 
-        try:
-            thread = _IDLE.pop()
-        except IndexError:
-            thread = _ToolThread()
-        thread.run(run, loop, f"tool:{getattr(function, '__name__', '')}")
+        _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -274,6 +272,13 @@ class _ToolThread:
             pass
 
 
+def _idle_thread() -> _ToolThread:
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return _ToolThread()
+
+
 _IDLE: Final[deque[_ToolThread]] = deque()
 # a forked child has none of its parent's threads
 os.register_at_fork(after_in_child=_IDLE.clear)
@@ -286,6 +291,87 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+_STEP_CLEANUP_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Step:
+    call: Callable[[], Awaitable[Any]]
+    context: contextvars.Context
+    done: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
+    is_cancelled: bool = False
+
+
+class OwnLoop:
+    """An event loop in a thread of its own, where code that blocks holds up nobody else; an async context manager.
+
+    The functions that it is given run in one task, one after the other: some contexts must be left by the task that
+    entered them. Leaving the block does not wait for a function that has not ended.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._steps: asyncio.Queue[_Step | None] = asyncio.Queue()
+        self._running: _Step | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        _idle_thread().run(self._work, asyncio.get_running_loop(), "own-loop")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._steps.put_nowait, None)
+
+    async def run(self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call an async function on this loop, with the caller's context variables; returns its result.
+
+        A call that is cancelled is cancelled there too, and abandoned if it has not ended 0.5 s later.
+
+        Raises:
+            ToolError: The function raised SystemExit, or another exception that would end the loop.
+            Exception: Whatever else the function raises.
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await function(*args, **kwargs)
+        step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
+        self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
+        result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._cancel, step)
+            await asyncio.wait({result}, timeout=_STEP_CLEANUP_S)
+            raise
+
+    def _work(self) -> Callable[[], None]:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._take_steps())
+        return lambda: None
+
+    async def _take_steps(self) -> None:
+        self._task = task = cast("asyncio.Task[None]", asyncio.current_task())
+        while (step := await self._steps.get()) is not None:
+            if step.is_cancelled:
+                continue
+            for variable in step.context:
+                variable.set(step.context[variable])
+            self._running = step
+            try:
+                with exits_as_errors("it"):
+                    step.done.set_result(await step.call())
+            except BaseException as e:
+                step.done.set_exception(e)
+            self._running = None
+            while task.cancelling():  # the step was cancelled, not those that follow
+                task.uncancel()
+
+    def _cancel(self, step: _Step) -> None:
+        step.is_cancelled = True
+        if step is self._running and self._task is not None:
+            self._task.cancel()
 
 
 ABORT_POLL_S: Final = 0.05

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
-from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
+from strands_rollout.aio import EpisodeDeadline, OwnLoop, exits_as_errors, in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
@@ -108,12 +108,37 @@ def place_in_users_code(error: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
+_OWN_LOOP: Final[ContextVar[OwnLoop | None]] = ContextVar("strands_rollout_own_loop", default=None)
+
+
+@asynccontextmanager
+async def own_loop() -> AsyncIterator[None]:
+    """Call the user's async functions in this block on a loop of their own, where blocking holds up no other episode.
+
+    All of them run there: a resource that one has opened is bound to the loop.
+    """
+    async with OwnLoop() as loop:
+        token = _OWN_LOOP.set(loop)
+        try:
+            yield
+        finally:
+            _OWN_LOOP.reset(token)
+
+
+async def _awaited(call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
+    """What the user's async function gives, on the loop that is the user's."""
+    loop = _OWN_LOOP.get()
+    return await (call(*given) if loop is None else loop.run(call, *given))
+
+
 async def result_of(
     call: Callable[..., Any],
     *given: object,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
     """What the user's function gives; a coroutine function's on the loop, any other's from a thread, as it may block.
+
+    In the block of `own_loop`, the loop is that one.
 
     Args:
         call: The function.
@@ -127,10 +152,10 @@ async def result_of(
     """
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
-            return await call(*given)
+            return await _awaited(call, *given)
         bound = functools.partial(call, *given)
         result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
-        return await result if asyncio.iscoroutine(result) else result
+        return await _awaited(lambda: result) if asyncio.iscoroutine(result) else result
 
 
 async def in_time(
@@ -379,6 +404,6 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Ta
     with errors.foreign_code("the user's code may raise anything") as outcome:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
-                await resource.__aexit__(None, None, None)
+                await _awaited(resource.__aexit__, None, None, None)
     if outcome.error is not None:
         logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", outcome.error, task))

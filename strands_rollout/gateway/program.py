@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of, running
+from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
 from strands_rollout.agent.episode import Episode, ProgramOutcome
 from strands_rollout.agent.limits import (
     LENGTH_REASONS,
@@ -221,8 +221,7 @@ class _Run:
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
-        with running(self.task):
-            playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
+        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
         tripped = asyncio.ensure_future(self.tripped.wait())
         try:
             await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)

@@ -7,12 +7,12 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors, samples
-from strands_rollout.agent.environment import Task, open_context, running
+from strands_rollout.agent.environment import Task, open_context, own_loop, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
@@ -250,8 +250,10 @@ async def _run(job: RolloutJob) -> _Finished:
     sub_agents = AgentModels(job.build_model)
     journal = _journal(job, model, sub_agents, code_calls)
     play = _play_program if settings.has_program else _play
+    # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
+    loop = own_loop() if settings.agent_program is not None else nullcontext()
     with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
-        async with episode_code_tool(settings, code_calls) as code_tool:
+        async with loop, episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:

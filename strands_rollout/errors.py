@@ -1,9 +1,11 @@
-"""The tree of errors, and the guard around code that may raise anything."""
+"""The tree of errors, the guard around code that may raise anything, and whose code a file holds."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Self
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -41,6 +43,16 @@ class foreign_code:  # noqa: N801 - used as a statement: `with foreign_code(...)
         self.error = error
         logger.debug("%s", self.reason, exc_info=error)
         return True
+
+
+_PACKAGE: Final = str(Path(__file__).parent)
+_STDLIB: Final = sysconfig.get_paths()["stdlib"]
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a file is in no library, and not in this package but its examples."""
+    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
+    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
 
 
 class RolloutError(Exception):
@@ -151,8 +163,16 @@ class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
 
 
-class NoModelError(ConfigError):
+class UnplayableAgentError(ConfigError):
+    """An agent that takes part in an episode can't be played as it was made, or asked; never the policy's fault."""
+
+
+class NoModelError(UnplayableAgentError):
     """An agent that takes part in an episode was given no model, so that it asks Strands' default."""
+
+
+class BlockingCallError(UnplayableAgentError):
+    """An agent was asked without `await` on the event loop that plays episodes, all of which would stand still."""
 
 
 class TeamLimitError(RolloutError):

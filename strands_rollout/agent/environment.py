@@ -8,13 +8,11 @@ import functools
 import inspect
 import json
 import logging
-import sysconfig
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
@@ -104,7 +102,7 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
 
 def place_in_users_code(error: BaseException) -> str:
     """Where in the user's files it was raised, in brackets; "" where it was not."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if errors.is_users_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
@@ -182,16 +180,6 @@ async def in_time(
         if deadline.expired():
             raise TimeoutError(f"it took more than {timeout_s:g} s") from e
         raise
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a file is in no library, and not in this package but its examples."""
-    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
-    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
-
-
-_PACKAGE: Final = str(Path(__file__).parents[1])
-_STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 logger = logging.getLogger(__name__)

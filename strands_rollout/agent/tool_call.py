@@ -23,7 +23,7 @@ from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
 from strands_rollout.code_tool.executors import CALL_FAULTS
 from strands_rollout.code_tool.tool import CALL_OUTCOME
-from strands_rollout.errors import NoModelError, SandboxError
+from strands_rollout.errors import SandboxError, UnplayableAgentError
 from strands_rollout.template.messages import error_result, error_words, plain_result
 
 
@@ -36,8 +36,8 @@ class ToolStats:
         waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
         errors: Results with status error, time-outs and calls of unknown tools included.
         timeouts: Calls that were cut at the limit.
-        infrastructure_error: The first failure of the sandbox itself, or of an agent without a model, which is never
-            the policy's fault.
+        infrastructure_error: The first failure of the sandbox itself, or of an agent that can't be played, which is
+            never the policy's fault.
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
@@ -49,7 +49,7 @@ class ToolStats:
     seconds: float = 0.0
     errors: int = 0
     timeouts: int = 0
-    infrastructure_error: SandboxError | NoModelError | None = None
+    infrastructure_error: SandboxError | UnplayableAgentError | None = None
     finished: dict[str, Any] = field(default_factory=dict)
     succeeded: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
@@ -257,11 +257,11 @@ def _current_call(call_id: str) -> Iterator[_Call]:
         CALL_FAULTS.reset(token)
 
 
-def sandbox_fault(error: BaseException | None) -> SandboxError | NoModelError | None:
+def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
     """The setup's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, SandboxError | NoModelError):
+        if isinstance(error, SandboxError | UnplayableAgentError):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__

@@ -1,9 +1,13 @@
 """Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
 
+import asyncio
+import functools
 import inspect
 import sys
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -20,8 +24,15 @@ from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors
-from strands_rollout.errors import ConfigError, NoModelError, ToolError, foreign_code
+from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
+from strands_rollout.errors import (
+    BlockingCallError,
+    ConfigError,
+    NoModelError,
+    ToolError,
+    foreign_code,
+    is_users_file,
+)
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
 
@@ -261,7 +272,47 @@ def _resolve(path: str) -> object:
     # Strands calls both by these names, where an agent was given no model, and no callback handler
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
+    _keep_calls_off_the_loop()
     return resolve(path)
+
+
+@functools.cache
+def _keep_calls_off_the_loop() -> None:
+    """Let nothing of Strands ask a model without `await` on a loop that plays episodes."""
+    Agent.__call__ = _refused_on_the_loop(Agent.__call__)  # type: ignore[method-assign]
+    with suppress(ImportError):  # of Strands before 1.30
+        from strands.vended_plugins.steering import LLMSteeringHandler
+
+        steer = _off_the_loop(LLMSteeringHandler.steer_before_tool)
+        LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
+
+
+def _refused_on_the_loop(ask: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(ask)
+    def asked(agent: Agent, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+        if plays_episodes():
+            own = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
+            place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+            raise BlockingCallError(
+                f"the agent {agent.name!r} was asked without await{place}, on the event loop of all episodes, which "
+                "would stand still until it has answered; write `await agent.invoke_async(...)`, or make the tool around "
+                "it a plain function, which runs in a thread"
+            )
+        return ask(agent, *given, **named)
+
+    return asked
+
+
+def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """An async method that blocks, in a thread with a loop of its own where it is called on that of episodes."""
+
+    @functools.wraps(call)
+    async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+        if not plays_episodes():
+            return await call(*given, **named)
+        return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_last_moment=False)()
+
+    return called
 
 
 def _default_handler() -> Callable[..., Any]:

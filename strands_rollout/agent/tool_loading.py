@@ -295,8 +295,8 @@ def _refused_on_the_loop(ask: Callable[..., Any]) -> Callable[..., Any]:
             place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
             raise BlockingCallError(
                 f"the agent {agent.name!r} was asked without await{place}, on the event loop of all episodes, which "
-                "would stand still until it has answered; write `await agent.invoke_async(...)`, or make the tool around "
-                "it a plain function, which runs in a thread"
+                "would stand still until it has answered; write `await agent.invoke_async(...)`, or make the tool "
+                "around it a plain function, which runs in a thread"
             )
         return ask(agent, *given, **named)
 

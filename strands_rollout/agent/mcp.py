@@ -285,6 +285,7 @@ def end_connections() -> None:
         client.has_ended(max(0.0, give_up_at - time.monotonic()))
 
 
+os.register_at_fork(after_in_child=_CLIENTS.clear)  # they are the parent's to end
 atexit.register(end_connections)  # a server that is busy does not see that this process ends
 
 

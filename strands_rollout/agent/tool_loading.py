@@ -3,6 +3,8 @@
 import asyncio
 import functools
 import inspect
+import logging
+import os
 import sys
 import traceback
 import weakref
@@ -35,6 +37,8 @@ from strands_rollout.errors import (
 )
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
+
+logger = logging.getLogger(__name__)
 
 Named: TypeAlias = Sequence[str | McpServer]
 """Tools as the settings name them."""
@@ -238,6 +242,8 @@ def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
     found = _resolve(path)
+    if path.startswith("strands_tools") and os.environ.get(_CONSENT, "").lower() != "true":
+        _warn_of_consent(path)
     if isinstance(found, ModuleType):
         name = Path(path).stem if path.endswith(".py") else found.__name__.rpartition(".")[2]
         try:
@@ -255,6 +261,23 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
         hint = "; ask one in a function with @strands.tool, which makes it with model=sub_agent_model()"
     kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise ToolError(f"{path!r} is {kind}, expected a Strands tool{hint}")
+
+
+_CONSENT: Final = "BYPASS_TOOL_CONSENT"
+
+
+@functools.cache
+def _warn_of_consent(path: str) -> None:
+    """Say that a tool of strands-agents-tools asks a person before it acts, where it does."""
+    module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
+    with foreign_code("it may have no source"):
+        if module is not None and _CONSENT in inspect.getsource(module):
+            logger.warning(
+                "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
+                "environment of the trainer, or take another tool",
+                path,
+                _CONSENT,
+            )
 
 
 class _NoModel(BedrockModel):

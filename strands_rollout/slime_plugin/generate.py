@@ -290,8 +290,8 @@ def _obstacle_of_setting(job: RolloutJob) -> str:
     """Why no episode of this job can be continued elsewhere; "" if some can."""
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
-    if job.settings.has_program:
-        return "its program has ended"
+    if job.settings.has_program and job.settings.resumable != "replay":
+        return "its program has ended, and may not be started again (resumable: replay)"
     custom = job.sampling_params.get("custom_params")
     asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
     if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
@@ -357,7 +357,7 @@ async def _play_program(
     task: Task,
     _self_timed_tools: Sequence[str],
     next_message: Callable[[str], Awaitable[str | None]] | None,
-    _journal: EpisodeJournal | None,
+    journal: EpisodeJournal | None,
 ) -> Episode:
     from strands_rollout.gateway.program import Program, play_command, play_program
 
@@ -376,6 +376,7 @@ async def _play_program(
             should_abort=job.should_abort,
             engine_grace_s=job.engine_grace_s,
             progress=resume.progress if resume else None,
+            journal=journal,
         )
 
 

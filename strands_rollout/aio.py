@@ -477,12 +477,18 @@ class _Poller:
         self._loop = weakref.ref(loop)
         self._polls: dict[Callable[[], bool], None] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.ticked_at = 0.0
+        self._due: float | None = None  # when the polls should all have been asked again; None where there are none
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a deadline's block runs."""
+        return self._due is not None
 
     @property
     def late_s(self) -> float:
-        """Seconds by which its timer is late, as it is when the loop is blocked; 0 where it has none."""
-        return 0.0 if self._timer is None else max(0.0, time.monotonic() - self.ticked_at - ABORT_POLL_S)
+        """Seconds by which the polls are late, as they are when the loop is blocked."""
+        due = self._due
+        return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, poll: Callable[[], bool]) -> None:
         self._polls[poll] = None
@@ -493,14 +499,14 @@ class _Poller:
         self._polls.pop(poll, None)
         if not self._polls and self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._due = None
 
     def _arm(self) -> None:
-        loop, self.ticked_at = self._loop(), time.monotonic()
+        loop, self._due = self._loop(), time.monotonic() + ABORT_POLL_S
         self._timer = None if loop is None else loop.call_later(ABORT_POLL_S, self._tick)
 
     def _tick(self) -> None:
-        self._timer, self.ticked_at = None, time.monotonic()
+        self._timer = None
         try:
             for poll in list(self._polls):
                 # one that raises is not asked again: the loop reports it, and the others' turn comes with the next tick
@@ -508,6 +514,7 @@ class _Poller:
                 if poll():
                     self._polls[poll] = None
         finally:
+            self._due = None
             if self._polls:
                 self._arm()
 
@@ -534,11 +541,12 @@ def watch_running_loop() -> None:
 
 
 def plays_episodes() -> bool:
-    """Whether the caller blocks a loop that plays episodes."""
+    """Whether the caller runs on a loop that plays episodes, some of them now."""
     try:
-        return asyncio.get_running_loop() in _WATCHED
+        loop = asyncio.get_running_loop()
     except RuntimeError:  # no loop runs in this thread
         return False
+    return loop in _WATCHED and loop in _POLLERS and _POLLERS[loop].is_active
 
 
 @functools.cache

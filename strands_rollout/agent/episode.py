@@ -33,7 +33,7 @@ from strands_rollout.agent.limits import (
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
-from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors, watch_running_loop
+from strands_rollout.aio import ABORT_GRACE_S, EpisodeDeadline, exits_as_errors
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.model.sglang_model import SGLangModel
 
@@ -235,7 +235,6 @@ class _Run:
     async def play(self) -> Episode:
         self.started = started = time.monotonic()
         log_failures_once()
-        watch_running_loop()
         error: Exception | None = None
         try:
             with exits_as_errors("the agent, or a hook of it,", RuntimeError):

@@ -22,6 +22,8 @@ from strands.hooks import HookProvider
 from strands.models import Model
 from strands.models.bedrock import BedrockModel
 from strands.multiagent.base import MultiAgentBase
+from strands.multiagent.graph import Graph
+from strands.multiagent.swarm import Swarm
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
@@ -115,13 +117,11 @@ def refuse_blocking(manager: object, path: str) -> None:
 
 
 def refuse_unplayable(agent: Agent, path: str) -> None:
-    """Refuse an agent of the policy whose episode would hold others, stop half-way, or end with another's answer.
+    """Refuse an agent of the policy whose episode would stop half-way, or end with another's answer.
 
     Raises:
-        ToolError: It has a conversation manager that blocks.
         ConfigError: It has checkpoints, or a router with other models than the agent's.
     """
-    refuse_blocking(agent.conversation_manager, path)
     if getattr(agent, "_checkpointing", False):  # there is no public way to ask
         raise ConfigError(
             f"{path!r} made the agent {agent.name!r} with checkpointing=True, which stops before each turn's tools for "
@@ -302,7 +302,10 @@ def _resolve(path: str) -> object:
 @functools.cache
 def _keep_calls_off_the_loop() -> None:
     """Let nothing of Strands ask a model without `await` on a loop that plays episodes."""
-    Agent.__call__ = _refused_on_the_loop(Agent.__call__)  # type: ignore[method-assign]
+    for kind in (Agent, Swarm, Graph):
+        kind.__call__ = _refused_on_the_loop(kind.__call__, _NOT_AWAITED)  # type: ignore[method-assign]
+    reduce = _refused_on_the_loop(SummarizingConversationManager.reduce_context, _SUMS_UP)
+    SummarizingConversationManager.reduce_context = reduce  # type: ignore[method-assign]
     with suppress(ImportError):  # of Strands before 1.30
         from strands.vended_plugins.steering import LLMSteeringHandler
 
@@ -310,20 +313,29 @@ def _keep_calls_off_the_loop() -> None:
         LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
 
 
-def _refused_on_the_loop(ask: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(ask)
-    def asked(agent: Agent, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+_NOT_AWAITED: Final = (
+    "{name} was asked without await{place}, on the event loop of all episodes, which would stand still until it has "
+    "answered; write `await agent.invoke_async(...)`, or make the tool around it a plain function, which runs in a "
+    "thread"
+)
+_SUMS_UP: Final = (
+    "a {kind} was to sum up{place}, on the event loop of all episodes, which would stand still meanwhile; use "
+    "`context_manager=`, or make the tool around its agent a plain function, which runs in a thread"
+)
+
+
+def _refused_on_the_loop(call: Callable[..., Any], words: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(one: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if plays_episodes():
             own = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
             place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-            raise BlockingCallError(
-                f"the agent {agent.name!r} was asked without await{place}, on the event loop of all episodes, which "
-                "would stand still until it has answered; write `await agent.invoke_async(...)`, or make the tool "
-                "around it a plain function, which runs in a thread"
-            )
-        return ask(agent, *given, **named)
+            kind = type(one).__name__
+            name = f"the agent {one.name!r}" if isinstance(one, Agent) else f"a {kind}"
+            raise BlockingCallError(words.format(name=name, kind=kind, place=place))
+        return call(one, *given, **named)
 
-    return asked
+    return called
 
 
 def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:

@@ -37,7 +37,7 @@ from strands_rollout.agent.limits import (
     reason_of_error,
 )
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.aio import EpisodeDeadline, began_at_s, watch_running_loop
+from strands_rollout.aio import EpisodeDeadline, began_at_s
 from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
@@ -165,7 +165,6 @@ class _Run:
         left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
         deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
         given, score = None, None
-        watch_running_loop()
         with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
                 given = await self._played()

@@ -17,7 +17,15 @@ from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
+from strands_rollout.aio import (
+    ABORT_GRACE_S,
+    episode_clock,
+    exits_as_errors,
+    freeze_long_lived,
+    once,
+    own_pass,
+    watch_running_loop,
+)
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
@@ -237,6 +245,7 @@ class _Finished:
 
 async def _run(job: RolloutJob) -> _Finished:
     settings, resume = job.settings, job.beginning.resume
+    watch_running_loop()
     await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
         await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))

@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 from harness import ANSWER, call_text, run
 from strands import Agent, tool
+from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.models import Model
+from strands.multiagent import Swarm
 from strands.vended_plugins.steering import LLMSteeringHandler
 
 from strands_rollout import SGLangModel, aio, sub_agent_model
 
 let_go = threading.Event()
+MESSAGES: Any = [{"role": role, "content": [{"text": "Hm."}]} for role in ("user", "assistant", "user", "assistant")]
 threads: list[int] = []
 
 
@@ -32,6 +35,12 @@ class Judge(Model):
         yield {"contentBlockDelta": {"delta": {"toolUse": {"input": '{"decision": "guide", "reason": "Not yet."}'}}}}
         yield {"contentBlockStop": {}}
         yield {"messageStop": {"stopReason": "tool_use"}}
+
+
+class Refuses(Judge):
+    async def stream(self, *_given: Any, **_more: Any) -> Any:
+        raise ConnectionError("it was asked")
+        yield
 
 
 @tool
@@ -95,6 +104,29 @@ def asks(code: str) -> str:
     return str(_critic()(code))
 
 
+@tool
+async def sums_up(code: str) -> str:
+    """Sums up.
+
+    Args:
+        code: Anything.
+    """
+    critic = Agent(name="critic", model=sub_agent_model(), callback_handler=None, messages=[*MESSAGES])
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
+    manager.reduce_context(critic)
+    return code
+
+
+@tool
+async def asks_a_swarm(code: str) -> str:
+    """Asks.
+
+    Args:
+        code: A question.
+    """
+    return str(Swarm([_critic()])(code))
+
+
 class AsksBeforeTurns(HookProvider):
     def register_hooks(self, registry: HookRegistry, **_more: object) -> None:
         registry.add_callback(BeforeModelCallEvent, self._before)
@@ -103,16 +135,30 @@ class AsksBeforeTurns(HookProvider):
         _critic()("Now?")
 
 
-@pytest.mark.parametrize("settings", [{"tools": ["asks_without_await"]}, {"hooks": ["AsksBeforeTurns"]}])
-async def test_an_agent_that_is_asked_without_await_on_the_loop_is_refused_with_its_line(
-    shipped_tokenizer, settings
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        ("tools", "asks_without_await", "agent 'critic' was asked without await"),
+        ("tools", "asks_a_swarm", "a Swarm was asked without await"),
+        ("tools", "sums_up", "a SummarizingConversationManager was to sum up"),
+        ("hooks", "AsksBeforeTurns", "agent 'critic' was asked without await"),
+    ],
+)
+async def test_a_model_that_is_asked_without_await_on_the_loop_is_refused_with_its_line(
+    shipped_tokenizer, kind, name, words
 ) -> None:
-    given = {name: [f"{__name__}.{path}" for path in paths] for name, paths in settings.items()}
-    turns = [call_text("?", name="asks_without_await"), ANSWER]
+    turns = [call_text("?", name=name), ANSWER]
+    given = {kind: [f"{__name__}.{name}"]}
     played = await run(shipped_tokenizer, lambda _body, number: turns[min(number, 1)], settings=given)
     assert (played.sample.status.value, played.facts["stop_reason"]) == ("failed", "setup_error")
-    for words in ("agent 'critic'", "without await", __file__, "invoke_async"):
-        assert words in played.facts["error"]
+    assert f"{words} ({__file__}, line " in played.facts["error"]
+
+
+async def test_an_agent_may_be_asked_without_await_on_a_loop_that_plays_no_episode_any_more(shipped_tokenizer) -> None:
+    await run(shipped_tokenizer, [ANSWER])
+    let_go.set()
+    with pytest.raises(ConnectionError, match="asked"):
+        Agent(model=Refuses(), callback_handler=None)("?")
 
 
 @pytest.mark.parametrize("name", ["asks_in_a_thread", "asks"])

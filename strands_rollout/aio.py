@@ -4,21 +4,28 @@ Nothing binds to a loop at import.
 """
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import gc
+import logging
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import TracebackType
-from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast
 
-from strands_rollout.errors import ToolError
+from strands_rollout.errors import ToolError, is_users_file
+
+logger = logging.getLogger(__name__)
 
 
 class Closable(Protocol):
@@ -179,20 +186,27 @@ def exits_as_errors(what: str, error: type[Exception] = ToolError) -> Iterator[N
     `sys.exit()` or argparse in an async tool would end a training run. A CancelledError is turned too, unless the
     running task was cancelled, and a GeneratorExit, unless the coroutine around the block is being closed. `what` names
     the code in the message.
+
+    A child that the code has forked ends where it leaves the block: it holds a copy of this thread alone, in which it
+    would play on beside the trainer, or wait for ever.
     """
-    task = _running_task()
+    task, pid = _running_task(), os.getpid()
     try:
         yield
-    except Exception:
-        raise
-    except asyncio.CancelledError as e:
-        if task is not None and task.cancelling():
-            raise
-        raise error(f"{what} was cancelled by its own code") from e
     except BaseException as e:
+        if os.getpid() != pid:
+            os._exit(1)
+        if isinstance(e, Exception):
+            raise
+        if isinstance(e, asyncio.CancelledError):
+            if task is not None and task.cancelling():
+                raise
+            raise error(f"{what} was cancelled by its own code") from e
         if isinstance(e, GeneratorExit) and _running_task() is not task:
             raise
         raise error(f"{what} raised {e!r}") from e
+    if os.getpid() != pid:
+        os._exit(0)
 
 
 def _running_task() -> asyncio.Task[Any] | None:
@@ -226,11 +240,7 @@ def in_own_thread(
                 error = ToolError(f"the tool raised {e!r}") if isinstance(e, StopIteration) else e
                 return functools.partial(_settle, future, error=error)
 
-        try:
-            thread = _IDLE.pop()
-        except IndexError:
-            thread = _ToolThread()
-        thread.run(run, loop, f"tool:{getattr(function, '__name__', '')}")
+        _idle_thread().run(run, loop, f"tool:{getattr(function, '__name__', '')}")
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
@@ -274,6 +284,13 @@ class _ToolThread:
             pass
 
 
+def _idle_thread() -> _ToolThread:
+    try:
+        return _IDLE.pop()
+    except IndexError:
+        return _ToolThread()
+
+
 _IDLE: Final[deque[_ToolThread]] = deque()
 # a forked child has none of its parent's threads
 os.register_at_fork(after_in_child=_IDLE.clear)
@@ -286,6 +303,87 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
         future.set_result(result)
     else:
         future.set_exception(error)
+
+
+_STEP_CLEANUP_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Step:
+    call: Callable[[], Awaitable[Any]]
+    context: contextvars.Context
+    done: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
+    is_cancelled: bool = False
+
+
+class OwnLoop:
+    """An event loop in a thread of its own, where code that blocks holds up nobody else; an async context manager.
+
+    The functions that it is given run in one task, one after the other: some contexts must be left by the task that
+    entered them. Leaving the block does not wait for a function that has not ended.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._steps: asyncio.Queue[_Step | None] = asyncio.Queue()
+        self._running: _Step | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        _idle_thread().run(self._work, asyncio.get_running_loop(), "own-loop")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._steps.put_nowait, None)
+
+    async def run(self, function: Callable[P, Awaitable[Result]], *args: P.args, **kwargs: P.kwargs) -> Result:
+        """Call an async function on this loop, with the caller's context variables; returns its result.
+
+        A call that is cancelled is cancelled there too, and abandoned if it has not ended 0.5 s later.
+
+        Raises:
+            ToolError: The function raised SystemExit, or another exception that would end the loop.
+            Exception: Whatever else the function raises.
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await function(*args, **kwargs)
+        step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
+        self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
+        result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
+        try:
+            return await asyncio.shield(result)
+        except asyncio.CancelledError:
+            with suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._cancel, step)
+            await asyncio.wait({result}, timeout=_STEP_CLEANUP_S)
+            raise
+
+    def _work(self) -> Callable[[], None]:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._take_steps())
+        return lambda: None
+
+    async def _take_steps(self) -> None:
+        self._task = task = cast("asyncio.Task[None]", asyncio.current_task())
+        while (step := await self._steps.get()) is not None:
+            if step.is_cancelled:
+                continue
+            for variable in step.context:
+                variable.set(step.context[variable])
+            self._running = step
+            try:
+                with exits_as_errors("it"):
+                    step.done.set_result(await step.call())
+            except BaseException as e:
+                step.done.set_exception(e)
+            self._running = None
+            while task.cancelling():  # the step was cancelled, not those that follow
+                task.uncancel()
+
+    def _cancel(self, step: _Step) -> None:
+        step.is_cancelled = True
+        if step is self._running and self._task is not None:
+            self._task.cancel()
 
 
 ABORT_POLL_S: Final = 0.05
@@ -381,6 +479,18 @@ class _Poller:
         self._loop = weakref.ref(loop)
         self._polls: dict[Callable[[], bool], None] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None  # when the polls should all have been asked again; None where there are none
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a deadline's block runs."""
+        return self._due is not None
+
+    @property
+    def late_s(self) -> float:
+        """Seconds by which the polls are late, as they are when the loop is blocked."""
+        due = self._due
+        return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, poll: Callable[[], bool]) -> None:
         self._polls[poll] = None
@@ -391,10 +501,10 @@ class _Poller:
         self._polls.pop(poll, None)
         if not self._polls and self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer = self._due = None
 
     def _arm(self) -> None:
-        loop = self._loop()
+        loop, self._due = self._loop(), time.monotonic() + ABORT_POLL_S
         self._timer = None if loop is None else loop.call_later(ABORT_POLL_S, self._tick)
 
     def _tick(self) -> None:
@@ -406,11 +516,146 @@ class _Poller:
                 if poll():
                     self._polls[poll] = None
         finally:
+            self._due = None
             if self._polls:
                 self._arm()
 
 
 _POLLERS: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Poller]] = weakref.WeakKeyDictionary()
+
+
+_LOOK_EVERY_S: Final = 0.5
+_BLOCKED_S: Final = 1.5
+_MOST_SHOWN_FRAMES: Final = 12
+
+
+def watch_running_loop() -> None:
+    """Log which line blocks the running loop, which plays episodes, once for each line.
+
+    A loop is blocked where a timer of it is late while one call of one task stands at one line, look after look. One
+    that is late because much runs on it, or the machine is busy, is not: then other calls are seen, the thread that
+    looks is late itself, or the call has waited for the processor rather than used it.
+    """
+    loop = asyncio.get_running_loop()
+    if loop not in _WATCHED:
+        _WATCHED[loop] = _Watched(weakref.ref(loop), threading.get_ident(), threading.get_native_id())
+    _start_watch(os.getpid())
+
+
+def plays_episodes() -> bool:
+    """Whether the caller runs on a loop that plays episodes, some of them now."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:  # no loop runs in this thread
+        return False
+    return loop in _WATCHED and loop in _POLLERS and _POLLERS[loop].is_active
+
+
+@functools.cache
+def _start_watch(_pid: int) -> None:
+    threading.Thread(target=_watch_loops, name="loop-watch", daemon=True).start()
+
+
+def _watch_loops() -> None:
+    looked_at = time.monotonic()
+    while True:
+        time.sleep(_LOOK_EVERY_S)
+        late, looked_at = time.monotonic() - looked_at > 2 * _LOOK_EVERY_S, time.monotonic()
+        with suppress(RuntimeError):  # another loop came meanwhile, and is seen the next time
+            for watched in list(_WATCHED.values()):
+                watched.look(is_certain=not late)
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A loop under watch: since when it stands at a line, and what its thread has used of the processor by then."""
+
+    loop: weakref.ref[asyncio.AbstractEventLoop]
+    thread: int
+    native_thread: int
+    at: object = None
+    since: float = 0.0
+    cpu_s: float = 0.0
+    is_computing: bool = False
+
+    def look(self, *, is_certain: bool) -> None:
+        """Log the line that the loop stands at, if it does for long; `is_certain` unless the look itself is late."""
+        loop = self.loop()
+        poller = None if loop is None or not loop.is_running() else _POLLERS.get(loop)
+        if loop is None or poller is None or not is_certain or poller.late_s < _LOOK_EVERY_S:
+            self.at = None
+            return
+        frames = _stack_of(sys._current_frames().get(self.thread))
+        blamed = _blamed(frames)
+        if blamed is None:
+            return
+        task, now, cpu_s = asyncio.current_task(loop), time.monotonic(), _cpu_s(self.thread)
+        at = (None if task is None else weakref.ref(task)), id(blamed), blamed.f_code, blamed.f_lasti
+        if at != self.at:
+            self.at, self.since, self.cpu_s, self.is_computing = at, now, cpu_s, False
+        self.is_computing = self.is_computing or _is_runnable(self.native_thread)
+        used_s = cpu_s - self.cpu_s if self.is_computing else now - self.since
+        if used_s >= _BLOCKED_S:
+            _log_blocked(blamed, frames, poller.late_s)
+
+
+_WATCHED: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Watched]] = weakref.WeakKeyDictionary()
+_TOLD: Final[set[tuple[str, int]]] = set()
+
+
+def _log_blocked(blamed: FrameType, frames: Sequence[FrameType], late_s: float) -> None:
+    line = blamed.f_code.co_filename, blamed.f_lineno
+    if line in _TOLD:
+        return
+    _TOLD.add(line)
+    called = [frame for frame in frames if is_users_file(frame.f_code.co_filename) or _is_installed(frame)]
+    logger.warning(
+        "event=event_loop_blocked seconds=%.1f: all episodes of this process stand still, with their deadlines and "
+        "aborts, while it runs %s. Await there, or move it to a thread, such as by a tool that is not async",
+        late_s,
+        " < ".join(map(_place, called[:_MOST_SHOWN_FRAMES])),
+    )
+
+
+def _stack_of(frame: FrameType | None) -> list[FrameType]:
+    """A frame and those that called it, the innermost first."""
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _blamed(frames: Sequence[FrameType]) -> FrameType | None:
+    """The innermost frame of the user's; where there is none, of whatever is not Python's own."""
+    own = (frame for frame in frames if is_users_file(frame.f_code.co_filename))
+    return next(own, None) or next(filter(_is_installed, frames), None)
+
+
+def _is_installed(frame: FrameType) -> bool:
+    return "site-packages" in frame.f_code.co_filename
+
+
+def _place(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
+
+
+def _cpu_s(thread: int) -> float:
+    """Seconds of processor that a thread of this process has used; 0 where the system does not tell."""
+    clock_of = getattr(time, "pthread_getcpuclockid", None)
+    with suppress(OSError):  # it has ended
+        return 0.0 if clock_of is None else time.clock_gettime(clock_of(thread))
+    return 0.0
+
+
+def _is_runnable(native_thread: int) -> bool:
+    """Whether a thread runs, or waits for a processor only; False where the system does not tell."""
+    with suppress(OSError):
+        stat = Path(f"/proc/self/task/{native_thread}/stat").read_text(encoding="ascii", errors="replace")
+        return stat.rpartition(")")[2].split()[0] == "R"
+    return False
+
+
 CURRENT_CALL: Final[contextvars.ContextVar[str]] = contextvars.ContextVar("strands_rollout_tool_call", default="")
 """The id of the tool call that runs here; "" outside of one."""
 _BEGAN: Final[contextvars.ContextVar[float | None]] = contextvars.ContextVar(

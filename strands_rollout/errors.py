@@ -1,9 +1,11 @@
-"""The tree of errors, the guard around code that may raise anything, and pydantic's faults in our words."""
+"""The tree of errors, the guard around code that may raise anything, whose code a file holds, and pydantic's faults."""
 
 from __future__ import annotations
 
 import logging
 import re
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
@@ -95,6 +97,16 @@ def faults_of(error: ValidationError) -> str:
         got = "" if one["type"] == "missing" else f"got {one['input']!r:.200}, "
         found.append(f"{where}{': ' * bool(where)}{got}expected {expectation(one)}")
     return "; ".join(found)
+
+
+_PACKAGE: Final = str(Path(__file__).parent)
+_STDLIB: Final = sysconfig.get_paths()["stdlib"]
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a file is in no library, and not in this package but its examples."""
+    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
+    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
 
 
 class RolloutError(Exception):
@@ -213,8 +225,16 @@ class SandboxError(RolloutError):
     """The code executor itself failed; never the fault of the code that it was given."""
 
 
-class NoModelError(ConfigError):
+class UnplayableAgentError(ConfigError):
+    """An agent that takes part in an episode can't be played as it was made, or asked; never the policy's fault."""
+
+
+class NoModelError(UnplayableAgentError):
     """An agent that takes part in an episode was given no model, so that it asks Strands' default."""
+
+
+class BlockingCallError(UnplayableAgentError):
+    """An agent was asked without `await` on the event loop that plays episodes, all of which would stand still."""
 
 
 class TeamLimitError(RolloutError):

@@ -334,8 +334,9 @@ class RolloutSettings(_Settings):
     agent_command: AgentCommand | None = None
     """In its place: a process that does."""
     resumable: Literal["replay"] | None = None
-    """Whether `agent_program` or `agent_command` may be started again when an aborted sample is resumed: its first
-    requests are then answered as they were, until it is where it was. Otherwise the sample starts afresh."""
+    """Whether `agent_program` or `agent_command` may be started again when an aborted sample is resumed, or its process
+    has died: its first requests are then answered as they were, until it is where it was. Otherwise the sample starts
+    afresh, or has failed."""
     resources: dict[str, str] = Field(default_factory=dict)
     """Names and dotted paths of functions of a task that return an async context manager; each is open during an
     episode."""

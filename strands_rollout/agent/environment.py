@@ -9,18 +9,16 @@ import inspect
 import json
 import logging
 import reprlib
-import sysconfig
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
-from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
+from strands_rollout.aio import EpisodeDeadline, OwnLoop, exits_as_errors, in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
@@ -105,8 +103,31 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
 
 def place_in_users_code(error: BaseException) -> str:
     """Where in the user's files it was raised, in brackets; "" where it was not."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if errors.is_users_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+
+
+_OWN_LOOP: Final[ContextVar[OwnLoop | None]] = ContextVar("strands_rollout_own_loop", default=None)
+
+
+@asynccontextmanager
+async def own_loop() -> AsyncIterator[None]:
+    """Call the user's async functions in this block on a loop of their own, where blocking holds up no other episode.
+
+    All of them run there: a resource that one has opened is bound to the loop.
+    """
+    async with OwnLoop() as loop:
+        token = _OWN_LOOP.set(loop)
+        try:
+            yield
+        finally:
+            _OWN_LOOP.reset(token)
+
+
+async def _awaited(call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
+    """What the user's async function gives, on the loop that is the user's."""
+    loop = _OWN_LOOP.get()
+    return await (call(*given) if loop is None else loop.run(call, *given))
 
 
 async def result_of(
@@ -115,6 +136,8 @@ async def result_of(
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
     """What the user's function gives; a coroutine function's on the loop, any other's from a thread, as it may block.
+
+    In the block of `own_loop`, the loop is that one.
 
     Args:
         call: The function.
@@ -128,10 +151,10 @@ async def result_of(
     """
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
-            return await call(*given)
+            return await _awaited(call, *given)
         bound = functools.partial(call, *given)
         result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
-        return await result if asyncio.iscoroutine(result) else result
+        return await _awaited(lambda: result) if asyncio.iscoroutine(result) else result
 
 
 async def in_time(
@@ -158,16 +181,6 @@ async def in_time(
         if deadline.expired():
             raise TimeoutError(f"it took more than {timeout_s:g} s") from e
         raise
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a file is in no library, and not in this package but its examples."""
-    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
-    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
-
-
-_PACKAGE: Final = str(Path(__file__).parents[1])
-_STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 logger = logging.getLogger(__name__)
@@ -382,6 +395,6 @@ async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Ta
     with errors.foreign_code("the user's code may raise anything") as outcome:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
-                await resource.__aexit__(None, None, None)
+                await _awaited(resource.__aexit__, None, None, None)
     if outcome.error is not None:
         logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", outcome.error, task))

@@ -26,7 +26,7 @@ from strands.types import exceptions
 
 from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
-from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats
+from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.client.transport import Fault
 from strands_rollout.model.history import UNPARSED, failure_message
@@ -305,10 +305,16 @@ def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> T
 def bound_tools(
     agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan | None = None
 ) -> None:
-    """Bound each tool in the agent's registry in time, but those that keep to their own time limit."""
+    """Bound each tool in the agent's registry in time, but those that keep to their own time limit.
+
+    Tools whose names Strands would refuse in calls get others.
+    """
     registry = agent.tool_registry.registry
-    for name, tool in list(registry.items()):
-        registry[name] = BoundedTool(tool, timeout_s=None if name in self_timed else timeout_s, stats=stats, span=span)
+    names, tools = callable_names(registry.keys()), [*registry.items()]
+    registry.clear()
+    for name, tool in tools:
+        limit_s = None if name in self_timed else timeout_s
+        registry[names[name]] = BoundedTool(tool, timeout_s=limit_s, stats=stats, span=span, name=names[name])
 
 
 def bound_others(

@@ -30,6 +30,7 @@ from strands.types.content import Message, split_system_prompt
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 
+from strands_rollout.agent.strands_names import missing_of_loop, report_losses
 from strands_rollout.agent.tool_call import BoundedTool
 from strands_rollout.errors import foreign_code
 from strands_rollout.model.history import Answer
@@ -46,10 +47,11 @@ try:
     from strands.tools._validator import validate_and_prepare_tools
     from strands.tools.structured_output._structured_output_context import StructuredOutputContext
     from strands.types.content import _ensure_tracking_id
-except ImportError:  # Strands before 1.62: its own loop runs
-    HAS_MIDDLEWARE = False
+except ImportError as e:  # Strands before 1.62, or one that has renamed something: its own loop runs
+    IMPORT_FAULT = str(e)
 else:
-    HAS_MIDDLEWARE = True
+    IMPORT_FAULT = ""
+HAS_MIDDLEWARE: Final = not IMPORT_FAULT
 
 Next = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -81,14 +83,15 @@ class FlatCycles(hooks.HookProvider):
             agent: Built with these cycles among its hooks, on an `SGLangModel`.
             prompt: As `Agent.invoke_async` takes it.
         """
-        if not HAS_MIDDLEWARE:
+        report_losses(IMPORT_FAULT)
+        if IMPORT_FAULT or missing_of_loop(agent):
             return await agent.invoke_async(prompt)
         self._limits = {"turns": 1}
         return await agent.invoke_async(prompt, limits=cast("Any", self._limits))
 
     def _before_invocation(self, event: hooks.BeforeInvocationEvent) -> None:
         """Add the middleware after all others, hooks' too, so that they see what it gives."""
-        if not self._is_added:
+        if not self._is_added and not missing_of_loop(event.agent):
             self._is_added = True
             event.agent.add_middleware(AgentStreamStage, self._cycles)
 

@@ -23,7 +23,7 @@ from strands.tools import ToolProvider
 from strands.tools.mcp import MCPClient
 from strands.types.tools import AgentTool, ToolGenerator, ToolUse
 
-from strands_rollout.agent.tool_call import WrappedTool
+from strands_rollout.agent.tool_call import WrappedTool, callable_names
 from strands_rollout.errors import SandboxError, ToolError, foreign_code
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
@@ -115,6 +115,7 @@ class GuardedMcpClient(ToolProvider):
 
         Raises:
             SandboxError: The server can't be reached, or could not a moment ago.
+            ToolError: A tool of it has a name that nobody can call.
         """
         with self._lock:
             if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
@@ -132,7 +133,8 @@ class GuardedMcpClient(ToolProvider):
                 self._failure = f"the MCP server {self._name!r} did not start: {why}"
                 self._failed_at = time.monotonic()
                 raise SandboxError(self._failure) from error
-        return [_GuardedTool(tool, self) for tool in tools]
+        names = callable_names([tool.tool_name for tool in tools])
+        return [_GuardedTool(tool, self, names[tool.tool_name]) for tool in tools]
 
     def add_consumer(self, consumer_id: object, **kwargs: object) -> None:
         """See `ToolProvider`."""
@@ -231,14 +233,14 @@ class GuardedMcpClient(ToolProvider):
 class _GuardedTool(WrappedTool):
     """A server's tool that raises when the server is gone."""
 
-    def __init__(self, tool: AgentTool, client: GuardedMcpClient) -> None:
-        super().__init__(tool)
+    def __init__(self, tool: AgentTool, client: GuardedMcpClient, name: str) -> None:
+        super().__init__(tool, name)
         self._client = client
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """The tool's events; a SandboxError where the server does not answer any more."""
         with foreign_code("the kind depends on how the connection ended") as outcome:
-            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+            async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
                 if _is_clients_own(getattr(event, "tool_result", event)):
                     await asyncio.to_thread(self._client.try_connection)
                 yield event
@@ -285,6 +287,7 @@ def end_connections() -> None:
         client.has_ended(max(0.0, give_up_at - time.monotonic()))
 
 
+os.register_at_fork(after_in_child=_CLIENTS.clear)  # they are the parent's to end
 atexit.register(end_connections)  # a server that is busy does not see that this process ends
 
 

@@ -27,7 +27,13 @@ from strands.types.tools import AgentTool
 from strands_rollout.agent.environment import Task, failure_words, result_of, running
 from strands_rollout.agent.loop import TurnTools
 from strands_rollout.agent.tool_call import sandbox_fault
-from strands_rollout.agent.tool_loading import agents_in, load_function, refuse_no_model, refuse_unplayable
+from strands_rollout.agent.tool_loading import (
+    agents_in,
+    load_function,
+    refuse_blocking,
+    refuse_no_model,
+    refuse_unplayable,
+)
 from strands_rollout.aio import CURRENT_CALL, in_own_thread
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
@@ -119,6 +125,8 @@ def _team_of(made: object, model: SGLangModel, path: str) -> Team:
     of_policy = [agent for agent in everyone if isinstance(agent.model, SGLangModel)]
     for agent in of_policy:
         refuse_unplayable(agent, path)
+    for agent in everyone:  # of other models too: the loop is the same
+        refuse_blocking(agent.conversation_manager, path)
     again = [agent for agent in of_policy if agent in _PLAYED]
     if again:
         raise ConfigError(_used_again(path, again))

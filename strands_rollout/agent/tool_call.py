@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
+import logging
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -23,8 +26,10 @@ from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
 from strands_rollout.code_tool.executors import CALL_FAULTS
 from strands_rollout.code_tool.tool import CALL_OUTCOME
-from strands_rollout.errors import NoModelError, SandboxError
+from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
 from strands_rollout.template.messages import error_result, error_words, plain_result
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -36,8 +41,8 @@ class ToolStats:
         waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
         errors: Results with status error, time-outs and calls of unknown tools included.
         timeouts: Calls that were cut at the limit.
-        infrastructure_error: The first failure of the sandbox itself, or of an agent without a model, which is never
-            the policy's fault.
+        infrastructure_error: The first failure of the sandbox itself, or of an agent that can't be played, which is
+            never the policy's fault.
         finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
         succeeded: Ids of all calls whose last result was no error.
         unread: Ids of those from an earlier agent, as long as this one has not had them.
@@ -49,7 +54,7 @@ class ToolStats:
     seconds: float = 0.0
     errors: int = 0
     timeouts: int = 0
-    infrastructure_error: SandboxError | NoModelError | None = None
+    infrastructure_error: SandboxError | UnplayableAgentError | None = None
     finished: dict[str, Any] = field(default_factory=dict)
     succeeded: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
@@ -88,22 +93,70 @@ ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
 """Entered around each call that is run, with the tool's name."""
 
 
-class WrappedTool(AgentTool):
-    """A tool in the place of another, whose name and specification it has."""
+_MAX_NAME_CHARS: Final = 64
+_CALLABLE: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 
-    def __init__(self, tool: AgentTool) -> None:
+
+def callable_names(names: Collection[str]) -> dict[str, str]:
+    """The names of tools, each with the name under which it can be called: itself, or one without what Strands refuses.
+
+    Strands shows a tool of any name to the model, and answers each call of one that has other characters than letters
+    from a to z, digits, `_` and `-`, or more than 64 of them, with an error; MCP allows dots and 128.
+
+    Raises:
+        ToolError: A name has no such letter or digit.
+    """
+    found = {name: name for name in names if _CALLABLE.fullmatch(name)}
+    taken = {name.replace("-", "_") for name in found}  # which Strands takes for one
+    for name in names:
+        if name in found:
+            continue
+        plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)
+        if not plain.strip("_-"):
+            raise ToolError(
+                f"got a tool named {name!r}, which nobody can call: Strands takes letters from a to z, digits, _ and - "
+                "alone. Give it another name, or leave it out (tool_filters of an MCP server)"
+            )
+        endings = ("", *(f"_{number}" for number in range(2, len(names) + 2)))
+        options = (plain[: _MAX_NAME_CHARS - len(ending)] + ending for ending in endings)
+        found[name] = next(option for option in options if option.replace("-", "_") not in taken)
+        taken.add(found[name].replace("-", "_"))
+        _tell_renamed(name, found[name])
+    return {name: found[name] for name in names}
+
+
+@functools.cache
+def _tell_renamed(name: str, shown: str) -> None:
+    logger.warning("the tool %r is called %r: Strands refuses calls of its own name", name, shown)
+
+
+class WrappedTool(AgentTool):
+    """A tool in the place of another, whose name and specification it has.
+
+    Args:
+        tool: The other.
+        name: Shown in place of its name; None for that.
+    """
+
+    def __init__(self, tool: AgentTool, name: str | None = None) -> None:
         super().__init__()
         self._tool = tool
+        self._name = tool.tool_name if name is None else name
 
     @property
     def tool_name(self) -> str:
-        """The wrapped tool's name."""
-        return self._tool.tool_name
+        """The name that is shown."""
+        return self._name
 
     @property
     def tool_spec(self) -> ToolSpec:
-        """The wrapped tool's specification."""
-        return self._tool.tool_spec
+        """The wrapped tool's specification, under the name that is shown."""
+        spec = self._tool.tool_spec
+        return spec if spec["name"] == self._name else {**spec, "name": self._name}
+
+    def _own_use(self, tool_use: ToolUse) -> ToolUse:
+        """A call as the wrapped tool knows it."""
+        return tool_use if self._tool.tool_name == self._name else {**tool_use, "name": self._tool.tool_name}
 
     @property
     def tool_type(self) -> str:
@@ -119,12 +172,19 @@ class BoundedTool(WrappedTool):
         timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
         stats: Where this call is counted.
         span: Entered around each call.
+        name: See `WrappedTool`.
     """
 
     def __init__(
-        self, tool: AgentTool, *, timeout_s: float | None, stats: ToolStats, span: ToolSpan | None = None
+        self,
+        tool: AgentTool,
+        *,
+        timeout_s: float | None,
+        stats: ToolStats,
+        span: ToolSpan | None = None,
+        name: str | None = None,
     ) -> None:
-        super().__init__(_threaded(tool))
+        super().__init__(_threaded(tool), name)
         self._timeout_s = timeout_s
         self._stats = stats
         self._span = span
@@ -186,7 +246,7 @@ class BoundedTool(WrappedTool):
     async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> Any:  # noqa: ANN401
         last = None
         with exits_as_errors("the tool"):
-            async for event in self._tool.stream(tool_use, invocation_state, **kwargs):
+            async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
                 last = event
             return _plain(last, tool_use["toolUseId"])
 
@@ -257,11 +317,11 @@ def _current_call(call_id: str) -> Iterator[_Call]:
         CALL_FAULTS.reset(token)
 
 
-def sandbox_fault(error: BaseException | None) -> SandboxError | NoModelError | None:
+def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
     """The setup's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, SandboxError | NoModelError):
+        if isinstance(error, SandboxError | UnplayableAgentError):
             return error
         seen.add(id(error))
         error = error.__cause__ or error.__context__

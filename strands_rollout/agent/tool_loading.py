@@ -1,9 +1,15 @@
 """Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
 
+import asyncio
+import functools
 import inspect
+import logging
+import os
 import sys
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -16,14 +22,25 @@ from strands.hooks import HookProvider
 from strands.models import Model
 from strands.models.bedrock import BedrockModel
 from strands.multiagent.base import MultiAgentBase
+from strands.multiagent.graph import Graph
+from strands.multiagent.swarm import Swarm
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors
-from strands_rollout.errors import ConfigError, NoModelError, ToolError, foreign_code
+from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
+from strands_rollout.errors import (
+    BlockingCallError,
+    ConfigError,
+    NoModelError,
+    ToolError,
+    foreign_code,
+    is_users_file,
+)
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
+
+logger = logging.getLogger(__name__)
 
 Named: TypeAlias = Sequence[str | McpServer]
 """Tools as the settings name them."""
@@ -100,13 +117,11 @@ def refuse_blocking(manager: object, path: str) -> None:
 
 
 def refuse_unplayable(agent: Agent, path: str) -> None:
-    """Refuse an agent of the policy whose episode would hold others, stop half-way, or end with another's answer.
+    """Refuse an agent of the policy whose episode would stop half-way, or end with another's answer.
 
     Raises:
-        ToolError: It has a conversation manager that blocks.
         ConfigError: It has checkpoints, or a router with other models than the agent's.
     """
-    refuse_blocking(agent.conversation_manager, path)
     if getattr(agent, "_checkpointing", False):  # there is no public way to ask
         raise ConfigError(
             f"{path!r} made the agent {agent.name!r} with checkpointing=True, which stops before each turn's tools for "
@@ -227,6 +242,8 @@ def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
 
 def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
     found = _resolve(path)
+    if path.startswith("strands_tools") and os.environ.get(_CONSENT, "").lower() != "true":
+        _warn_of_consent(path)
     if isinstance(found, ModuleType):
         name = Path(path).stem if path.endswith(".py") else found.__name__.rpartition(".")[2]
         try:
@@ -246,6 +263,23 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
     raise ToolError(f"{path!r} is {kind}, expected a Strands tool{hint}")
 
 
+_CONSENT: Final = "BYPASS_TOOL_CONSENT"
+
+
+@functools.cache
+def _warn_of_consent(path: str) -> None:
+    """Say that a tool of strands-agents-tools asks a person before it acts, where it does."""
+    module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
+    with foreign_code("it may have no source"):
+        if module is not None and _CONSENT in inspect.getsource(module):
+            logger.warning(
+                "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
+                "environment of the trainer, or take another tool",
+                path,
+                _CONSENT,
+            )
+
+
 class _NoModel(BedrockModel):
     """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
 
@@ -261,7 +295,59 @@ def _resolve(path: str) -> object:
     # Strands calls both by these names, where an agent was given no model, and no callback handler
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
+    _keep_calls_off_the_loop()
     return resolve(path)
+
+
+@functools.cache
+def _keep_calls_off_the_loop() -> None:
+    """Let nothing of Strands ask a model without `await` on a loop that plays episodes."""
+    for kind in (Agent, Swarm, Graph):
+        kind.__call__ = _refused_on_the_loop(kind.__call__, _NOT_AWAITED)  # type: ignore[method-assign]
+    reduce = _refused_on_the_loop(SummarizingConversationManager.reduce_context, _SUMS_UP)
+    SummarizingConversationManager.reduce_context = reduce  # type: ignore[method-assign]
+    with suppress(ImportError):  # of Strands before 1.30
+        from strands.vended_plugins.steering import LLMSteeringHandler
+
+        steer = _off_the_loop(LLMSteeringHandler.steer_before_tool)
+        LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
+
+
+_NOT_AWAITED: Final = (
+    "{name} was asked without await{place}, on the event loop of all episodes, which would stand still until it has "
+    "answered; write `await agent.invoke_async(...)`, or make the tool around it a plain function, which runs in a "
+    "thread"
+)
+_SUMS_UP: Final = (
+    "a {kind} was to sum up{place}, on the event loop of all episodes, which would stand still meanwhile; use "
+    "`context_manager=`, or make the tool around its agent a plain function, which runs in a thread"
+)
+
+
+def _refused_on_the_loop(call: Callable[..., Any], words: str) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def called(one: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+        if plays_episodes():
+            own = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
+            place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
+            kind = type(one).__name__
+            name = f"the agent {one.name!r}" if isinstance(one, Agent) else f"a {kind}"
+            raise BlockingCallError(words.format(name=name, kind=kind, place=place))
+        return call(one, *given, **named)
+
+    return called
+
+
+def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """An async method that blocks, in a thread with a loop of its own where it is called on that of episodes."""
+
+    @functools.wraps(call)
+    async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+        if not plays_episodes():
+            return await call(*given, **named)
+        return await in_own_thread(lambda: asyncio.run(call(*given, **named)), has_last_moment=False)()
+
+    return called
 
 
 def _default_handler() -> Callable[..., Any]:

@@ -97,6 +97,7 @@ def examine(question: Question) -> diagnostics.Diagnosis:
     """Check this machine; takes seconds, and leaves nothing behind."""
     checks = [
         Check("packages", check_packages),
+        Check("strands", check_strands),
         Check("slime", check_slime, waits=True),
         Check("slime episode", check_slime_episode, waits=True),
         Check("megatron", check_megatron, waits=True),
@@ -322,6 +323,21 @@ def _package_fault(wanted: Requirement, version: str | None, *, required: bool) 
     why = "too old" if is_old else "newer than what was tested"
     found = f"{wanted.name} {version}; expected {wanted.specifier}: {why}"
     return missing(name, found, remedy, needed=required and is_old)
+
+
+def check_strands(_question: Question) -> Iterator[Finding]:
+    """Whether Strands has the private names that this package's agent loop, and its refusals, read."""
+    from strands_rollout.agent.loop import IMPORT_FAULT  # the import takes long
+    from strands_rollout.agent.strands_names import losses, strands_version
+
+    version = strands_version()
+    found = losses(IMPORT_FAULT)
+    if not found:
+        yield good("strands", f"strands-agents {version} has all that is read of it; this package's agent loop runs")
+        return
+    words = "; ".join(f"{name}: {lost}" for name, lost in found.items())
+    remedy = "pip install 'strands-agents==1.62.*', with which this package was tested; or a newer strands-rollout"
+    yield warning("strands", f"strands-agents {version} lacks what is read of it. {words}", remedy)
 
 
 def check_disk(question: Question) -> Iterator[Finding]:

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of, running
-from strands_rollout.agent.episode import Episode, ProgramOutcome
+from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
+from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome, Step
 from strands_rollout.agent.limits import (
     LENGTH_REASONS,
     EpisodeLimits,
@@ -119,13 +119,16 @@ async def play_program(
     should_abort: Callable[[], bool],
     engine_grace_s: EngineGrace,
     progress: EpisodeProgress | None = None,
+    journal: Journal | None = None,
 ) -> Episode:
     """Let a program play an episode on a model of its own, which was resumed where there is `progress`.
+
+    A `journal` is told of each turn of the main conversation, against which the program can be started again.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    return await _Run(program, model, task, limits, progress).play(should_abort, engine_grace_s)
+    return await _Run(program, model, task, limits, progress, journal).play(should_abort, engine_grace_s)
 
 
 class _Run:
@@ -138,8 +141,11 @@ class _Run:
         task: Task,
         limits: EpisodeLimits,
         progress: EpisodeProgress | None,
+        journal: Journal | None,
     ) -> None:
         self.program, self.model, self.task, self.limits = program, model, task, limits
+        self.journal = journal
+        self.started = time.monotonic()
         self.begun = begun = progress or EpisodeProgress((), 0)
         self.stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls)))
         self.session = Session(model, self)
@@ -149,11 +155,13 @@ class _Run:
         self.user_turns = 0
         self.limit: StopReason | None = None
         self.tripped = asyncio.Event()
-        self.names: dict[str, str] = {}
+        calls = (block["toolUse"] for message in begun.messages for block in message["content"] if "toolUse" in block)
+        self.names = {call["toolUseId"]: call["name"] for call in calls}
+        self.counted = {call["id"] for call in begun.calls}
         self.process: ProcessEnd | None = None
 
     async def play(self, should_abort: Callable[[], bool], engine_grace_s: EngineGrace) -> Episode:
-        started, limit_s = time.monotonic(), self.limits.episode_timeout_s
+        limit_s = self.limits.episode_timeout_s
         left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
         deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
         given, score = None, None
@@ -166,7 +174,7 @@ class _Run:
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
-        duration_s = self.begun.duration_s + time.monotonic() - started
+        duration_s = self.begun.duration_s + time.monotonic() - self.started
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
@@ -178,16 +186,19 @@ class _Run:
     def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
-        for result in results if waited_s is not None else ():
+        fresh = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
+        for result in fresh:
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
             call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
             self.stats.calls.append({**call, "at_s": began_at_s(waited_s or 0.0)})
             self.stats.seconds += waited_s or 0.0
+            self.counted.add(use_id)
             if status == "success":
                 self.stats.succeeded.add(use_id)
-        self.stats.waited_s += (waited_s or 0.0) if results else 0.0
-        if waited_s is not None and not results and conversation is self.session.main:
+        self.stats.waited_s += (waited_s or 0.0) if fresh else 0.0
+        # a turn that was interrupted is asked again without anything new
+        if waited_s is not None and messages and not results and conversation is self.session.main:
             most = self.limits.max_user_turns
             if most is not None and self.user_turns >= most:
                 self._trip(StopReason.MAX_USER_TURNS)
@@ -195,9 +206,13 @@ class _Run:
 
     def answered(self, conversation: Conversation, reply: Reply) -> None:
         """A turn was sampled, which may be one too many."""
+        if reply.calls:
+            self._count_calls(conversation, reply)
+        if self.journal is not None and conversation is self.model.conversation:
+            self._record_turn(self.journal)
+
+    def _count_calls(self, conversation: Conversation, reply: Reply) -> None:
         counts = self.counts.setdefault(conversation, [0, 0])
-        if not reply.calls:
-            return
         iterations, calls = self.limits.max_tool_iterations, self.limits.max_tool_calls
         if iterations is not None and counts[0] >= iterations:
             self._trip(StopReason.MAX_TOOL_ITERATIONS)
@@ -206,6 +221,16 @@ class _Run:
         counts[0] += 1
         counts[1] += len(reply.calls)
         self.names |= {call["toolUseId"]: call["name"] for call in reply.calls}
+
+    def _record_turn(self, journal: Journal) -> None:
+        """Let another process answer the main conversation's turns as they were; its calls are made again there."""
+        if self.model.conversation.segments:
+            journal.close(SEVERAL_SEGMENTS)
+            return
+        stats, duration_s = self.stats, self.begun.duration_s + time.monotonic() - self.started
+        used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
+        counts = (self.model.conversation.last.covered_messages, *used, duration_s)
+        journal.call_ended(Step(self.session.main_messages, {}, stats.calls, counts))
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
@@ -221,8 +246,7 @@ class _Run:
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
-        with running(self.task):
-            playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
+        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
         tripped = asyncio.ensure_future(self.tripped.wait())
         try:
             await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)

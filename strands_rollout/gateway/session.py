@@ -94,6 +94,7 @@ class _Thread:
         replies: By how many messages a request had, what it was answered.
         grammars: Likewise, the grammar that bounded the answer; none of an earlier attempt's.
         pending: A request that is being answered, where one is.
+        is_head_known: Whether `system` and `tools` are, which the record of an earlier attempt does not have.
     """
 
     conversation: Conversation
@@ -107,6 +108,7 @@ class _Thread:
     grammars: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     pending: _Pending | None = None
     answered_at: float = 0.0
+    is_head_known: bool = True
 
     @property
     def waited_s(self) -> float | None:
@@ -115,7 +117,7 @@ class _Thread:
 
     def has_head_of(self, request: TurnRequest) -> bool:
         """Whether the system prompt and the tools are the same."""
-        return self.system == request.system and self.tools == request.tools
+        return self.is_head_known and self.system == request.system and self.tools == request.tools
 
 
 @dataclass(slots=True)
@@ -182,7 +184,6 @@ class Session:
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
-        self._is_head_known = True
         self._ended: Exception | None = None
 
     @property
@@ -212,7 +213,8 @@ class Session:
         # of the assistant's messages the last are the policy's; any before them came with the prompt
         for at, turn in zip(reversed(answers), reversed(finished), strict=False):
             thread.replies[at] = _reply_of_turn(messages[at], turn, messages[at].get("metadata", {}).get("usage"))
-        self._threads, self._recorded, self._is_head_known = [thread], thread, False
+        thread.is_head_known = False
+        self._threads, self._recorded = [thread], thread
 
     def end(self, error: Exception) -> None:
         """Answer nothing more; requests that wait get this error."""
@@ -262,6 +264,7 @@ class Session:
                 continue
             if n in thread.replies and thread.grammars.get(n, request.grammar) == request.grammar:
                 self.facts.repeats += 1
+                thread.answered_at = thread.answered_at or time.monotonic()  # of an earlier attempt, until now
                 return thread.replies[n]
         return await self._result_of(self._begin(request, matches, is_gone))
 
@@ -427,7 +430,7 @@ class Session:
 
     async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
         """Where a request of what would be the main conversation leaves the record; "" where it does not."""
-        if not self._is_head_known:  # the first of its requests tells the system prompt and the tools
+        if not thread.is_head_known:  # the first of its requests tells the system prompt and the tools
             has_tools = any("toolUse" in block for message in thread.messages for block in message["content"])
             if has_tools and not request.tools:
                 return ""  # beside it
@@ -438,7 +441,7 @@ class Session:
                 return ""
             if prompt_ids != thread.segment.prompt_ids:
                 return "the system prompt or the tools are others"
-            thread.system, thread.tools, self._is_head_known = request.system, request.tools, True
+            thread.system, thread.tools, thread.is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
             return ""
         match = self._match(thread, request)

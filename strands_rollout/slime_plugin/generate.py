@@ -7,17 +7,25 @@ import functools
 import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors, samples
-from strands_rollout.agent.environment import Task, open_context, running
+from strands_rollout.agent.environment import Task, open_context, own_loop, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import ABORT_GRACE_S, episode_clock, exits_as_errors, freeze_long_lived, once, own_pass
+from strands_rollout.aio import (
+    ABORT_GRACE_S,
+    episode_clock,
+    exits_as_errors,
+    freeze_long_lived,
+    once,
+    own_pass,
+    watch_running_loop,
+)
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
@@ -246,6 +254,7 @@ class _Finished:
 
 async def _run(job: RolloutJob) -> _Finished:
     settings, resume = job.settings, job.beginning.resume
+    watch_running_loop()
     await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
         await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
@@ -259,8 +268,10 @@ async def _run(job: RolloutJob) -> _Finished:
     sub_agents = AgentModels(job.build_model)
     journal = _journal(job, model, sub_agents, code_calls)
     play = _play_program if settings.has_program else _play
+    # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
+    loop = own_loop() if settings.agent_program is not None else nullcontext()
     with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
-        async with episode_code_tool(settings, code_calls) as code_tool:
+        async with loop, episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
@@ -298,8 +309,8 @@ def _obstacle_of_setting(job: RolloutJob) -> str:
     """Why no episode of this job can be continued elsewhere; "" if some can."""
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
-    if job.settings.has_program:
-        return "its program has ended"
+    if job.settings.has_program and job.settings.resumable != "replay":
+        return "its program has ended, and may not be started again (resumable: replay)"
     custom = job.sampling_params.get("custom_params")
     asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
     if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
@@ -365,7 +376,7 @@ async def _play_program(
     task: Task,
     _self_timed_tools: Sequence[str],
     next_message: Callable[[str], Awaitable[str | None]] | None,
-    _journal: EpisodeJournal | None,
+    journal: EpisodeJournal | None,
 ) -> Episode:
     from strands_rollout.gateway.program import Program, play_command, play_program
 
@@ -384,6 +395,7 @@ async def _play_program(
             should_abort=job.should_abort,
             engine_grace_s=job.engine_grace_s,
             progress=resume.progress if resume else None,
+            journal=journal,
         )
 
 

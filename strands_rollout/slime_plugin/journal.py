@@ -315,7 +315,8 @@ def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings
             raise LostEpisodeError(f"the process that ran the episode died, and it can't be continued: {e}") from e
         logger.warning("an episode of the journal starts afresh: %s", e)
         return beginning
-    if kept.may_have_acted and not settings.repeat_interrupted_tools:
+    # a program's calls are made again, those that had ended too: `resumable: replay` says that it may
+    if kept.may_have_acted and not settings.repeat_interrupted_tools and not settings.has_program:
         _check_unfinished_calls(found.state.progress, settings)
     dropped = beginning.dropped_tokens + found.dropped
     return replace(beginning, resume=found.state, resumes=found.resumes + 1, dropped_tokens=dropped)

@@ -236,3 +236,17 @@ def test_episodes_share_a_connection_unless_each_has_its_own(per_episode: bool) 
     settings = RolloutSettings(tools=({"command": COMMAND, "per_episode": per_episode},))  # type: ignore[arg-type]
     first, second = load_tools(settings.tools), load_tools(with_row_settings(settings, {}).tools)
     assert (first[0] is second[0]) is not per_episode
+
+
+async def test_tools_whose_names_strands_refuses_are_renamed_and_called_under_their_own(shipped_tokenizer, caplog):
+    names = ["store_count", "store_count_2", "store_count_3", f"store_{'x' * 58}"]
+    turns = [*(TOOL_CALL.format(name=name, arguments="{}") for name in names), ANSWER]
+    played = await run(shipped_tokenizer, turns, settings={**servers(args=["--named"]), "max_tool_iterations": 9})
+    assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
+    prompt = played.decode(played.fake.requests[0].input_ids)
+    assert "store." not in prompt
+    assert all(f'"name": "{name}"' in prompt for name in names)
+    own = ["store_count", "store.count", "store/count", f"store.{'x' * 80}"]
+    assert [played.context_after(turn).count(f"called {name}\n") for turn, name in enumerate(own)] == [1] * 4
+    assert [call["status"] for call in played.facts["calls"]] == ["success"] * 4
+    assert "'store.count' is called 'store_count_2'" in caplog.text

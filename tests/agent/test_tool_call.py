@@ -6,12 +6,13 @@ import threading
 from typing import Any
 
 import pytest
+from harness import ANSWER, TOOL_CALL, run
 from strands import tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
-from strands_rollout.agent.tool_call import BoundedTool, ToolStats
-from strands_rollout.errors import SandboxError
+from strands_rollout.agent.tool_call import BoundedTool, ToolStats, callable_names
+from strands_rollout.errors import SandboxError, ToolError
 
 release = threading.Event()
 
@@ -141,3 +142,37 @@ async def test_a_fault_of_the_sandbox_is_remembered_apart_however_wrapped_and_it
     _, stats = await call(inner)
     assert isinstance(stats.infrastructure_error, SandboxError)
     assert stats.finished == {}
+
+
+def test_callable_names_keep_what_can_be_called_and_refuse_what_has_no_letter() -> None:
+    given = ["a.b", "a_b", "a-b.c", "a_b-c", "d e", "plain"]
+    assert callable_names(given) == {
+        "a.b": "a_b_2",
+        "a_b": "a_b",
+        "a-b.c": "a-b_c_2",
+        "a_b-c": "a_b-c",
+        "d e": "d_e",
+        "plain": "plain",
+    }
+    long = callable_names([f"{'x' * 70}a", f"{'x' * 70}b"])
+    assert {*map(len, long.values())} == {64}
+    assert len({*long.values()}) == 2
+    with pytest.raises(ToolError, match="letters"):
+        callable_names(["\u67e5\u8be2"])
+
+
+@tool(name="shop.order")
+def order(number: int) -> str:
+    """Order.
+
+    Args:
+        number: How many.
+    """
+    return f"ordered {number}"
+
+
+async def test_any_tool_of_an_agent_is_called_under_a_name_that_strands_takes(shipped_tokenizer) -> None:
+    turns = [TOOL_CALL.format(name="shop_order", arguments='{"number": 2}'), ANSWER]
+    played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.order"]})
+    assert "ordered 2" in played.context_after(0)
+    assert "shop.order" not in played.decode(played.fake.requests[0].input_ids)

@@ -9,6 +9,7 @@ import pytest
 from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample, user_code
+from strands_rollout.agent import tool_loading
 from strands_rollout.agent.tool_loading import load_function, load_hooks, load_tools
 from strands_rollout.errors import ConfigError, NoModelError, ToolError
 from strands_rollout.settings import RolloutSettings
@@ -183,3 +184,17 @@ def test_a_row_loads_no_file_that_the_configuration_does_not_name(project: Path)
     assert with_row_settings(settings, row).tools == ("./link.py",)
     with pytest.raises(ConfigError, match="got the tools .* expected some of"):
         with_row_settings(settings, {"strands_rollout_settings": {"tools": ["./found_exit.py"]}})
+
+
+@pytest.mark.parametrize(("path", "asks"), [("strands_tools.python_repl", True), ("strands_tools.calculator", False)])
+def test_a_tool_that_would_ask_a_person_is_told_of_when_it_is_loaded(monkeypatch, caplog, path, asks) -> None:
+    pytest.importorskip(path)
+    monkeypatch.delenv("BYPASS_TOOL_CONSENT", raising=False)
+    tool_loading._warn_of_consent.cache_clear()
+    load_tools([path])
+    load_tools([path])
+    assert caplog.text.count("set BYPASS_TOOL_CONSENT=true") == asks
+    monkeypatch.setenv("BYPASS_TOOL_CONSENT", "true")
+    tool_loading._warn_of_consent.cache_clear()
+    load_tools([path])
+    assert caplog.text.count("BYPASS_TOOL_CONSENT") == asks

@@ -25,6 +25,7 @@ from strands.multiagent import GraphBuilder, Swarm
 from strands.sandbox.not_a_sandbox_local_environment import NotASandboxLocalEnvironment
 from strands.session import FileSessionManager
 from strands.vended_plugins.context_injector import ContextInjector
+from strands.vended_plugins.steering import LLMSteeringHandler
 from strands.vended_tools import shell
 from wire import call, play
 
@@ -189,6 +190,15 @@ ROWS: dict[str, Row] = {
     ),
     "`conversation_manager=`": Row(_with(conversation_manager=partial(Sliding, 3, per_turn=True)), thrice),
     "`SummarizingConversationManager`": Row(_with(conversation_manager=Summarizing), words="blocks the event loop"),
+    "`LLMSteeringHandler`": Row(
+        lambda model: agent(model, plugins=[LLMSteeringHandler("Be strict.")]),
+        lambda text, number: (
+            call("_LLMSteering", decision="guide", reason="Not that.")
+            if "_LLMSteering" in text
+            else asks(text, number, first=DOUBLE)
+        ),
+        words="Not that.",
+    ),
     "`plugins=`": Row(_with(plugins=lambda: [ContextInjector(lambda _: "R", name="r", trigger="everyTurn")])),
     "`hooks=`": Row(partial(agent, hooks=[adds_more]), words="more"),
     "`AfterModelCallEvent.retry`": Row(partial(agent, hooks=[once_more])),

@@ -17,6 +17,7 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 from strands import Agent, tool
+from strands.models.openai import OpenAIModel
 from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, files, generate, normalize_rewards
@@ -107,7 +108,8 @@ def without_times(sample: Sample) -> dict[str, Any]:
     values.pop("non_generation_time")
     facts = values["metadata"]["strands_rollout"]
     calls = [{name: call[name] for name in ("id", "tool", "status")} for call in facts.pop("calls")]
-    kept = {name: value for name, value in facts.items() if not name.endswith(TIMES) and name != "resumes"}
+    of_a_process = ("resumes", "version_numberings")
+    kept = {name: value for name, value in facts.items() if not name.endswith(TIMES) and name not in of_a_process}
     values["metadata"]["strands_rollout"] = {**kept, "calls": calls}
     return values
 
@@ -162,6 +164,79 @@ async def test_code_without_a_session_is_run_again(shipped_tokenizer) -> None:
     in_session = settings | {"code_session": True, "executor": {"name": "local", "isolation": "rlimits"}}
     lost = await play(shipped_tokenizer, kept=Kept(kept.written[:1]), settings=in_session, turns=turns)
     assert lost.metadata["strands_rollout"]["stop_reason"] == "worker_error"
+
+
+async def program(task: Any, endpoint: Any) -> str:
+    """An agent in a program, with this file's tool."""
+    client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    agent = Agent(OpenAIModel(client_args=client, model_id=endpoint.model), tools=[work], callback_handler=None)
+    return str(await agent.invoke_async(task.text))
+
+
+PROGRAM = {"agent_program": f"{__name__}.program", "resumable": "replay", "tools": []}
+TITLE = "A title.<|im_end|>"
+
+
+async def titled_program(task: Any, endpoint: Any) -> str:
+    """The same, after a request without tools."""
+    client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    aside = Agent(OpenAIModel(client_args=client, model_id=endpoint.model), callback_handler=None)
+    await aside.invoke_async("A title?")
+    return await program(task, endpoint)
+
+
+def without_replays(sample: Sample) -> dict[str, Any]:
+    """What an attempt that was answered from a record has as the one that left it."""
+    values = without_times(sample)
+    facts = values["metadata"]["strands_rollout"]
+    for name in ("requests", "repeats"):
+        facts["gateway"].pop(name)
+    facts.pop("dropped_sampled_tokens")  # of titles, each of which was asked for
+    facts["budgets"].pop("context")  # unknown where the engine was not asked
+    return values
+
+
+@pytest.mark.parametrize("name", ["program", "titled_program"])
+async def test_after_each_turn_of_a_program_another_process_starts_it_again_and_gives_the_same_sample(
+    shipped_tokenizer, name
+) -> None:
+    settings = PROGRAM | {"agent_program": f"{__name__}.{name}"}
+    turns, kept = (TWO, call_text("c", "work"), ANSWER), Kept()
+
+    def script(body: dict[str, Any], _number: int) -> Reply:
+        text = shipped_tokenizer.decode(body["input_ids"])
+        turn = TITLE if "A title?" in text else turns[text.count("<|im_start|>assistant") - 1]
+        return Reply.tokens(ids_of(shipped_tokenizer, turn))
+
+    async def attempt(kept: Kept) -> tuple[Sample, int]:
+        sample = new_sample()
+        async with FakeSGLang(script, context_length=8192, weight_version="7") as fake:
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=SETTINGS | settings)
+            params = {"temperature": 1.0, "max_new_tokens": 4096}
+            await play_sample(args, sample, params, evaluation=False, kept=kept)
+        return sample, len(fake.requests)
+
+    whole, asked = await attempt(kept)
+    assert (whole.status, len(kept.written)) == (Sample.Status.COMPLETED, 3)
+    titles = asked - 3
+    for count in range(1, 4):
+        ran.clear()
+        again, asked = await attempt(Kept(kept.written[:count]))  # a call may have begun
+        facts = again.metadata["strands_rollout"]
+        assert (facts["resumes"], facts["gateway"]["diverged"]) == (1, "")
+        assert asked == titles + 3 - count  # the others are answered from the record
+        assert ran == ["a", "b", "c"]  # its calls are made again
+        assert without_replays(again) == without_replays(whole)
+
+
+async def test_a_program_that_may_not_be_started_again_fails_with_its_process(shipped_tokenizer) -> None:
+    kept = Kept()
+    settings = PROGRAM | {"resumable": None}
+    await play(shipped_tokenizer, kept=kept, settings=settings)
+    again = await play(shipped_tokenizer, kept=Kept(kept.written), settings=settings)
+    facts = again.metadata["strands_rollout"]
+    assert (again.status.value, facts["stop_reason"]) == ("failed", "worker_error")
+    assert "resumable: replay" in facts["error"]
 
 
 class Nothing:

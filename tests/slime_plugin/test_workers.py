@@ -335,7 +335,11 @@ async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stag
     ("player", "words"),
     [
         ({"tools": [*recorded_tools.PATHS, "recorded_tools.die"]}, "died while tools ran (die)"),
-        pytest.param(PROGRAM, "it can't be continued: its program has ended", marks=pytest.mark.alone),
+        pytest.param(
+            {"agent_program": "recorded_tools.program"},
+            "it can't be continued: its program has ended, and may not be started again",
+            marks=pytest.mark.alone,
+        ),
     ],
 )
 async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: Stage, player, words) -> None:
@@ -345,6 +349,33 @@ async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: 
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
     assert words in facts["error"]
     assert Counter(recorded_tools.ended()) == {"deadly-0:0": 1, "deadly-0:1": 1}
+
+
+@pytest.mark.alone
+async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_record(stage: Stage) -> None:
+    stage.policy.disturb = lambda _asked: paced(0.02)
+    running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
+    await until(lambda: len(recorded_tools.ended()) >= 8 * 4)
+    busiest = max(ready_workers(), key=lambda one: len(one.jobs))
+    os.kill(busiest.greeting.pid, signal.SIGKILL)
+    async with asyncio.timeout(120):
+        samples = await running
+    assert {one.status.value for one in samples} == {"completed"}
+    assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
+    facts = [one.metadata["strands_rollout"] for one in samples]
+    assert any(one["resumes"] for one in facts)
+    assert {one["gateway"]["diverged"] for one in facts} == {""}
+    assert recorded_tools.ended_twice()  # its tools run again
+
+
+@pytest.mark.alone
+async def test_a_program_whose_tool_kills_each_worker_fails(stage: Stage) -> None:
+    sample = Sample(prompt=prompt_of("deadly", 0), label="34", index=0, session_id="deadly-0")
+    await stage.play_one(sample, **PROGRAM)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
+    assert "episode workers died one after the other" in facts["error"]
+    assert Counter(recorded_tools.ended()) == {"deadly-0:0": 4, "deadly-0:1": 4}
 
 
 @pytest.mark.alone

@@ -29,6 +29,15 @@ def end() -> str:
     os._exit(3)
 
 
+if "--named" in sys.argv:  # names that MCP allows, and Strands lets nobody call
+
+    def named(name: str) -> None:
+        server.add_tool(lambda: f"called {name}", name=name, description="Counts.")
+
+    for name in ("store.count", "store_count", "store/count", f"store.{'x' * 80}"):
+        named(name)
+
+
 if __name__ == "__main__":
     if "--port" in sys.argv:
         import uvicorn

@@ -1,0 +1,79 @@
+"""Tools that fork the trainer: no child outlives the call as a second trainer."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import pytest
+from harness import ANSWER, call_text, run
+from strands import tool
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning"),
+]
+
+
+def _fork(how: str) -> str:
+    """How a child ends that comes back from here in this way; it is killed where it does not."""
+    child = os.fork()
+    if not child:
+        if how == "exits":
+            sys.exit(3)
+        if how == "raises":
+            raise ValueError("no luck")
+        return "of the child"
+    ended, give_up_at = (0, 0), time.monotonic() + 20
+    while not ended[0] and time.monotonic() < give_up_at:
+        time.sleep(0.02)
+        ended = os.waitpid(child, os.WNOHANG)
+    if not ended[0]:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "the child went on"
+    return "the child ended"
+
+
+@tool
+def forks(code: str) -> str:
+    """Forks.
+
+    Args:
+        code: How.
+    """
+    return _fork(code)
+
+
+@tool
+async def forks_on_the_loop(code: str) -> str:
+    """Forks.
+
+    Args:
+        code: How.
+    """
+    return _fork(code)
+
+
+@pytest.mark.parametrize("name", ["forks", "forks_on_the_loop"])
+@pytest.mark.parametrize("how", ["exits", "raises", "returns"])
+async def test_a_child_that_a_tool_forks_ends_with_the_tools_function(shipped_tokenizer, name, how) -> None:
+    turns = [call_text(how, name=name), ANSWER]
+    played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.{name}"]})
+    assert "the child ended" in played.context_after(0)
+    assert len(played.fake.requests) == 2
+
+
+async def test_code_that_exits_in_strands_python_repl_ends_its_child(
+    shipped_tokenizer, monkeypatch: Any, tmp_path: Any
+) -> None:
+    pytest.importorskip("strands_tools.python_repl")
+    monkeypatch.setenv("BYPASS_TOOL_CONSENT", "true")
+    monkeypatch.setenv("PYTHON_REPL_PERSISTENCE_DIR", str(tmp_path))
+    turns = [call_text("import sys; print('before'); sys.exit(3)", name="python_repl"), ANSWER]
+    async with asyncio.timeout(60):
+        played = await run(shipped_tokenizer, turns, settings={"tools": ["strands_tools.python_repl"]})
+    assert played.sample.status.value == "completed"
+    assert played.facts["calls"][0]["tool"] == "python_repl"

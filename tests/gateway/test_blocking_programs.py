@@ -1,0 +1,143 @@
+"""Programs that block where they should await: the endpoint, deadlines and other episodes go on."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from harness import run
+from programs import post
+from strands import Agent
+from strands.agent.conversation_manager import SummarizingConversationManager
+from strands.models.openai import OpenAIModel
+from strands.vended_plugins.steering import LLMSteeringHandler
+
+from strands_rollout.agent.environment import current_task
+from strands_rollout.samples import SCORE_KEY
+
+DONE = "The answer is \\boxed{34}.<|im_end|>"
+CHAT = [{"role": "user", "content": "17 * 2?"}]
+let_go = threading.Event()
+
+
+def _agent(endpoint: Any, **more: Any) -> Agent:
+    client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}
+    return Agent(model=OpenAIModel(client_args=client, model_id=endpoint.model), callback_handler=None, **more)
+
+
+async def asks_without_await(task: Any, endpoint: Any) -> str:
+    return str(_agent(endpoint)(task.text))
+
+
+async def sums_up(task: Any, endpoint: Any) -> str:
+    manager = SummarizingConversationManager(summary_ratio=0.5, preserve_recent_messages=1)
+    agent = _agent(endpoint, conversation_manager=manager)
+    await agent.invoke_async(task.text)
+    manager.reduce_context(agent)
+    return str(await agent.invoke_async("And now?"))
+
+
+async def steers(task: Any, endpoint: Any) -> str:
+    agent = _agent(endpoint)
+    handler = LLMSteeringHandler("Let nothing pass.")
+    call: Any = {"toolUseId": "a", "name": "add", "input": {}}
+    try:
+        await handler.steer_before_tool(agent=agent, tool_use=call)
+    except Exception:
+        return str(await agent.invoke_async(task.text))
+    raise AssertionError("expected that the answer can't be read")
+
+
+@pytest.mark.parametrize("program", ["asks_without_await", "sums_up", "steers"])
+async def test_an_agent_in_an_async_program_may_ask_without_await(shipped_tokenizer, program):
+    async with asyncio.timeout(60):
+        played = await run(
+            shipped_tokenizer, lambda *_: DONE, settings={"agent_program": f"{__name__}.{program}", "fan_out": False}
+        )
+    assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
+    assert played.facts["final_text"].strip() == "The answer is \\boxed{34}."
+
+
+async def blocks(_task: Any, endpoint: Any) -> None:
+    await post(endpoint, {"messages": CHAT})
+    let_go.wait(120)
+
+
+async def answers(_task: Any, endpoint: Any) -> str:
+    await post(endpoint, {"messages": CHAT})
+    return "34"
+
+
+@pytest.mark.parametrize("ended_by", ["episode_timeout", "aborted"])
+async def test_a_program_that_blocks_is_ended_by_its_deadline_or_an_abort_and_holds_no_other(
+    shipped_tokenizer, ended_by
+):
+    is_up = False
+    limits = {"episode_timeout_s": 0.5} if ended_by == "episode_timeout" else {"should_abort": lambda: is_up}
+    try:
+        settings = {"agent_program": f"{__name__}.blocks", **limits}
+        blocked = asyncio.create_task(run(shipped_tokenizer, [DONE], settings=settings, args={"partial_rollout": True}))
+        other = await run(shipped_tokenizer, [DONE], settings={"agent_program": f"{__name__}.answers"})
+        is_up = True
+        played = await blocked
+        assert not let_go.is_set()
+    finally:
+        let_go.set()
+    let_go.clear()
+    assert other.sample.status.value == "completed"
+    assert played.facts["stop_reason"] == ended_by
+
+
+class Pool:
+    """Works on the loop, and in the task, that opened it alone."""
+
+    def __init__(self) -> None:
+        self.loop, self.task = asyncio.get_running_loop(), asyncio.current_task()
+        self.left_by: object = None
+
+    async def row(self) -> str:
+        assert asyncio.get_running_loop() is self.loop
+        return "34"
+
+
+pools: list[Pool] = []
+
+
+@asynccontextmanager
+async def pool(_task: Any) -> AsyncIterator[Pool]:
+    pools.append(opened := Pool())
+    try:
+        yield opened
+    finally:
+        opened.left_by = asyncio.current_task()
+
+
+class World:
+    """Scores by what its resource says."""
+
+    def __init__(self, task: Any) -> None:
+        self._pool = task.resources["pool"]
+
+    async def score(self) -> float:
+        return float(await self._pool.row())
+
+
+async def uses_a_resource(task: Any, endpoint: Any) -> str:
+    assert current_task().resources == task.resources
+    await post(endpoint, {"messages": CHAT})
+    return await task.resources["pool"].row()
+
+
+async def test_a_programs_resources_and_environment_are_on_its_loop(shipped_tokenizer):
+    pools.clear()
+    settings = {
+        "agent_program": f"{__name__}.uses_a_resource",
+        "resources": {"pool": f"{__name__}.pool"},
+        "environment": f"{__name__}.World",
+    }
+    played = await run(shipped_tokenizer, [DONE], settings=settings)
+    assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
+    assert played.facts[SCORE_KEY]["score"] == 34.0
+    assert pools[0].left_by is pools[0].task is not None

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from strands_rollout.errors import PromptError
+from strands_rollout.files import encode_json
 from strands_rollout.gateway.protocols import (
     Block,
     Item,
@@ -114,7 +113,7 @@ def _chat_tool(tool: Item) -> dict[str, Any]:
 
 
 def _chat_call(call: Item) -> dict[str, Any]:
-    function = {"name": call["name"], "arguments": orjson.dumps(call["input"]).decode()}
+    function = {"name": call["name"], "arguments": encode_json(call["input"]).decode()}
     return {"id": call["toolUseId"], "type": "function", "function": function}
 
 
@@ -267,7 +266,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
         message = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "completed"}
         items.append({**message, "content": content})
     for call in reply.calls:
-        arguments = orjson.dumps(call["input"]).decode()
+        arguments = encode_json(call["input"]).decode()
         named = tools[call["name"]][0] if call["name"] in tools else {"name": call["name"]}
         head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], **named}
         items.append({**head, "arguments": arguments, "status": "completed"})

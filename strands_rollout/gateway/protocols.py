@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from strands_rollout.errors import PromptError
+from strands_rollout.files import decode_json, encode_json
 from strands_rollout.model.history import UNPARSED
+from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 
 Block = dict[str, Any]
 Message = dict[str, Any]
@@ -115,14 +117,14 @@ class _Body:
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
             return None
         try:
-            more = orjson.loads(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
-        except orjson.JSONDecodeError:
+            more = decode_json(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
+        except ValueError:
             return None
         if not more or not isinstance(items, list):
             return None
         parsed = {**self.parsed, name: [*items, *more]}
         # what is new is parsed alone from here on, if that is the same once: where the list ends does not change
-        is_shown = self.end or parsed == orjson.loads(raw)
+        is_shown = self.end or parsed == decode_json(raw)
         return _Body(raw, parsed, len(raw) - len(tail)) if is_shown else None
 
 
@@ -173,11 +175,11 @@ class ItemCache:
         """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
 
         Raises:
-            JSONDecodeError: It is no JSON.
+            ValueError: It is no JSON.
         """
         found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
         if found is None:
-            parsed = orjson.loads(raw)
+            parsed = decode_json(raw)
             if isinstance(parsed, dict):
                 self._bodies = [_Body(raw, parsed), *self._bodies[: self._KEPT - 1]]
             return parsed
@@ -269,7 +271,7 @@ class Protocol(ABC):
 
 def sse(body: object) -> bytes:
     """A server-sent event."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + encode_json(body) + b"\n\n"
 
 
 def named_sse(body: Mapping[str, Any]) -> bytes:
@@ -321,6 +323,11 @@ def refuse(body: Item, names: Sequence[str], **choices: Sequence[object]) -> Non
 
 def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     """Sampling parameters; `limits` are the API's names of the most tokens of a turn."""
+    for name in (*_SAMPLING, *limits, "seed", "stop", "stop_sequences"):
+        try:
+            orjson.dumps(body.get(name))  # as the engine is sent it
+        except TypeError as e:
+            raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
     params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     for name, value in params.items():
         if name != "stop_token_ids" and not isinstance(value, int | float):
@@ -341,6 +348,7 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     """A Strands tool specification."""
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
+    _check_depth(schema, f"the parameters of the tool {name!r:.100}")
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
 
 
@@ -375,15 +383,24 @@ def image_of_url(url: object) -> Block:
     return image_block(found["format"], found["data"])
 
 
+def _check_depth(value: object, what: str) -> None:
+    """Refuse a value that is nested more deeply than the policy's calls may be."""
+    try:
+        check_depth(value)
+    except StrictJSONError as e:
+        raise PromptError(f"got {what} {e}") from e
+
+
 def call_block(use_id: object, name: object, arguments: object) -> Block:
     """A call in a history, whose arguments are JSON, or a text of it."""
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError as e:
+            arguments = decode_json(arguments or "{}", is_finite=False)
+        except ValueError as e:
             raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected JSON: {e}") from e
     if not isinstance(arguments, dict | None):
         raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected a JSON object")
+    _check_depth(arguments, "the arguments of a tool call")
     return {"toolUse": {"toolUseId": str(use_id), "name": str(name), "input": arguments or {}}}
 
 
@@ -504,7 +521,7 @@ def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":
-        text = orjson.dumps(block["input"]).decode()
+        text = encode_json(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
     return {**block, "thinking": "", "signature": ""}, deltas

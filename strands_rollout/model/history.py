@@ -541,7 +541,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
     arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
     try:
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
-    except (ValidationError, ValueError) as e:
+    except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
         raise StructuredOutputException(
             f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {e}"

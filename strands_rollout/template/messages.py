@@ -165,7 +165,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
         if "toolUse" in block:
             use = block["toolUse"]
             names[use["toolUseId"]] = use["name"]
-            function = {"name": use["name"], "arguments": use["input"]}
+            function = {"name": _encodable(use["name"]), "arguments": _all_encodable(use["input"])}
             calls.append({"type": "function", "id": use["toolUseId"], "function": function})
         elif "reasoningContent" in block:
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))

@@ -94,7 +94,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
         raise StrictJSONError(f"a number can't be read: {e}") from e
     # of `str`, since a `JSONSource` counts nothing
     if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
-        _check_depth(value)
+        check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -113,7 +113,8 @@ def fits(value: object, types: Set[str]) -> bool:
     return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
 
 
-def _check_depth(value: object) -> None:
+def check_depth(value: object) -> None:
+    """Raise StrictJSONError where a value is nested more deeply than a call's arguments may be."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         level = [

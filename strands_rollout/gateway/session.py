@@ -71,7 +71,7 @@ class Facts:
         return {**asdict(self), "refused": dict(self.refused)}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Thread:
     """One history: a segment of a conversation, and what clients were sent of it.
 
@@ -335,18 +335,19 @@ class Session:
             if not segment.trajectory.turns and conversation.segments:  # a new one that came to nothing
                 conversation.last = conversation.segments.pop()
                 conversation.last.ended_by = ""
-                self._threads.remove(thread)
+                self._forget(thread)
             elif segment.covered_messages == len(messages):
                 thread.messages, thread.seen = messages, request.messages
             elif not segment.trajectory.turns:
-                self._threads.remove(thread)
+                self._forget(thread)
         reply = _reply_of_turn(answer.message, segment.trajectory.turns[-1], answer.usage)
         thread.replies[len(messages)] = reply
         answer.message["metadata"] = {"usage": answer.usage}
         thread.messages = [*messages, answer.message]
         thread.answered_at = time.monotonic()
-        self._threads.remove(thread)
-        self._threads.append(thread)
+        if thread in self._threads:  # the record of an earlier attempt may have been dropped meanwhile
+            self._threads.remove(thread)
+            self._threads.append(thread)
         if self._watch is not None:
             self._watched(self._watch.answered, conversation, reply)
         return reply
@@ -403,17 +404,25 @@ class Session:
         elif not thread.has_head_of(request):
             return ""
         match = self._match(thread, request)
-        if match.length == len(thread.messages):
+        if self._extends(match, request):
             self._recorded = None
-            return ""
-        return f"message {match.length}: {match.why}" if match.length < len(request.messages) else ""
+        elif match.length < len(request.messages):
+            return f"message {match.length}: {match.why}"
+        elif match.length not in thread.replies:
+            return f"got {match.length} messages, to which the record has no answer"
+        return ""
 
     def _begin_afresh(self, why: str) -> None:
-        """Forget the record of an earlier attempt."""
-        self.facts.diverged, self.facts.dropped_tokens = why, self.model.trajectory.sampled_length
-        self._threads = [one for one in self._threads if one is not self._recorded]
+        """Forget the record of an earlier attempt, and what has branched off it."""
+        main = self.model.conversation
+        self.facts.diverged = why
+        self.facts.dropped_tokens = sum(segment.trajectory.sampled_length for segment in main)
+        self._threads = [one for one in self._threads if one.conversation is not main]
         self._recorded = None
         self.model.conversations.restart_main()
+
+    def _forget(self, thread: _Thread) -> None:
+        self._threads = [one for one in self._threads if one is not thread]
 
     def _is_busy(self, conversation: Conversation) -> bool:
         return any(one.pending is not None for one in self._threads if one.conversation is conversation)
@@ -423,8 +432,9 @@ class Session:
         thread, n = match.thread, match.length
         if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
             return False
-        is_longer = len(request.messages) > n or thread.segment.trajectory.is_open
-        return is_longer and not self._is_busy(thread.conversation)
+        # an open turn is continued by the request that it answers, which tells nothing new
+        is_next = (len(request.messages) == n) if thread.segment.trajectory.is_open else (len(request.messages) > n)
+        return is_next and not self._is_busy(thread.conversation)
 
     def _match(self, thread: _Thread, request: TurnRequest) -> _Match:
         given, ids = request.messages, dict(thread.ids)
@@ -440,7 +450,9 @@ class Session:
             if why:
                 return _Match(thread, length, ids, why)
             length += 1
-        return _Match(thread, length, ids, "messages were taken from its end", changed)
+        more = len(given) - length
+        why = f"got {more} more; the turn before it was interrupted" if more else "messages were taken from its end"
+        return _Match(thread, length, ids, why, changed)
 
 
 def _reply_of_turn(message: Mapping[str, Any], turn: Turn, usage: Mapping[str, int] | None) -> Reply:

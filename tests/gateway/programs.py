@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,8 @@ def filled(sample: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(values, default=lambda array: array.tolist())))
 
 
-async def chat(task: Any, endpoint: Any) -> str:
-    messages: list[Any] = [{"role": "user", "content": task.text}]
+async def chat(task: Any, endpoint: Any, *, more: Sequence[Any] = (), note: str = "") -> str:
+    messages: list[Any] = [{"role": "user", "content": task.text}, *more]
     while True:
         answer = await post(endpoint, {"messages": messages, "tools": TOOLS})
         messages.append(message := answer["choices"][0]["message"])
@@ -28,7 +29,7 @@ async def chat(task: Any, endpoint: Any) -> str:
             return str(message["content"])
         for call in message["tool_calls"]:
             told.append(json.loads(call["function"]["arguments"])["code"])
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{told[-1]} is done"})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{note}{told[-1]} is done"})
 
 
 async def chat_and_score(task: Any, endpoint: Any) -> dict[str, Any]:
@@ -45,6 +46,19 @@ async def changing(task: Any, endpoint: Any) -> str:
     told.append("start")
     said = f"{task.text} (attempt {told.count('start')})"
     return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
+
+
+async def numbering(task: Any, endpoint: Any) -> str:
+    """Has a tool that says something else each time that it is started."""
+    told.append("start")
+    return await chat(task, endpoint, note=f"attempt {told.count('start')}: ")
+
+
+async def adding(task: Any, endpoint: Any) -> str:
+    """Says more at its beginning when it is started again."""
+    told.append("start")
+    more = {"role": "user", "content": "Take your time."}
+    return await chat(task, endpoint, more=[more] * (told.count("start") - 1))
 
 
 async def twice(task: Any, endpoint: Any) -> None:

@@ -174,6 +174,21 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
     assert (first["content"], len(made.fake.requests)) == ("It is 34.", 1)
 
 
+async def test_a_turn_that_the_engine_aborted_is_continued_by_the_same_request_alone(stage, shipped_tokenizer):
+    """A session without an episode around it, whose client goes on as it likes."""
+    ids = ids_of(shipped_tokenizer, END)
+    config = {"continue_aborted": False}
+    async with stage([Reply.abort(ids[:3]), Reply.tokens(ids[3:])], **config) as made:
+        assert (await made.post("chat", {"messages": [ASK], "tools": TOOLS}))[0] == 503
+        assert (await made.chat([ASK], tools=TOOLS))["content"] == "It is 34."
+    async with stage([Reply.abort(ids[:3]), END], branches=True, **config) as made:
+        assert (await made.post("chat", {"messages": [ASK], "tools": TOOLS}))[0] == 503
+        assert (await made.chat([ASK, ASK], tools=TOOLS))["content"] == "It is 34."
+        segments = list(made.session.model.conversation)
+    assert [one.trajectory.sampled_length for one in segments] == [3, len(ids)]
+    assert made.session.facts.differences == ["request 2: message 1: got 1 more; the turn before it was interrupted"]
+
+
 async def test_tokens_are_counted_as_the_policy_reads_them(stage):
     body = {"messages": [ASK], "system": "Be brief.", "tools": [{"name": "add", "input_schema": {}}]}
     async with stage([END]) as made:

@@ -146,11 +146,11 @@ async def test_an_abort_ends_a_program_in_the_middle_of_something(shipped_tokeni
 
 
 async def _attempts(
-    tokenizer: Any, program: str, cut: tuple[int, int] | None, **settings: Any
+    tokenizer: Any, program: str, *cuts_in_order: tuple[int, int], **settings: Any
 ) -> tuple[Any, list[Any]]:
-    """A sample that is resumed until it is not aborted; `cut` is the turn that is, and its tokens until then."""
+    """A sample that is resumed until it is not aborted; a cut is the turn that is, and its tokens until then."""
     flag, texts, asked = _Flag(), [ids_of(tokenizer, text) for text in TURNS], []
-    cuts = [cut] if cut else []
+    cuts = [*cuts_in_order]
 
     def script(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
@@ -159,11 +159,11 @@ async def _attempts(
         at = len(ids_of(tokenizer, begun)) if begun else 0
         if cuts and cuts[0][0] == turn:
             flag.is_up = True
-            return Reply.abort(texts[turn][at : at + cuts.pop()[1]])
+            return Reply.abort(texts[turn][at : at + cuts.pop(0)[1]])
         return Reply.tokens(texts[turn][at:])
 
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
-    for _ in range(3):
+    for _ in range(len(cuts_in_order) + 2):
         flag.is_up = False
         async with FakeSGLang(script, context_length=8192) as fake:
             given = {"agent_program": f"programs.{program}", "should_abort": flag, **settings}
@@ -177,7 +177,7 @@ async def _attempts(
 
 @pytest.mark.parametrize("cut", [(0, 5), (1, 5), (1, 0), (2, 4)])
 async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, cut):
-    whole, _ = await _attempts(shipped_tokenizer, "chat", None)
+    whole, _ = await _attempts(shipped_tokenizer, "chat")
     programs.told.clear()
     sample, asked = await _attempts(shipped_tokenizer, "chat", cut, resumable="replay")
     facts = sample.metadata["strands_rollout"]
@@ -198,6 +198,39 @@ async def test_a_program_that_does_something_else_begins_afresh(shipped_tokenize
     assert facts["dropped_sampled_tokens"] == len(ids_of(shipped_tokenizer, TURNS[0])) + 5
     assert violations(sample) == []
     assert ("message 0" in facts["gateway"]["diverged"]) == bool(settings)
+
+
+async def test_a_program_that_differs_again_and_again_begins_afresh_and_every_token_is_counted(shipped_tokenizer):
+    """In the second attempt the sample begins at the first difference; the third asks what came before it."""
+    cuts = [(1, 5), (1, 6), (2, 4)]
+    sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3, 2])
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths[1:])
+    assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6 + sum(lengths[:2]) + 4
+    assert "message 2: the results or images are others" in facts["gateway"]["diverged"]
+    assert violations(sample) == []
+
+
+async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(shipped_tokenizer):
+    cuts = [(1, 5), (1, 6)]
+    sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3])
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths)
+    assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6
+    assert facts["gateway"]["diverged"] == "got 1 messages, to which the record has no answer"
+    assert violations(sample) == []
+
+
+async def test_a_longer_history_at_the_interrupted_turn_begins_the_sample_afresh(shipped_tokenizer):
+    sample, asked = await _attempts(shipped_tokenizer, "adding", (0, 5), resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [1, 3])
+    assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
+    assert facts["dropped_sampled_tokens"] == 5
+    assert facts["gateway"]["diverged"] == "message 1: got 1 more; the turn before it was interrupted"
+    assert violations(sample) == []
 
 
 LINES = """

@@ -88,18 +88,22 @@ def reply_of(
     A call that can't be parsed is text, as engines' own endpoints send it: a client would not know its tool.
     """
     reasoning, texts, calls = [], [], []
-    for block in message["content"]:
+    for block in map(sent_block, message["content"]):
         if "reasoningContent" in block:
             reasoning.append(block["reasoningContent"]["reasoningText"]["text"])
         elif "text" in block:
             texts.append(block["text"])
-        elif block["toolUse"]["toolUseId"].endswith(UNPARSED):
-            texts.append(str(block["toolUse"]["input"].get("raw", "")))
         else:
             calls.append(block["toolUse"])
     text = "".join(texts).strip("\n")
     reason = "end_turn" if stop_reason == "tool_use" and not calls else stop_reason
     return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
+
+
+def sent_block(block: Block) -> Block:
+    """A block of the policy's as a client is sent it: a call that can't be parsed is text."""
+    is_unparsed = "toolUse" in block and block["toolUse"]["toolUseId"].endswith(UNPARSED)
+    return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,8 +561,8 @@ def _messages_part(part: Item) -> Block | None:
     if kind == "tool_result":
         content = blocks_of(part.get("content"), _messages_part)
         return result_block(part.get("tool_use_id"), content, is_error=part.get("is_error") is True)
-    source = field_of(part, "source", dict, "an object")
-    if kind == "image" and source.get("type") == "base64":
+    source = field_of(part, "source", dict, "an object") if kind == "image" else {}
+    if source.get("type") == "base64":
         return image_block(str(source.get("media_type", "")).removeprefix("image/"), str(source.get("data", "")))
     raise PromptError(
         f"got a content block of type {kind!r:.100}; expected text, thinking, tools, or an image in base64"

@@ -73,6 +73,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", {"messages": [ASK], "tools": [{"type": "web_search_20250305"}]}, "of the client's own"),
     ("messages", {"messages": [ASK], "tool_choice": {"type": "any"}}, "tool_choice"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
+    ("messages", {"messages": [{"role": "user", "content": [
+        {"type": "search_result", "source": "https://a.b", "title": "t", "content": []}]}]}, "'search_result'"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": "x"}]}]}, "source='x'"),
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
     ("responses", {"input": "Hi", "previous_response_id": "resp_x"}, "previous_response_id"),
     ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "of type function"),

@@ -31,7 +31,7 @@ from strands_rollout.gateway.protocols import (
 from strands_rollout.model.history import HistorySegment, ModelCall, lines_around
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
-from strands_rollout.model.trajectory import Turn
+from strands_rollout.model.trajectory import Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,7 @@ MAX_AT_ONCE: Final = 256
 MAX_CONVERSATIONS: Final = 1024
 _SHOWN_DIFFERENCES: Final = 8
 _SHOWN_CHARS: Final = 80
+_OTHER_HEAD: Final = "the system prompt or the tools are others"
 
 Call = Mapping[str, Any]
 """A block of Strands' `toolUse`."""
@@ -161,6 +162,9 @@ class Watch(Protocol):
     def aborted(self) -> None:
         """The engine has aborted a turn."""
 
+    def left_record(self, conversation: Conversation, messages: Sequence[Message], kept: Sequence[Reply]) -> None:
+        """The record of an earlier attempt is left: of it these messages are kept, with the turns among them."""
+
 
 class Session:
     """The requests of one episode, or of one client.
@@ -188,6 +192,7 @@ class Session:
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
+        self._repeated: int | None = None  # the last place in it that was answered from it
         self._is_head_known = True
         self._ended: Exception | None = None
 
@@ -231,6 +236,25 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 
+    def leave_record(self) -> None:
+        """Keep of an earlier attempt what this one has repeated, where it has ended before the record has."""
+        if (record := self._recorded) is None:
+            return
+        if self._repeated is None:
+            self._begin_afresh("it has asked for nothing of the record")
+            self.settle_main()  # where it has only asked something else
+            return
+        end = self._repeated + 1
+        kept = {at: reply for at, reply in record.replies.items() if at < end}
+        turns = record.segment.trajectory.turns
+        later = len(record.replies) - len(kept) + record.segment.trajectory.is_open
+        trajectory, messages = record.segment.trajectory.snapshot(len(turns) - later), record.messages[:end]
+        why = f"it has ended after message {self._repeated}; the record goes on"
+        self._begin_afresh(why, trajectory, messages, [*kept.values()])
+        main = self.model.conversation
+        main.know_tools(record.tools)
+        self._threads.append(_Thread(main, main.last, record.system, record.tools, messages, replies=kept))
+
     def settle_main(self) -> None:
         """Make the main conversation the model's."""
         if self.main is not self.model.conversation:
@@ -268,6 +292,8 @@ class Session:
                 continue
             if n in thread.replies:
                 self.facts.repeats += 1
+                if thread is self._recorded:
+                    self._repeated = max(n, self._repeated or 0)
                 return thread.replies[n]
         return await self._result_of(self._begin(request, matches, is_gone))
 
@@ -414,19 +440,18 @@ class Session:
     async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
         """Where a request of what would be the main conversation leaves the record; "" where it does not."""
         if not self._is_head_known:  # the first of its requests tells the system prompt and the tools
-            has_tools = any("toolUse" in block for message in thread.messages for block in message["content"])
-            if has_tools and not request.tools:
-                return ""  # beside it
             fresh, first = HistorySegment(self.model.template), min(thread.replies, default=len(thread.messages))
             call = ModelCall(thread.messages[:first], request.tools, request.system)
             prompt_ids = await fresh.new_context(call, Room(None, "context"), 0)
             if self._recorded is not thread:  # by another request meanwhile
                 return ""
             if prompt_ids != thread.segment.prompt_ids:
-                return "the system prompt or the tools are others"
+                is_beside = not request.tools and not self._match(thread, request).length
+                return "" if is_beside else _OTHER_HEAD
             thread.system, thread.tools, self._is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
-            return ""
+            is_at_end = self._match(thread, request).length == len(thread.messages)
+            return _OTHER_HEAD if is_at_end else ""
         match = self._match(thread, request)
         if self._extends(match, request):
             self._recorded = None
@@ -436,14 +461,26 @@ class Session:
             return f"got {match.length} messages, to which the record has no answer"
         return ""
 
-    def _begin_afresh(self, why: str) -> None:
-        """Forget the record of an earlier attempt, and what has branched off it."""
-        main = self.model.conversation
-        self.facts.diverged = why
-        self.facts.dropped_tokens = sum(segment.trajectory.sampled_length for segment in main)
-        self._threads = [one for one in self._threads if one.conversation is not main]
+    def _begin_afresh(
+        self,
+        why: str,
+        trajectory: Trajectory | None = None,
+        messages: Sequence[Message] = (),
+        kept: Sequence[Reply] = (),
+    ) -> None:
+        """Forget the record of an earlier attempt, and what has branched off it, but for what is given of it."""
+        before = self.model.conversation
+        self._threads = [one for one in self._threads if one.conversation is not before]
         self._recorded = None
         self.model.conversations.restart_main()
+        main = self.model.conversation
+        if trajectory is not None:
+            main.resume(trajectory, messages, len(messages) - 1)
+        self.facts.diverged = why
+        sampled = [sum(segment.trajectory.sampled_length for segment in one) for one in (before, main)]
+        self.facts.dropped_tokens = sampled[0] - sampled[1]
+        if self._watch is not None:
+            self._watch.left_record(main, messages, kept)
 
     def _forget(self, thread: _Thread) -> None:
         self._threads = [one for one in self._threads if one is not thread]

@@ -20,10 +20,13 @@ def filled(sample: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(values, default=lambda array: array.tolist())))
 
 
-async def chat(task: Any, endpoint: Any, *, more: Sequence[Any] = (), note: str = "") -> str:
+async def chat(
+    task: Any, endpoint: Any, *, more: Sequence[Any] = (), note: str = "", later_tools: Sequence[Any] = TOOLS
+) -> str:
     messages: list[Any] = [{"role": "user", "content": task.text}, *more]
     while True:
-        answer = await post(endpoint, {"messages": messages, "tools": TOOLS})
+        tools = TOOLS if len(messages) <= 1 + len(more) else later_tools
+        answer = await post(endpoint, {"messages": messages, "tools": tools})
         messages.append(message := answer["choices"][0]["message"])
         if not message.get("tool_calls"):
             return str(message["content"])
@@ -93,3 +96,32 @@ async def asks_nothing(_task: Any, _endpoint: Any) -> str:
 async def never_ends(task: Any, endpoint: Any) -> None:
     await post(endpoint, {"messages": [{"role": "user", "content": task.text}]})
     await asyncio.sleep(600)
+
+
+async def asking_once(task: Any, endpoint: Any) -> str:
+    """Asks nothing where it is started again."""
+    told.append("start")
+    return await chat(task, endpoint) if told.count("start") == 1 else ""
+
+
+async def retooling(task: Any, endpoint: Any) -> str:
+    """Has other tools after its first turn when it is started again."""
+    told.append("start")
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+    return await chat(task, endpoint, later_tools=[*TOOLS, *[other] * (told.count("start") - 1)])
+
+
+async def dated(task: Any, endpoint: Any) -> None:
+    """Has another system prompt each time that it is started, and no tools."""
+    told.append("start")
+    system = {"role": "system", "content": f"Start {told.count('start')}."}
+    await post(endpoint, {"messages": [system, {"role": "user", "content": task.text}]})
+
+
+async def giving_up(task: Any, endpoint: Any) -> str:
+    """Asks once, where it is started again."""
+    told.append("start")
+    if told.count("start") == 1:
+        return await chat(task, endpoint)
+    answer = await post(endpoint, {"messages": [{"role": "user", "content": task.text}], "tools": TOOLS})
+    return str(answer["choices"][0]["message"].get("content"))

@@ -154,6 +154,8 @@ async def _attempts(
 
     def script(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
+        if "A title for" in text:
+            return Reply.tokens(ids_of(tokenizer, "A title.<|im_end|>"))
         begun = text.rpartition("<|im_start|>assistant\n")[2]
         turn = text.count("is done\n</tool_response>")
         at = len(ids_of(tokenizer, begun)) if begun else 0
@@ -220,6 +222,46 @@ async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(sh
     assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths)
     assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6
     assert facts["gateway"]["diverged"] == "got 1 messages, to which the record has no answer"
+    assert violations(sample) == []
+
+
+@pytest.mark.parametrize("cut", [(0, 5), (1, 5)])
+async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force(shipped_tokenizer, cut):
+    sample, asked = await _attempts(shipped_tokenizer, "titled", cut, resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["gateway"]["diverged"], asked) == ("completed", "", [cut[0] + 2, 4 - cut[0]])
+    assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
+
+
+@pytest.mark.parametrize(("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5))])
+async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipped_tokenizer, program, cut):
+    sample, asked = await _attempts(shipped_tokenizer, program, cut, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("completed", sum(lengths[: cut[0]]) + cut[1])
+    trained = lengths[:1] if program == "dated" else lengths[1:]
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(trained)
+    assert facts["gateway"]["diverged"] == "the system prompt or the tools are others"
+    assert asked == [cut[0] + 1, len(trained)]
+    assert violations(sample) == []
+
+
+@pytest.mark.parametrize("cut", [(1, 5), (2, 4)])
+async def test_a_program_that_ends_before_its_record_keeps_what_it_has_repeated(shipped_tokenizer, cut):
+    sample, asked = await _attempts(shipped_tokenizer, "giving_up", cut, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [cut[0] + 1, 0])
+    assert (facts["turns"], sum(sample.loss_mask), facts["sampled_tokens"]) == (1, lengths[0], lengths[0])
+    assert facts["dropped_sampled_tokens"] == sum(lengths[1 : cut[0]]) + cut[1]
+    assert facts["gateway"]["diverged"] == "it has ended after message 1; the record goes on"
+    assert (facts["tool_calls"], facts["calls"]) == (1, [])
+    assert violations(sample) == []
+
+
+async def test_a_program_that_asks_nothing_when_it_is_started_again_fails_as_one_that_never_asks(shipped_tokenizer):
+    sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)
+    assert "has ended without asking the policy" in facts["error"]
     assert violations(sample) == []
 
 

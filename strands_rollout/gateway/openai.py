@@ -142,6 +142,10 @@ def _of_chat(message: Item) -> list[Piece]:
     blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
     blocks += blocks_of(content, _chat_part)
     for call in objects(message, "tool_calls"):
+        if call.get("type", "function") != "function":
+            raise PromptError(
+                f"got a tool call of type {call['type']!r:.100}; expected function: there are no others here"
+            )
         function = field_of(call, "function", dict, "an object")
         blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
     return [("assistant", blocks)]

@@ -397,6 +397,8 @@ def _check_depth(value: object, what: str) -> None:
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
     """A call in a history, whose arguments are JSON, or a text of it."""
+    if not isinstance(name, str) or not name:
+        raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
     if isinstance(arguments, str):
         try:
             arguments = decode_json(arguments or "{}", is_finite=False)
@@ -405,7 +407,7 @@ def call_block(use_id: object, name: object, arguments: object) -> Block:
     if not isinstance(arguments, dict | None):
         raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected a JSON object")
     _check_depth(arguments, "the arguments of a tool call")
-    return {"toolUse": {"toolUseId": str(use_id), "name": str(name), "input": arguments or {}}}
+    return {"toolUse": {"toolUseId": str(use_id), "name": name, "input": arguments or {}}}
 
 
 def result_block(use_id: object, content: list[Block], *, is_error: bool = False) -> Block:

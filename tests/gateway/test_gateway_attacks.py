@@ -60,6 +60,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [{"role": "user", "content": [IMAGE]}]}, "reads text only"),
     ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "else than text"),
     ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "else than text"),
+    ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [
+        {"id": "x", "type": "custom", "custom": {"name": "f", "input": "a"}}]}, ASK]}, "of type 'custom'"),
+    ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "x", "function": {}}]}, ASK]}, "a name"),
+    ("messages", {"messages": [ASK, {"role": "assistant", "content": [{"type": "tool_use"}]}, ASK]}, "a name"),
     ("chat", {"messages": [ASK], "n": 2}, "got n=2"),
     ("chat", {"messages": [ASK], "logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),

@@ -8,7 +8,7 @@ import programs
 import pytest
 import recorded_tools
 from fake_sglang import FakeSGLang, Reply
-from harness import args_for, call_text, ids_of, run
+from harness import TOOL_CALL, args_for, call_text, ids_of, run
 from interruptible_policy import ANSWER, LAYERS, TOP_K, InterruptiblePolicy, abort_after, call, prompt_of, turn
 
 from strands_rollout import Sample, generate, reward_func
@@ -43,6 +43,21 @@ async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(sh
     assert facts["final_text"] == "The answer is \\boxed{34}."
     assert violations(sample) == []
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
+
+
+async def test_an_integer_beyond_64_bits_in_a_call_takes_no_sample_out_of_training(shipped_tokenizer):
+    """Also where the turn after it is aborted, and the program is started again."""
+    call = TOOL_CALL.format(name="add", arguments=f'{{"code": "a", "n": [{10**30}, -{10**30}]}}')
+    script = [call, Reply.abort(ids_of(shipped_tokenizer, TURNS[-1])[:4])]
+    given: dict[str, Any] = {"agent_program": "programs.chat", "resumable": "replay", "on_engine_abort": "return"}
+    first = await run(shipped_tokenizer, script, settings=given, args={"partial_rollout": True})
+    assert first.sample.status.value == "aborted"
+    rest = Reply.tokens(ids_of(shipped_tokenizer, TURNS[-1])[4:])
+    played = await run(shipped_tokenizer, [rest], settings=given, sample=first.sample, args={"partial_rollout": True})
+    assert (played.sample.status.value, played.facts["gateway"]["diverged"]) == ("completed", "")
+    assert (played.facts["gateway"]["repeats"], played.facts["gateway"]["changed_calls"]) == (1, 0)
+    assert sum(played.sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in (call, TURNS[-1]))
+    assert violations(played.sample) == []
 
 
 class _JoinsNoExperts(Sample):

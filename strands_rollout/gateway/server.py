@@ -168,6 +168,8 @@ def problem_of(error: BaseException | None) -> Problem:
     """What a client is answered for an error; a request that may be sent again gets 429 or 503."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
+    if isinstance(error, RecursionError):  # what the policy writes is not nested so deeply
+        return 400, "invalid_request", "got JSON that is nested too deeply to be read; expected at most 100 levels"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         is_context = getattr(error, "budget", "context") == "context"
         return 400, "context_length_exceeded" if is_context else "budget_exhausted", str(error)

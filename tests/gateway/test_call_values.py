@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from clients import CHAT, MESSAGES, RESPONSES, Api, ask
 from harness import TOOL_CALL
-from programs import TOOLS
+from programs import PATHS, TOOLS
 from test_matching import ASK, END
 
 from strands_rollout.gateway.openai import ChatCompletions
@@ -105,6 +105,29 @@ async def test_what_is_nested_too_deeply_is_refused_and_costs_nothing(stage, pat
         assert (status, "levels" in answer["error"]["message"]) == (400, True)
         assert (made.session.error, made.fake.requests) == (None, [])
         assert (await made.chat([ASK]))["content"] == "It is 34."
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat", '{"messages": [{"role": "user", "content": "Hi"}], "temperature": DEEP}'),
+        ("chat", '{"messages": DEEP}'),
+        ("chat", '{"messages": [{"role": "user", "content": "Hi"}], "tool_choice": DEEP}'),
+        ("messages", '{"messages": [{"role": "user", "content": DEEP}]}'),
+        ("responses", '{"input": DEEP}'),
+        (
+            "chat",
+            '{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "DEEP"}}]}]}',
+        ),
+    ],
+)
+async def test_a_value_that_is_too_deep_to_be_shown_is_refused_as_the_clients(stage, path, body):
+    async with stage([END]) as made:
+        headers = {"Authorization": f"Bearer {made.key}"}
+        data = body.replace("DEEP", "[" * 1000 + "]" * 1000).encode()
+        async with made.http.post(made.gateway.base_url + PATHS[path], data=data, headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["message"][:4]) == (400, "got ")
+        assert (made.session.error, made.session.facts.refused) == (None, {"invalid_request": 1})
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'])

@@ -518,8 +518,12 @@ class Session:
             if why:
                 return _Match(thread, given, length, ids, why)
             length += 1
-        more = len(given) - length
-        why = f"got {more} more; the turn before it was interrupted" if more else "messages were taken from its end"
+        if (more := len(given) - length) == 0:
+            why = "messages were taken from its end"
+        elif self._is_busy(thread.conversation):
+            why = "another request that goes on there is being answered"
+        else:
+            why = f"got {more} more; the turn before it was interrupted"
         return _Match(thread, given, length, ids, why, changed)
 
 

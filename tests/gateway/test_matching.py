@@ -124,6 +124,15 @@ async def test_two_requests_at_once_are_two_conversations(stage):
         assert [one.turn_count for one in made.session.model.conversations] == [1, 1]
 
 
+async def test_two_requests_that_go_on_from_one_history_at_once_are_two_and_the_second_says_why(stage):
+    async with stage(lambda _body, number: f"{number}.<|im_end|>", branches=True) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        both = [made.chat([ASK, first, {"role": "user", "content": text}], tools=TOOLS) for text in ("left", "right")]
+        await asyncio.gather(*both)
+        facts = made.session.facts
+    assert facts.differences == ["request 3: message 2: another request that goes on there is being answered"]
+
+
 async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
     async with stage(["A title.<|im_end|>", END]) as made:
         await made.chat([{"role": "user", "content": "Name this."}])

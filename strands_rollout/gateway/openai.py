@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
-import orjson
-
 from strands_rollout.errors import PromptError
+from strands_rollout.files import encode_json
 from strands_rollout.gateway.protocols import (
     Block,
     Item,
@@ -119,7 +118,7 @@ def _chat_tool(tool: Item) -> dict[str, Any]:
 
 
 def _chat_call(call: Item) -> dict[str, Any]:
-    function = {"name": call["name"], "arguments": orjson.dumps(call["input"]).decode()}
+    function = {"name": call["name"], "arguments": encode_json(call["input"]).decode()}
     return {"id": call["toolUseId"], "type": "function", "function": function}
 
 
@@ -148,6 +147,10 @@ def _of_chat(message: Item) -> list[Piece]:
     blocks = [reasoning_block(reasoning)] if isinstance(reasoning, str) and reasoning else []
     blocks += blocks_of(content, _chat_part)
     for call in objects(message, "tool_calls"):
+        if call.get("type", "function") != "function":
+            raise PromptError(
+                f"got a tool call of type {call['type']!r:.100}; expected function: there are no others here"
+            )
         function = field_of(call, "function", dict, "an object")
         blocks.append(call_block(call.get("id"), function.get("name"), function.get("arguments")))
     return [("assistant", blocks)]
@@ -269,7 +272,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
         message = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "completed"}
         items.append({**message, "content": content})
     for call in reply.calls:
-        arguments = orjson.dumps(call["input"]).decode()
+        arguments = encode_json(call["input"]).decode()
         named = tools[call["name"]][0] if call["name"] in tools else {"name": call["name"]}
         head = {"type": "function_call", "id": new_id("fc_"), "call_id": call["toolUseId"], **named}
         items.append({**head, "arguments": arguments, "status": "completed"})

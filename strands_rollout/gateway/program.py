@@ -168,6 +168,8 @@ class _Run:
         with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
                 given = await self._played()
+            if not self.tripped.is_set():
+                self.session.leave_record()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
         reason, error = self._end(outcome.error)
@@ -235,6 +237,17 @@ class _Run:
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
         self.tripped.set()
+
+    def left_record(self, conversation: Conversation, messages: Sequence[Message], kept: Sequence[Reply]) -> None:
+        """Count what is kept of an earlier attempt, and nothing else of it."""
+        calls = [len(reply.calls) for reply in kept]
+        self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
+        blocks = [block for message in messages for block in message["content"]]
+        told = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
+        stats = self.stats
+        stats.calls[:] = [call for call in stats.calls if call["id"] in told]
+        stats.errors = sum(call["status"] == "error" for call in stats.calls)
+        stats.seconds, stats.timeouts = sum(call["s"] for call in stats.calls), 0
 
     def _trip(self, limit: StopReason) -> None:
         self.limit = limit

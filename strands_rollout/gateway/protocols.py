@@ -18,8 +18,10 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from strands_rollout.errors import PromptError
+from strands_rollout.files import decode_json, encode_json
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sampling import GRAMMARS
+from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 
 Block = dict[str, Any]
 Message = dict[str, Any]
@@ -141,18 +143,22 @@ def reply_of(
     A call that can't be parsed is text, as engines' own endpoints send it: a client would not know its tool.
     """
     reasoning, texts, calls = [], [], []
-    for block in message["content"]:
+    for block in map(sent_block, message["content"]):
         if "reasoningContent" in block:
             reasoning.append(block["reasoningContent"]["reasoningText"]["text"])
         elif "text" in block:
             texts.append(block["text"])
-        elif block["toolUse"]["toolUseId"].endswith(UNPARSED):
-            texts.append(str(block["toolUse"]["input"].get("raw", "")))
         else:
             calls.append(block["toolUse"])
     text = "".join(texts).strip("\n")
     reason = "end_turn" if stop_reason == "tool_use" and not calls else stop_reason
     return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
+
+
+def sent_block(block: Block) -> Block:
+    """A block of the policy's as a client is sent it: a call that can't be parsed is text."""
+    is_unparsed = "toolUse" in block and block["toolUse"]["toolUseId"].endswith(UNPARSED)
+    return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +176,14 @@ class _Body:
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
             return None
         try:
-            more = orjson.loads(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
-        except orjson.JSONDecodeError:
+            more = decode_json(b"[%b]" % raw[end + 1 : len(raw) - len(tail)])
+        except ValueError:
             return None
         if not more or not isinstance(items, list):
             return None
         parsed = {**self.parsed, name: [*items, *more]}
         # what is new is parsed alone from here on, if that is the same once: where the list ends does not change
-        is_shown = self.end or parsed == orjson.loads(raw)
+        is_shown = self.end or parsed == decode_json(raw)
         return _Body(raw, parsed, len(raw) - len(tail)) if is_shown else None
 
 
@@ -228,11 +234,11 @@ class ItemCache:
         """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
 
         Raises:
-            JSONDecodeError: It is no JSON.
+            ValueError: It is no JSON.
         """
         found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
         if found is None:
-            parsed = orjson.loads(raw)
+            parsed = decode_json(raw)
             if isinstance(parsed, dict):
                 self._bodies = [_Body(raw, parsed), *self._bodies[: self._KEPT - 1]]
             return parsed
@@ -324,7 +330,7 @@ class Protocol(ABC):
 
 def sse(body: object) -> bytes:
     """A server-sent event."""
-    return b"data: " + orjson.dumps(body) + b"\n\n"
+    return b"data: " + encode_json(body) + b"\n\n"
 
 
 def named_sse(body: Mapping[str, Any]) -> bytes:
@@ -403,6 +409,11 @@ def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
 
 def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     """Sampling parameters; `limits` are the API's names of the most tokens of a turn."""
+    for name in (*_SAMPLING, *_LEAST_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
+        try:
+            orjson.dumps(body.get(name))  # as the engine is sent it
+        except TypeError as e:
+            raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
     params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
     for name, value in params.items():
         if name not in ("stop_token_ids", "ignore_eos") and not _is_number(value):
@@ -447,9 +458,13 @@ def _grammar(body: Item) -> dict[str, str]:
         raise PromptError(f"got {' and '.join(given)}; expected one of them, as SGLang does")
     found = {}
     for name, value in given.items():
-        text = orjson.dumps(value).decode() if isinstance(value, dict) and name in _OF_JSON else value
+        text = encode_json(value).decode() if isinstance(value, dict) and name in _OF_JSON else value
         if not isinstance(text, str):
             raise PromptError(f"got {name}={value!r:.100}; expected a text")
+        try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            raise PromptError(f"got {name}={value!r:.100}, which can't be sent to the engine: {e}") from e
         found[name] = text
     return found
 
@@ -458,6 +473,7 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
     """A Strands tool specification."""
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
+    _check_depth(schema, f"the parameters of the tool {name!r:.100}")
     return {"name": name, "description": str(description or ""), "inputSchema": {"json": schema or {}}}
 
 
@@ -492,16 +508,27 @@ def image_of_url(url: object) -> Block:
     return image_block(found["format"], found["data"])
 
 
+def _check_depth(value: object, what: str) -> None:
+    """Refuse a value that is nested more deeply than the policy's calls may be."""
+    try:
+        check_depth(value)
+    except StrictJSONError as e:
+        raise PromptError(f"got {what} {e}") from e
+
+
 def call_block(use_id: object, name: object, arguments: object) -> Block:
     """A call in a history, whose arguments are JSON, or a text of it."""
+    if not isinstance(name, str) or not name:
+        raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments or "{}")
-        except orjson.JSONDecodeError as e:
+            arguments = decode_json(arguments or "{}", is_finite=False)
+        except ValueError as e:
             raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected JSON: {e}") from e
     if not isinstance(arguments, dict | None):
         raise PromptError(f"got a tool call with the arguments {arguments!r:.200}; expected a JSON object")
-    return {"toolUse": {"toolUseId": str(use_id), "name": str(name), "input": arguments or {}}}
+    _check_depth(arguments, "the arguments of a tool call")
+    return {"toolUse": {"toolUseId": str(use_id), "name": name, "input": arguments or {}}}
 
 
 def result_block(use_id: object, content: list[Block], *, is_error: bool = False) -> Block:
@@ -624,7 +651,7 @@ def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":
-        text = orjson.dumps(block["input"]).decode()
+        text = encode_json(block["input"]).decode()
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
     deltas = [{"type": f"{name}_delta", name: block[name]} for name in ("thinking", "signature")]
     return {**block, "thinking": "", "signature": ""}, deltas
@@ -660,8 +687,8 @@ def _messages_part(part: Item) -> Block | None:
     if kind == "tool_result":
         content = blocks_of(part.get("content"), _messages_part)
         return result_block(part.get("tool_use_id"), content, is_error=part.get("is_error") is True)
-    source = field_of(part, "source", dict, "an object")
-    if kind == "image" and source.get("type") == "base64":
+    source = field_of(part, "source", dict, "an object") if kind == "image" else {}
+    if source.get("type") == "base64":
         return image_block(str(source.get("media_type", "")).removeprefix("image/"), str(source.get("data", "")))
     raise PromptError(
         f"got a content block of type {kind!r:.100}; expected text, thinking, tools, or an image in base64"

@@ -11,12 +11,12 @@ from contextvars import Context
 from functools import partial
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
+from strands_rollout.files import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
 from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
@@ -147,10 +147,11 @@ class Gateway:
             while not done:
                 await response.write(protocol.ping)
                 done, _ = await asyncio.wait([turn], timeout=_PING_S)
-            if (error := turn.exception()) is not None:  # the status has been sent
-                await response.write(protocol.error_event(*_noted(session, error)))
-            else:
-                await response.write(b"".join(protocol.events(asked, turn.result())))
+            with errors.foreign_code("the status has been sent, so that any error is told in the stream") as outcome:
+                written = b"".join(protocol.events(asked, turn.result()))
+            if outcome.error is not None:
+                written = protocol.error_event(*_noted(session, outcome.error))
+            await response.write(written)
         return response
 
     async def _counted(
@@ -167,6 +168,8 @@ def problem_of(error: BaseException | None) -> Problem:
     """What a client is answered for an error; a request that may be sent again gets 429 or 503."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
+    if isinstance(error, RecursionError):  # what the policy writes is not nested so deeply
+        return 400, "invalid_request", "got JSON that is nested too deeply to be read; expected at most 100 levels"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         is_context = getattr(error, "budget", "context") == "context"
         return 400, "context_length_exceeded" if is_context else "budget_exhausted", str(error)
@@ -191,8 +194,8 @@ async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict
     raw = await request.read()
     try:
         is_long = len(raw) > _LONG_BODY_BYTES  # what holds the event loop up is parsed beside it, and not remembered
-        body = await asyncio.to_thread(orjson.loads, raw) if is_long else cache.parsed(raw, items_name)
-    except orjson.JSONDecodeError as e:
+        body = await asyncio.to_thread(decode_json, raw) if is_long else cache.parsed(raw, items_name)
+    except ValueError as e:
         raise errors.PromptError(f"got a body that is no JSON: {e}") from e
     if not isinstance(body, dict):
         raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
@@ -206,7 +209,7 @@ def _noted(session: Session, error: BaseException | None) -> Problem:
 
 
 def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type="application/json")
+    return web.Response(body=encode_json(body), status=status, content_type="application/json")
 
 
 def _refused(protocol: Protocol, problem: Problem) -> web.Response:

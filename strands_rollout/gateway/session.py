@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from typing import Any, Final, Protocol
-
-import orjson
 
 from strands_rollout.errors import (
     ConfigError,
@@ -26,12 +25,22 @@ from strands_rollout.errors import (
     RolloutError,
     TemplateError,
 )
+from strands_rollout.files import encode_json
 from strands_rollout.gateway import protocols
-from strands_rollout.gateway.protocols import ItemCache, Message, Reply, TurnRequest, reply_of, shared_length
-from strands_rollout.model.history import HistorySegment, ModelCall
+from strands_rollout.gateway.protocols import (
+    Block,
+    ItemCache,
+    Message,
+    Reply,
+    TurnRequest,
+    reply_of,
+    sent_block,
+    shared_length,
+)
+from strands_rollout.model.history import HistorySegment, ModelCall, lines_around
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
-from strands_rollout.model.trajectory import Turn
+from strands_rollout.model.trajectory import Trajectory, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +50,10 @@ _SHOWN_DIFFERENCES: Final = 8
 _SHOWN_CHARS: Final = 80
 _SHOWN_FIELDS: Final = 64
 _BAD_REQUEST: Final = (400, 422)
+_OTHER_HEAD: Final = "the system prompt or the tools are others"
+
+Call = Mapping[str, Any]
+"""A block of Strands' `toolUse`."""
 
 
 class SessionEndedError(RolloutError):
@@ -83,14 +96,15 @@ class Facts:
         return {**asdict(self), "refused": dict(self.refused)}
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Thread:
     """One history: a segment of a conversation, and what clients were sent of it.
 
     Attributes:
         messages: Those that the policy has read and written; it ends with its answer, where the last turn is finished.
         seen: Those of the last request, as the client spelled them.
-        ids: By the ids under which the client knows calls, those that they were sent with, where they differ.
+        ids: By the ids under which the client knows calls, those that they were sent with, where they differ; several
+            where calls of one turn have one id.
         replies: By how many messages a request had, what it was answered.
         grammars: Likewise, the grammar that bounded the answer; none of an earlier attempt's.
         pending: A request that is being answered, where one is.
@@ -103,7 +117,7 @@ class _Thread:
     tools: list[dict[str, Any]]
     messages: list[Message] = field(default_factory=list)
     seen: list[Message] = field(default_factory=list)
-    ids: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, list[str]] = field(default_factory=dict)
     replies: dict[int, Reply] = field(default_factory=dict)
     grammars: dict[int, Mapping[str, Any]] = field(default_factory=dict)
     pending: _Pending | None = None
@@ -114,6 +128,10 @@ class _Thread:
     def waited_s(self) -> float | None:
         """Seconds since its last answer; None before the first."""
         return time.monotonic() - self.answered_at if self.answered_at else None
+
+    def sent(self, at: int) -> Reply:
+        """What a client was sent of the policy's message at this place, or what it had told itself."""
+        return self.replies.get(at) or reply_of(self.messages[at])
 
     def has_head_of(self, request: TurnRequest) -> bool:
         """Whether the system prompt and the tools are the same."""
@@ -132,6 +150,7 @@ class _Match:
     """How far a request's history is that of a thread.
 
     Attributes:
+        given: The request's messages, the calls of a turn in one message.
         length: Messages that are the same.
         ids: The thread's, and those that the request tells.
         why: What differs in the next one.
@@ -139,8 +158,9 @@ class _Match:
     """
 
     thread: _Thread
+    given: list[Message]
     length: int
-    ids: dict[str, str]
+    ids: dict[str, list[str]]
     why: str
     changed: Sequence[str] = ()
 
@@ -156,6 +176,9 @@ class Watch(Protocol):
 
     def aborted(self) -> None:
         """The engine has aborted a turn."""
+
+    def left_record(self, conversation: Conversation, messages: Sequence[Message], kept: Sequence[Reply]) -> None:
+        """The record of an earlier attempt is left: of it these messages are kept, with the turns among them."""
 
 
 class Session:
@@ -184,6 +207,7 @@ class Session:
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
+        self._repeated: int | None = None  # the last place in it that was answered from it
         self._ended: Exception | None = None
 
     @property
@@ -227,6 +251,28 @@ class Session:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 
+    def leave_record(self) -> None:
+        """Keep of an earlier attempt what this one has repeated, where it has ended before the record has."""
+        if (record := self._recorded) is None:
+            return
+        if self._repeated is None:
+            self._begin_afresh("it has asked for nothing of the record")
+            self.settle_main()  # where it has only asked something else
+            return
+        end = self._repeated + 1
+        if end == len(record.messages) and not record.segment.trajectory.is_open:
+            self._recorded = None  # all of it
+            return
+        kept = {at: reply for at, reply in record.replies.items() if at < end}
+        turns = record.segment.trajectory.turns
+        later = len(record.replies) - len(kept) + record.segment.trajectory.is_open
+        trajectory, messages = record.segment.trajectory.snapshot(len(turns) - later), record.messages[:end]
+        why = f"it has ended after message {self._repeated}; the record goes on"
+        self._begin_afresh(why, trajectory, messages, [*kept.values()])
+        main = self.model.conversation
+        main.know_tools(record.tools)
+        self._threads.append(_Thread(main, main.last, record.system, record.tools, messages, replies=kept))
+
     def settle_main(self) -> None:
         """Make the main conversation the model's."""
         self.model.conversations.promote(self.main)
@@ -260,11 +306,13 @@ class Session:
         matches.sort(key=lambda one: -one.length)
         for match in matches:
             thread, n = match.thread, match.length
-            if n < len(request.messages) or not thread.has_head_of(request):
+            if n < len(match.given) or not thread.has_head_of(request):
                 continue
             if n in thread.replies and thread.grammars.get(n, request.grammar) == request.grammar:
                 self.facts.repeats += 1
                 thread.answered_at = thread.answered_at or time.monotonic()  # of an earlier attempt, until now
+                if thread is self._recorded:
+                    self._repeated = max(n, self._repeated or 0)
                 return thread.replies[n]
         return await self._result_of(self._begin(request, matches, is_gone))
 
@@ -288,11 +336,11 @@ class Session:
         self.facts.changed_calls += len(match.changed)
         for words in match.changed:
             self._note_difference(words)
-        own = [_under_ids(message, match.ids) for message in request.messages[match.length :]]
+        own = [_under_ids(match.given, at, match.ids, match.length) for at in range(match.length, len(match.given))]
         messages = [*thread.messages[: match.length], *own]
         if self._watch is not None:
             self._watched(self._watch.asked, conversation, own, thread.waited_s)
-        task = asyncio.create_task(self._turn(thread, request, messages))
+        task = asyncio.create_task(self._turn(thread, request, match.given, messages))
         thread.pending = _Pending(request, task, is_gone)
         self._tasks.add(task)
         task.add_done_callback(self._settled)
@@ -325,12 +373,14 @@ class Session:
             conversation.begin_segment(_words_of(near, request))
         else:
             conversation = self._new_conversation(request)
-        # what was recorded of a shared beginning is read again as it was
-        known = near.thread.messages[: near.length] if near is not None else []
-        seen = near.thread.seen[: near.length] if near is not None else []
-        thread = _Thread(conversation, conversation.last, request.system, request.tools, list(known), list(seen))
+        thread = _Thread(conversation, conversation.last, request.system, request.tools)
+        if near is not None:  # what was recorded of a shared beginning is read again as it was
+            thread.messages = [*map(_as_sent, near.thread.messages[: near.length])]
+            thread.seen = near.thread.seen[: near.length]
+            thread.replies = {at: reply for at, reply in near.thread.replies.items() if at < near.length}
         self._threads.append(thread)
-        return _Match(thread, len(known), near.ids if near is not None else {}, "")
+        given = near.given if near is not None else request.messages
+        return _Match(thread, given, len(thread.messages), near.ids if near is not None else {}, "")
 
     def _new_conversation(self, request: TurnRequest) -> Conversation:
         """The main one for the first request with tools; the first of all becomes it later, where none has any."""
@@ -339,7 +389,9 @@ class Session:
             return main
         return self.model.conversations.begin("agent" if request.tools else "aside")
 
-    async def _turn(self, thread: _Thread, request: TurnRequest, messages: list[Message]) -> Reply:
+    async def _turn(
+        self, thread: _Thread, request: TurnRequest, given: list[Message], messages: list[Message]
+    ) -> Reply:
         conversation, segment = thread.conversation, thread.segment
         params = self._params(request.params)
         try:
@@ -358,18 +410,19 @@ class Session:
             if not segment.trajectory.turns and conversation.segments:  # a new one that came to nothing
                 conversation.last = conversation.segments.pop()
                 conversation.last.ended_by = ""
-                self._threads.remove(thread)
+                self._forget(thread)
             elif segment.covered_messages == len(messages):
-                thread.messages, thread.seen = messages, request.messages
+                thread.messages, thread.seen = messages, given
             elif not segment.trajectory.turns:
-                self._threads.remove(thread)
+                self._forget(thread)
         reply = _reply_of_turn(answer.message, segment.trajectory.turns[-1], answer.usage)
         thread.replies[len(messages)], thread.grammars[len(messages)] = reply, request.grammar
         answer.message["metadata"] = {"usage": answer.usage}
         thread.messages = [*messages, answer.message]
         thread.answered_at = time.monotonic()
-        self._threads.remove(thread)
-        self._threads.append(thread)
+        if thread in self._threads:  # the record of an earlier attempt may have been dropped meanwhile
+            self._threads.remove(thread)
+            self._threads.append(thread)
         if self._watch is not None:
             self._watched(self._watch.answered, conversation, reply)
         return reply
@@ -420,7 +473,7 @@ class Session:
 
     def _note_overridden(self, name: str, value: object) -> None:
         if len(self.facts.overridden) < _SHOWN_FIELDS:
-            text = orjson.dumps(value).decode()
+            text = encode_json(value).decode()
             is_short = len(text) <= _SHOWN_CHARS
             self.facts.overridden.setdefault(name[:_SHOWN_CHARS], value if is_short else f"{text[:_SHOWN_CHARS]}...")
 
@@ -431,31 +484,51 @@ class Session:
     async def _divergence(self, request: TurnRequest, thread: _Thread) -> str:
         """Where a request of what would be the main conversation leaves the record; "" where it does not."""
         if not thread.is_head_known:  # the first of its requests tells the system prompt and the tools
-            has_tools = any("toolUse" in block for message in thread.messages for block in message["content"])
-            if has_tools and not request.tools:
-                return ""  # beside it
             fresh, first = HistorySegment(self.model.template), min(thread.replies, default=len(thread.messages))
             call = ModelCall(thread.messages[:first], request.tools, request.system)
             prompt_ids = await fresh.new_context(call, Room(None, "context"), 0)
             if self._recorded is not thread:  # by another request meanwhile
                 return ""
             if prompt_ids != thread.segment.prompt_ids:
-                return "the system prompt or the tools are others"
+                has_calls = any("toolUse" in block for message in thread.messages for block in message["content"])
+                is_beside = not request.tools and (has_calls or not self._match(thread, request).length)
+                return "" if is_beside else _OTHER_HEAD
             thread.system, thread.tools, thread.is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
-            return ""
+            is_at_end = self._match(thread, request).length == len(thread.messages)
+            return _OTHER_HEAD if is_at_end else ""
         match = self._match(thread, request)
-        if match.length == len(thread.messages):
+        if self._extends(match, request):
             self._recorded = None
-            return ""
-        return f"message {match.length}: {match.why}" if match.length < len(request.messages) else ""
+        elif match.length < len(match.given):
+            return f"message {match.length}: {match.why}"
+        elif match.length not in thread.replies:
+            return f"got {match.length} messages, to which the record has no answer"
+        return ""
 
-    def _begin_afresh(self, why: str) -> None:
-        """Forget the record of an earlier attempt."""
-        self.facts.diverged, self.facts.dropped_tokens = why, self.model.trajectory.sampled_length
-        self._threads = [one for one in self._threads if one is not self._recorded]
+    def _begin_afresh(
+        self,
+        why: str,
+        trajectory: Trajectory | None = None,
+        messages: Sequence[Message] = (),
+        kept: Sequence[Reply] = (),
+    ) -> None:
+        """Forget the record of an earlier attempt, and what has branched off it, but for what is given of it."""
+        before = self.model.conversation
+        self._threads = [one for one in self._threads if one.conversation is not before]
         self._recorded = None
         self.model.conversations.restart_main()
+        main = self.model.conversation
+        if trajectory is not None:
+            main.resume(trajectory, messages, len(messages) - 1)
+        self.facts.diverged = why
+        sampled = [sum(segment.trajectory.sampled_length for segment in one) for one in (before, main)]
+        self.facts.dropped_tokens = sampled[0] - sampled[1]
+        if self._watch is not None:
+            self._watch.left_record(main, messages, kept)
+
+    def _forget(self, thread: _Thread) -> None:
+        self._threads = [one for one in self._threads if one is not thread]
 
     def _is_busy(self, conversation: Conversation) -> bool:
         return any(one.pending is not None for one in self._threads if one.conversation is conversation)
@@ -465,24 +538,38 @@ class Session:
         thread, n = match.thread, match.length
         if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
             return False
-        is_longer = len(request.messages) > n or thread.segment.trajectory.is_open
-        return is_longer and not self._is_busy(thread.conversation)
+        # an open turn is continued by the request that it answers, which tells nothing new
+        is_next = (len(match.given) == n) if thread.segment.trajectory.is_open else (len(match.given) > n)
+        return is_next and not self._is_busy(thread.conversation)
 
     def _match(self, thread: _Thread, request: TurnRequest) -> _Match:
         given, ids = request.messages, dict(thread.ids)
         length = shared_length(thread.seen, given)  # what is spelled as before is compared in C
+        asked = next((at for at in reversed(range(length)) if given[at]["role"] == "assistant"), None)
+        if asked is not None:  # a client may use an id again: that of the last turn counts
+            _note_ids(_pairs(thread.sent(asked).calls, reply_of(given[asked]).calls), ids)
         keeps = self.model.config["transient_context"] == "keep"
         changed: list[str] = []
         while length < min(len(given), len(thread.messages)):
-            kept, sent = thread.messages[length], thread.replies.get(length)
+            kept = thread.messages[length]
             if kept["role"] == "user" == given[length]["role"]:
-                why = _user_difference(kept["content"], given[length]["content"], ids, keeps)
+                why = _user_difference(kept["content"], _under_ids(given, length, ids, length)["content"], keeps)
+            elif kept["role"] != given[length]["role"]:
+                why = f"got one of the {given[length]['role']}, in the place of one of the {kept['role']}"
             else:
-                why = _difference(kept, sent, given[length], ids, changed)
+                sent = thread.sent(length)
+                given = _with_whole_turn(given, length, sent)
+                why = _difference(sent, reply_of(given[length]), ids, changed)
             if why:
-                return _Match(thread, length, ids, why)
+                return _Match(thread, given, length, ids, why)
             length += 1
-        return _Match(thread, length, ids, "messages were taken from its end", changed)
+        if (more := len(given) - length) == 0:
+            why = "messages were taken from its end"
+        elif self._is_busy(thread.conversation):
+            why = "another request that goes on there is being answered"
+        else:
+            why = f"got {more} more; the turn before it was interrupted"
+        return _Match(thread, given, length, ids, why, changed)
 
 
 def _reply_of_turn(message: Mapping[str, Any], turn: Turn, usage: Mapping[str, int] | None) -> Reply:
@@ -494,6 +581,11 @@ def _reply_of_turn(message: Mapping[str, Any], turn: Turn, usage: Mapping[str, i
     return reply_of(message, "max_tokens" if turn.finish_reason == "length" else ended, usage, stop)
 
 
+def _as_sent(message: Message) -> Message:
+    """A message of the policy's with calls that could not be parsed as the text that they are."""
+    return {**message, "content": [*map(sent_block, message["content"])]}
+
+
 def _words_of(near: _Match | None, request: TurnRequest) -> str:
     """Why a request extends no history."""
     if near is None:
@@ -503,64 +595,117 @@ def _words_of(near: _Match | None, request: TurnRequest) -> str:
     return "the system prompt changed" if near.thread.system != request.system else "the tools changed"
 
 
-def _difference(kept: Message, sent: Reply | None, given: Message, ids: dict[str, str], changed: list[str]) -> str:
+def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
+    """The calls that a client tells, each after the one that it was sent: by its id if no other has it, or in order."""
+    by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
+    own = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
+    others = (call for call in sent if call["toolUseId"] not in own)
+    return [
+        (one, call)
+        for call in got
+        if (one := by_id[call["toolUseId"]] if call["toolUseId"] in own else next(others, None)) is not None
+    ]
+
+
+def _note_ids(pairs: Sequence[tuple[Call, Call]], ids: dict[str, list[str]]) -> None:
+    """Remember under which ids a client knows the calls of a turn, in the place of those of earlier turns."""
+    told = dict[str, list[str]]()
+    for one, other in pairs:
+        told.setdefault(other["toolUseId"], []).append(one["toolUseId"])
+    for use_id, sent in told.items():
+        ids.pop(use_id, None)
+        if sent != [use_id]:
+            ids[use_id] = sent
+
+
+def _with_whole_turn(given: list[Message], at: int, sent: Reply) -> list[Message]:
+    """The messages with the calls of one turn in one of them, and their results in the next.
+
+    Some clients tell a turn's calls one by one, each with its result, as if the policy had waited for it.
+    """
+    calls, results, end = [*given[at]["content"]], list[Block](), at + 1
+    known = {call["toolUseId"] for call in sent.calls}
+    while (count := sum("toolUse" in block for block in calls)) < len(sent.calls) and end + 1 < len(given):
+        told, more = given[end]["content"], given[end + 1]["content"]
+        follows = zip(sent.calls[count:], (block.get("toolUse") for block in more), strict=False)
+        is_of_turn = all(
+            call is not None and (call["toolUseId"] in known or _is_same(one, call)) for one, call in follows
+        )
+        are_results = bool(told) and all("toolResult" in block for block in told)
+        if not (more and is_of_turn and len(more) <= len(sent.calls) - count and are_results):
+            break
+        calls, results, end = [*calls, *more], [*results, *told], end + 2
+    if not results or end >= len(given):
+        return given
+    turn, answers = {**given[at], "content": calls}, {**given[end], "content": [*results, *given[end]["content"]]}
+    return [*given[:at], turn, answers, *given[end + 1 :]]
+
+
+def _is_same(one: Call, other: Call) -> bool:
+    return (one["name"], one["input"]) == (other["name"], other["input"])
+
+
+def _difference(sent: Reply, got: Reply, ids: dict[str, list[str]], changed: list[str]) -> str:
     """In what a client's message is another than the assistant's that it was sent; "" if in nothing.
 
-    Whitespace does not count, nor a text that is left out beside calls, nor reasoning beside a text or calls. `ids`
-    gets the ids under which the client knows calls, `changed` the calls that are others under their own id, or left out
-    beside such: agents tell them as their tools took them, and some don't tell those that they have not run.
+    Whitespace does not count, nor a text that is left out beside calls, nor reasoning that is left out, or changed
+    beside a text or calls. `ids` gets the ids under which the client knows calls, `changed` the calls that are others
+    under their own id, or left out beside such: agents tell them as their tools took them, and some don't tell those
+    that they have not run.
     """
-    if kept["role"] != given["role"]:
-        return f"got one of the {given['role']}, in the place of one of the {kept['role']}"
-    sent, got = sent or reply_of(kept), reply_of(given)
-    by_id = {call["toolUseId"]: call for call in sent.calls}
-    is_known = bool(got.calls) and all(call["toolUseId"] in by_id for call in got.calls)
+    known = {call["toolUseId"] for call in sent.calls}
+    is_known = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & known) == len(got.calls)
     if not is_known and len(sent.calls) != len(got.calls):
         return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
-    pairs = [(by_id.get(other["toolUseId"], one), other) for one, other in zip(sent.calls, got.calls, strict=False)]
+    pairs = _pairs(sent.calls, got.calls)
     for one, other in pairs:
-        if (one["name"], one["input"]) != (other["name"], other["input"]):
+        if not _is_same(one, other):
             shown = [_short(call["name"], call["input"]) for call in (other, one)]
             words = "got the call {}; {} was sent".format(*shown)
             if one["toolUseId"] != other["toolUseId"]:
                 return words
             changed.append(words)
-    kept_ids = {one["toolUseId"] for one, _ in pairs}
-    left_out = [call for id_, call in by_id.items() if id_ not in kept_ids]
+    told = [one for one, _ in pairs]
+    left_out = [call for call in sent.calls if call not in told]
     changed += [f"got no call {_short(call['name'], call['input'])}, which was sent" for call in left_out]
     is_left_out = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not is_left_out:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
-    if not sent.calls and not sent.text.strip() and sent.reasoning.split() != got.reasoning.split():
+    is_reasoning_alone = not sent.calls and not sent.text.strip()
+    if is_reasoning_alone and got.reasoning.strip() and sent.reasoning.split() != got.reasoning.split():
         return "got other reasoning than was sent"
-    ids.update({other["toolUseId"]: one["toolUseId"] for one, other in pairs if one["toolUseId"] != other["toolUseId"]})
+    _note_ids(pairs, ids)
     return ""
 
 
 def _user_difference(
-    kept: list[dict[str, Any]],
-    given: list[dict[str, Any]],
-    ids: Mapping[str, str],
+    kept: list[Block],
+    given: list[Block],
     keeps_transient: bool,  # noqa: FBT001 - handed on
 ) -> str:
     if kept == given:
         return ""
-    before, now = _plain(kept, {}), _plain(given, ids)
-    is_shorter = before[0] == now[0] and " ".join(now[1]) in " ".join(before[1])
-    if before == now or (keeps_transient and is_shorter):
+    before, now = _plain(kept), _plain(given)
+    if before == now:
         return ""
     if before[0] != now[0]:
         return "the results or images are others"
+    if keeps_transient and (now[0] or now[1]) and lines_around(_texts(kept), _texts(given)):
+        return ""
     at = next((n for n, (a, b) in enumerate(zip(before[1], now[1], strict=False)) if a != b), 0)
     return f"got the text {_short(*now[1][at:])}; the policy has read {_short(*before[1][at:])}"
 
 
-def _plain(content: Sequence[Mapping[str, Any]], ids: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+def _plain(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
     """What a user's message says: its results, by the ids of their calls, and images; and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
-    by_id = sorted((ids.get(one["toolUseId"], one["toolUseId"]), _plain(one["content"], {})) for one in results)
-    return [*by_id, *images], "\n".join(block["text"] for block in content if "text" in block).split()
+    by_id = sorted(((one["toolUseId"], _plain(one["content"])) for one in results), key=itemgetter(0))
+    return [*by_id, *images], _texts(content).split()
+
+
+def _texts(content: Sequence[Block]) -> str:
+    return "\n".join(block["text"] for block in content if "text" in block)
 
 
 def _short(*given: object) -> str:
@@ -568,13 +713,26 @@ def _short(*given: object) -> str:
     return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
 
 
-def _under_ids(message: Message, ids: Mapping[str, str]) -> Message:
-    """A user's message with its results under the ids that their calls were sent with."""
-    if not ids or not any("toolResult" in block for block in message["content"]):
+def _under_ids(given: Sequence[Message], at: int, ids: Mapping[str, Sequence[str]], matched: int) -> Message:
+    """A message with its results under the ids that their calls were sent with; those under one id stand in order.
+
+    Results of a turn that is not among the `matched` messages stay under the client's ids, as do its calls.
+    """
+    message = given[at]
+    if not ids or message["role"] == "assistant" or not any("toolResult" in block for block in message["content"]):
+        return message
+    counts = Counter[str]()
+    begin = at
+    while begin and given[begin - 1]["role"] == "user":  # the first results of the turn
+        begin -= 1
+        counts.update(block["toolResult"]["toolUseId"] for block in given[begin]["content"] if "toolResult" in block)
+    if begin > matched:
         return message
     blocks = []
     for block in message["content"]:
         if (result := block.get("toolResult")) is not None:
-            block = {"toolResult": {**result, "toolUseId": ids.get(result["toolUseId"], result["toolUseId"])}}
+            sent, number = ids.get(result["toolUseId"], ()), counts[result["toolUseId"]]
+            counts[result["toolUseId"]] += 1
+            block = {"toolResult": {**result, "toolUseId": sent[number] if number < len(sent) else result["toolUseId"]}}
         blocks.append(block)
     return {**message, "content": blocks}

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-import orjson
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +25,8 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
-from strands_rollout.errors import ConfigError, RolloutError, faults_of
+from strands_rollout.errors import ConfigError, PromptError, RolloutError, faults_of
+from strands_rollout.files import Json, decode_json
 from strands_rollout.gateway.server import Gateway, problem_of, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sampling import TokenLimits
@@ -124,8 +124,8 @@ class SessionServer:
                 return _said(404, f"there is no session {request.match_info['id']!r}; it has ended, or never was")
             except ValidationError as e:
                 return _said(400, faults_of(e))
-            except (RolloutError, orjson.JSONDecodeError) as e:
-                return _said(problem_of(e)[0] if isinstance(e, RolloutError) else 400, str(e))
+            except RolloutError as e:
+                return _said(problem_of(e)[0], str(e))
 
         return guarded
 
@@ -133,7 +133,7 @@ class SessionServer:
         now = time.monotonic()
         for name in [name for name, one in self._open.items() if now - one.session.used > self._idle_s]:
             await self._ended(name)
-        options = SessionOptions.model_validate(orjson.loads(await request.read() or b"{}"))
+        options = SessionOptions.model_validate(_given(await request.read()))
         params, name = dict(options.sampling_params), uuid.uuid4().hex
         limits = TokenLimits(params.pop("max_new_tokens", None), options.max_context_tokens)
         session = Session(self._new_model(sampling_params=params, limits=limits, headers={ROUTING_HEADER: name}))
@@ -210,6 +210,13 @@ def chat_endpoint(model_dir: Path) -> Gateway:
         return Session(_new_model(tokenizer, f"http://{host}:{port}", tool_parser="auto"))
 
     return Gateway(fresh)
+
+
+def _given(body: bytes) -> Json:
+    try:
+        return decode_json(body or b"{}")
+    except ValueError as e:
+        raise PromptError(f"got a body that is no JSON: {e}") from e
 
 
 def _said(status: int, words: str) -> web.Response:

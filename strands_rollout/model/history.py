@@ -25,7 +25,7 @@ from strands_rollout.model.trajectory import Trajectory, Turn
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, cleaned, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
-from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
+from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class ReadTurn:
 
     Attributes:
         text: Everything that was sampled but the token that ended the turn; other control tokens included.
-        segments: Never empty; one `Text` with everything where the turn was cut.
+        segments: Never empty; without calls where the turn was cut.
         stop_reason: Strands' stop reason.
     """
 
@@ -154,21 +154,27 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
     ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)
     text = template.encoder.decode(ids[:-1] if ended else ids)
     if last.finish_reason != "stop":
-        return ReadTurn(text, [Text(text)], "max_tokens")
-    segments = _segments(parser, text, in_reasoning=template.opens_reasoning) or [Text("")]
+        cut: list[Segment] = []
+        if isinstance(parser, CutTurnParser):
+            cut = _segments(parser, parser.cut_segments, text, in_reasoning=template.opens_reasoning)
+        is_read = cut and not any(isinstance(segment, ToolCall | ParseFailure) for segment in cut)
+        return ReadTurn(text, cut if is_read else [Text(text)], "max_tokens")
+    segments = _segments(parser, parser.segments, text, in_reasoning=template.opens_reasoning) or [Text("")]
     if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
         return ReadTurn(text, segments, "tool_use")
     return ReadTurn(text, segments, "stop_sequence" if isinstance(last.matched, str) else "end_turn")
 
 
-def _segments(parser: ToolParser, text: str, *, in_reasoning: bool) -> list[Segment]:
-    """A turn's segments; one failure with all of it where the parser raises.
+def _segments(
+    parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
+) -> list[Segment]:
+    """A turn's segments as a method of the parser splits them; one failure with all of it where the parser raises.
 
     A parser's input is sampled text alone. Were its error one of the episode's, the sample would not be trained, and
     the policy could choose not to be.
     """
     try:
-        return parser.segments(text, in_reasoning=in_reasoning)
+        return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything; every turn comes here, so no guard is entered
@@ -444,8 +450,8 @@ class HistorySegment:
             if cleaned(read) != cleaned(given):
                 before, now = _text_of(read[1]), _text_of(given[1])
                 is_text_alone = _without_text(read[1]) == _without_text(given[1])
-                if is_text_alone and before != now and now in before:
-                    return f"{TRANSIENT}: message {number} had {before.replace(now, '', 1).strip()!r:.300}"
+                if is_text_alone and (shown := lines_around(before, now)):
+                    return f"{TRANSIENT}: message {number} had {shown!r:.300}"
                 return f"message {number} of the history was rewritten"
         is_shorter = len(call.messages) < len(self._covered)
         return "messages were taken from the history" if is_shorter else "the policy was asked for another answer"
@@ -505,8 +511,16 @@ class HistorySegment:
             cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
 
 
+def lines_around(before: str, now: str) -> str:
+    """The lines that a text had around those of another, as a reminder stands around a message; "" where it had not."""
+    had, has = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (before, now))
+    starts = range(len(had) - len(has) + 1)
+    start = next((at for at in starts if had[at : at + len(has)] == has), None)
+    return "" if start is None else "\n".join([*had[:start], *had[start + len(has) :]])
+
+
 def _text_of(content: Sequence[Mapping[str, Any]]) -> str:
-    return "".join(block["text"] for block in content if "text" in block)
+    return "\n".join(block["text"] for block in content if "text" in block)
 
 
 def _without_text(content: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -541,7 +555,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
     arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
     try:
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
-    except (ValidationError, ValueError) as e:
+    except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
         why = faults_of(e) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(

@@ -156,9 +156,9 @@ class Trajectory:
         """Which weights sampled which tokens, turn by turn."""
         return [span for turn in self.turns for span in turn.weight_spans]
 
-    def snapshot(self) -> Trajectory:
-        """A copy up to its last turn, also while another thread appends to it."""
-        turns = list(self.turns)
+    def snapshot(self, turn_count: int | None = None) -> Trajectory:
+        """A copy up to its last turn, or of so many turns, also while another thread appends to it."""
+        turns = self.turns[:turn_count]
         end = turns[-1].end if turns else 0
         lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
         images = [image for image in self.images if image.end <= end]

@@ -285,9 +285,9 @@ def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: 
     """Add a tool's result to those of the last assistant's calls, in Strands' form."""
     results = messages.pop() if len(messages) > 1 and "toolResult" in messages[-1]["content"][0] else _message("user")
     asked = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
-    answered = {block["toolResult"]["toolUseId"] for block in results["content"]}
     unanswered = [block["toolUse"]["toolUseId"] for block in asked["content"] if "toolUse" in block]
-    unanswered = [call_id for call_id in unanswered if call_id not in answered]
+    for block in results["content"]:  # calls may have one id, and results stand in their order then
+        unanswered.remove(block["toolResult"]["toolUseId"])
     call_id = message.get("tool_call_id") or next(iter(unanswered), None)
     if call_id not in unanswered:
         raise PromptError(

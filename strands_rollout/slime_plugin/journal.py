@@ -27,7 +27,7 @@ from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
-from strands_rollout.files import EpisodeRecords, RecordLog
+from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode_json
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory
@@ -193,7 +193,7 @@ def _as_json(record: dict[str, Any]) -> bytes | None:
     with suppress(TypeError, ValueError, KeyError, PromptError):  # a tool's result need not be JSON
         finished = {one: saved_result(result) for one, result in record.get("finished", {}).items()}
         messages = list(map(saved_message, record.get("messages", ())))
-        return orjson.dumps({**record, "messages": messages, "finished": finished})
+        return encode_json({**record, "messages": messages, "finished": finished})
     return None
 
 
@@ -240,7 +240,7 @@ def recovered(records: Sequence[bytes]) -> Recovered:
 
 def _read(record: bytes) -> dict[str, Any]:
     head, _, tail = record.partition(b"\n")
-    line: dict[str, Any] = orjson.loads(head)
+    line: dict[str, Any] = decode_json(head)
     if tail:
         count, sampled = line["lengths"]
         numbers = struct.unpack(f"<{count}i{sampled}d", tail)

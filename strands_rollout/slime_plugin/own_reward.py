@@ -18,6 +18,7 @@ import re
 import reprlib
 import threading
 import weakref
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from contextvars import ContextVar
@@ -504,10 +505,13 @@ def _session(held: Mapping[str, Json], response: str) -> object:
 def _executions(turn: Sequence[Mapping[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The calls of a turn with their results, as fields of strands_evals' ToolCall and ToolResult."""
     blocks = [block for message in turn for block in message["content"]]
-    results = {block["toolResult"]["toolUseId"]: block["toolResult"] for block in blocks if "toolResult" in block}
+    results = defaultdict[str, deque[dict[str, Any]]](deque)  # of calls under one id, in the order in which they came
+    for result in (block["toolResult"] for block in blocks if "toolResult" in block):
+        results[result["toolUseId"]].append(result)
     for use in (block["toolUse"] for block in blocks if "toolUse" in block):
         use_id, given = use["toolUseId"], use["input"]
-        result = results.get(use_id, {"status": "error", "content": [{"text": "not run"}]})
+        found = results[use_id]
+        result = found.popleft() if found else {"status": "error", "content": [{"text": "not run"}]}
         words = _text(result)
         call = {"name": use["name"], "arguments": given if isinstance(given, dict) else {"input": given}}
         error = words if result["status"] == "error" else None

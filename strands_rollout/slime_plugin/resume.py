@@ -110,7 +110,7 @@ def save_resume_state(state: ResumeState, conditions: Mapping[str, str] | None =
     }
     try:
         return dict(json.loads(json.dumps(values, allow_nan=False)))
-    except (TypeError, ValueError, KeyError, PromptError) as e:
+    except (TypeError, ValueError, KeyError, RecursionError, PromptError) as e:
         raise ResumeError(f"the agent's history can't be written as JSON: {e}") from e
 
 

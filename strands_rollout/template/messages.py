@@ -54,14 +54,14 @@ def to_chat_messages(
         PromptError: A block can't be expressed (a document, a video, an image of an assistant ...).
     """
     names = dict(tool_names or {})
-    called = _call_ids(answered) if answered else []
+    unanswered = [(call_id, names.get(call_id, name)) for call_id, name in _calls(answered)] if answered else []
     chat: list[ChatMessage] = []
     for message in messages:
         if message["role"] == "assistant":
-            called = _call_ids(message)
+            unanswered = _calls(message)
             chat.append(_assistant_message(message["content"], names))
         else:
-            chat += _user_messages(_in_call_order(message["content"], called), names)
+            chat += _user_messages(message["content"], unanswered, names)
     return chat
 
 
@@ -129,32 +129,42 @@ def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
     return "\n".join(map(_block_text, content))
 
 
-def _call_ids(message: Mapping[str, Any]) -> list[str]:
-    return [block["toolUse"]["toolUseId"] for block in message["content"] if "toolUse" in block]
+_Call = tuple[str, str]
+"""A call's id, which another one may have too, and its tool's name."""
 
 
-def _in_call_order(content: Sequence[Mapping[str, Any]], called: Sequence[str]) -> Sequence[Mapping[str, Any]]:
-    """A message's blocks with its tool results, plain ones, in the order of the calls that they answer.
+def _calls(message: Mapping[str, Any]) -> list[_Call]:
+    uses = (block["toolUse"] for block in message["content"] if "toolUse" in block)
+    return [(use["toolUseId"], use["name"]) for use in uses]
 
-    Strands puts the errors of calls whose names it refuses before all other results, and most templates show no ids. A
-    result under an id that no call has takes the place, and the id, of a call that has no other.
+
+def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Mapping[str, str]) -> list[ChatMessage]:
+    """A message's tool results in the order of the calls that they answer, which are no longer unanswered then.
+
+    Strands puts the errors of calls whose names it refuses before all other results, and most templates show no ids.
+    Results of calls under one id stand in the order in which they came. A result under an id that no call has takes the
+    place, and the id, of a call that has no other.
     """
-    results = [block["toolResult"] for block in content if "toolResult" in block]
     given = [plain_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results]
-    ordered = given
-    if [result["toolUseId"] for result in given] != called:
-        known = set(called)
-        by_id = {result["toolUseId"]: result for result in reversed(given) if result["toolUseId"] in known}
-        others = deque(result for result in given if by_id.get(result["toolUseId"]) is not result)
-        ordered = []
-        for call_id in called:
-            if call_id in by_id:
-                ordered.append(by_id[call_id])
-            elif others:
-                ordered.append({**others.popleft(), "toolUseId": call_id})
-        ordered += others
-    in_order = iter(ordered)
-    return [{"toolResult": next(in_order)} if "toolResult" in block else block for block in content]
+    by_id = dict[str, deque[dict[str, Any]]]()
+    for result in given:
+        by_id.setdefault(result["toolUseId"], deque()).append(result)
+    own = [by_id[call_id].popleft() if by_id.get(call_id) else None for call_id, _ in unanswered]
+    left = {id(result) for results_left in by_id.values() for result in results_left}
+    others = deque(result for result in given if id(result) in left)
+    ordered, still_unanswered = list[tuple[dict[str, Any], _Call]](), list[_Call]()
+    for call, found in zip(unanswered, own, strict=True):
+        answer = found or (others.popleft() if others else None)
+        if answer is None:
+            still_unanswered.append(call)
+        else:
+            ordered.append((answer, call))
+    unanswered[:] = still_unanswered
+    ordered += [(result, (result["toolUseId"], names.get(result["toolUseId"], "tool"))) for result in others]
+    return [
+        {"role": "tool", "name": name, "tool_call_id": call_id, "content": _user_content(result["content"])}
+        for result, (call_id, name) in ordered
+    ]
 
 
 def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> ChatMessage:
@@ -165,7 +175,7 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
         if "toolUse" in block:
             use = block["toolUse"]
             names[use["toolUseId"]] = use["name"]
-            function = {"name": use["name"], "arguments": use["input"]}
+            function = {"name": _encodable(use["name"]), "arguments": _all_encodable(use["input"])}
             calls.append({"type": "function", "id": use["toolUseId"], "function": function})
         elif "reasoningContent" in block:
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
@@ -186,17 +196,12 @@ def _cleaned(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_call
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
 
 
-def _user_messages(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> list[ChatMessage]:
-    chat: list[ChatMessage] = []
-    shown_blocks: list[Mapping[str, Any]] = []
-    for block in content:
-        if "toolResult" in block:
-            result = block["toolResult"]
-            call_id = result["toolUseId"]
-            shown = _user_content(result["content"])
-            chat.append({"role": "tool", "name": names.get(call_id, "tool"), "tool_call_id": call_id, "content": shown})
-        elif _IGNORED_BLOCKS.isdisjoint(block):
-            shown_blocks.append(block)
+def _user_messages(
+    content: Sequence[Mapping[str, Any]], unanswered: list[_Call], names: Mapping[str, str]
+) -> list[ChatMessage]:
+    results = [block["toolResult"] for block in content if "toolResult" in block]
+    chat = _tool_messages(results, unanswered, names)
+    shown_blocks = [block for block in content if "toolResult" not in block and _IGNORED_BLOCKS.isdisjoint(block)]
     if shown_blocks or not chat:
         chat.append({"role": "user", "content": _user_content(shown_blocks)})
     return chat

@@ -223,7 +223,7 @@ def _as_text(arguments: object) -> Json:
 def _as_object(arguments: object) -> Json:
     try:
         found = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     return found if isinstance(found, dict) else arguments
 

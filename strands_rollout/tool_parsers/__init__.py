@@ -14,6 +14,7 @@ from strands_rollout.tool_parsers.bare_values import (
     SeedOSSParser,
 )
 from strands_rollout.tool_parsers.base import (
+    CutTurnParser,
     NewId,
     ParseFailure,
     Reasoning,
@@ -44,6 +45,7 @@ from strands_rollout.tool_parsers.literals import Gemma4Parser, LFM2Parser, Pyth
 
 __all__ = [
     "AUTO",
+    "CutTurnParser",
     "NewId",
     "ParseFailure",
     "Reasoning",

@@ -94,7 +94,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
         raise StrictJSONError(f"a number can't be read: {e}") from e
     # of `str`, since a `JSONSource` counts nothing
     if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
-        _check_depth(value)
+        check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -113,7 +113,8 @@ def fits(value: object, types: Set[str]) -> bool:
     return ("object" if isinstance(value, dict) else "array") in types if isinstance(value, dict | list) else False
 
 
-def _check_depth(value: object) -> None:
+def check_depth(value: object) -> None:
+    """Raise StrictJSONError where a value is nested more deeply than a call's arguments may be."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         level = [
@@ -246,6 +247,15 @@ class UntypedParser(Protocol):
         ...
 
 
+@runtime_checkable
+class CutTurnParser(Protocol):
+    """What a parser may have beside `ToolParser`: it tells the reasoning of a turn that was cut from its text."""
+
+    def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """Split a turn that was not finished into reasoning and text, in which calls are text; as `segments`."""
+        ...
+
+
 class MalformedError(ValueError):
     """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
 
@@ -281,6 +291,13 @@ class TaggedParser(BaseParser):
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order, in time linear in the text."""
+        return self._split(text, in_reasoning=in_reasoning, reads_calls=True)
+
+    def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """Split the text into reasoning and text, likewise."""
+        return self._split(text, in_reasoning=in_reasoning, reads_calls=False)
+
+    def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:
         source = JSONSource(text)
         found: list[Segment] = []
         reasoning_end, start = self._end_of_reasoning(text, 0) if in_reasoning else (0, 0)
@@ -298,7 +315,7 @@ class TaggedParser(BaseParser):
                 add_text(found, Reasoning, text[tag.end() : end])
                 position = start
                 continue
-            read = (self._read_first(source, tag) if is_first else None) or self._read_call(source, tag)
+            read = self._read_tag(source, tag, is_first=is_first) if reads_calls else None
             is_first = False
             if read is None:
                 position = tag.end()
@@ -309,6 +326,9 @@ class TaggedParser(BaseParser):
             position = start
         add_text(found, Text, text[start:])
         return [Reasoning(text[:reasoning_end]), *found] if text[:reasoning_end].strip() else found
+
+    def _read_tag(self, text: JSONSource, tag: re.Match[str], *, is_first: bool) -> Read | None:
+        return (self._read_first(text, tag) if is_first else None) or self._read_call(text, tag)
 
     def _read_first(self, text: JSONSource, tag: re.Match[str]) -> Read | None:  # noqa: ARG002 - for subclasses
         """What a tag begins that only reasoning stands before, where the format has a rule for that."""

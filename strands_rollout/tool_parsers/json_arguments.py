@@ -360,6 +360,13 @@ class GptOssParser(BaseParser):
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
         """Split the text into reasoning, text, calls and failures, in its order."""
+        return self._split(text, in_reasoning=in_reasoning, reads_calls=True)
+
+    def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
+        """Split the text into reasoning and text, in its order."""
+        return self._split(text, in_reasoning=in_reasoning, reads_calls=False)
+
+    def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:
         source, found = base.JSONSource(text), list[Segment]()
         stray = Text if _MARKER.search(source) is None else Reasoning
         position = 0
@@ -373,11 +380,13 @@ class GptOssParser(BaseParser):
                 base.add_text(found, stray, text[position:end])
                 position = end
                 continue
-            header = _header(source, begin, is_first=position == 0)
+            header, start = _header(source, begin, is_first=position == 0), position
             if header is None:
                 position = _broken_header(source, position, found)
             else:
                 position = self._read_message(source, position, header, found)
+            if not reads_calls and found and isinstance(found[-1], ToolCall | ParseFailure):
+                found[-1] = Text(text[start:position])
         return found
 
     def _read_message(self, text: base.JSONSource, start: int, header: _Header, found: list[Segment]) -> int:

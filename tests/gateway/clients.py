@@ -95,6 +95,16 @@ MESSAGES = Api(
 )
 
 
+async def ask(api: Api, client: Any, history: Items, *, streams: bool = False, **fields: Any) -> Any:
+    """The answer, as the SDK has it."""
+    resource = attrgetter(api.resource)(client)
+    request = {"model": "m", **api.request(history), **fields}
+    if not streams:
+        return await resource.create(**request)
+    async with resource.stream(**request) as stream:
+        return await getattr(stream, api.final)()
+
+
 async def _play(task: Any, api: Api, ask: Callable[[Items], Awaitable[Said]]) -> None:
     history: Items = []
     for question in (task.text, AGAIN):
@@ -108,16 +118,11 @@ async def _play(task: Any, api: Api, ask: Callable[[Items], Awaitable[Said]]) ->
 
 
 async def _async(api: Api, task: Any, endpoint: Any, *, streams: bool = False, change: Any = lambda said: said) -> None:
-    async def ask(history: Items) -> Said:
-        request = {"model": endpoint.model, **api.request(history)}
-        if not streams:
-            return change(api.said(await resource.create(**request)))
-        async with resource.stream(**request) as stream:
-            return api.said(await getattr(stream, api.final)())
+    async def said(history: Items) -> Said:
+        return change(api.said(await ask(api, client, history, streams=streams, model=endpoint.model)))
 
     async with api.client(endpoint, is_async=True) as client:
-        resource = attrgetter(api.resource)(client)
-        await _play(task, api, ask)
+        await _play(task, api, said)
 
 
 def _sync(api: Api, task: Any, endpoint: Any, *, streams: bool = False) -> None:

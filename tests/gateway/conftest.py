@@ -8,10 +8,12 @@ from typing import Any
 
 import aiohttp
 import pytest
+from clients import Api
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 from programs import PATHS
 
+from strands_rollout.gateway.program import Endpoint
 from strands_rollout.gateway.server import Gateway, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
@@ -34,6 +36,10 @@ class Stage:
         async with self.http.post(url, json=body, headers=headers, **kwargs) as response:
             is_json = response.content_type == "application/json"
             return response.status, await response.json() if is_json else await response.text()
+
+    def client(self, api: Api) -> Any:
+        """The SDK of an API."""
+        return api.client(Endpoint(f"{self.gateway.base_url}/v1", self.key, "m"), is_async=True)
 
     async def chat(self, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
         """The assistant's message."""

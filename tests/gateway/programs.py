@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +20,19 @@ def filled(sample: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps(values, default=lambda array: array.tolist())))
 
 
-async def chat(task: Any, endpoint: Any) -> str:
-    messages: list[Any] = [{"role": "user", "content": task.text}]
+async def chat(
+    task: Any, endpoint: Any, *, more: Sequence[Any] = (), note: str = "", later_tools: Sequence[Any] = TOOLS
+) -> str:
+    messages: list[Any] = [{"role": "user", "content": task.text}, *more]
     while True:
-        answer = await post(endpoint, {"messages": messages, "tools": TOOLS})
+        tools = TOOLS if len(messages) <= 1 + len(more) else later_tools
+        answer = await post(endpoint, {"messages": messages, "tools": tools})
         messages.append(message := answer["choices"][0]["message"])
         if not message.get("tool_calls"):
             return str(message["content"])
         for call in message["tool_calls"]:
             told.append(json.loads(call["function"]["arguments"])["code"])
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{told[-1]} is done"})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": f"{note}{told[-1]} is done"})
 
 
 async def chat_and_score(task: Any, endpoint: Any) -> dict[str, Any]:
@@ -50,6 +54,19 @@ async def changing(task: Any, endpoint: Any) -> str:
     told.append("start")
     said = f"{task.text} (attempt {told.count('start')})"
     return await chat(replace(task, messages=[{"role": "user", "content": [{"text": said}]}]), endpoint)
+
+
+async def numbering(task: Any, endpoint: Any) -> str:
+    """Has a tool that says something else each time that it is started."""
+    told.append("start")
+    return await chat(task, endpoint, note=f"attempt {told.count('start')}: ")
+
+
+async def adding(task: Any, endpoint: Any) -> str:
+    """Says more at its beginning when it is started again."""
+    told.append("start")
+    more = {"role": "user", "content": "Take your time."}
+    return await chat(task, endpoint, more=[more] * (told.count("start") - 1))
 
 
 async def twice(task: Any, endpoint: Any) -> None:
@@ -84,3 +101,32 @@ async def asks_nothing(_task: Any, _endpoint: Any) -> str:
 async def never_ends(task: Any, endpoint: Any) -> None:
     await post(endpoint, {"messages": [{"role": "user", "content": task.text}]})
     await asyncio.sleep(600)
+
+
+async def asking_once(task: Any, endpoint: Any) -> str:
+    """Asks nothing where it is started again."""
+    told.append("start")
+    return await chat(task, endpoint) if told.count("start") == 1 else ""
+
+
+async def retooling(task: Any, endpoint: Any) -> str:
+    """Has other tools after its first turn when it is started again."""
+    told.append("start")
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+    return await chat(task, endpoint, later_tools=[*TOOLS, *[other] * (told.count("start") - 1)])
+
+
+async def dated(task: Any, endpoint: Any) -> None:
+    """Has another system prompt each time that it is started, and no tools."""
+    told.append("start")
+    system = {"role": "system", "content": f"Start {told.count('start')}."}
+    await post(endpoint, {"messages": [system, {"role": "user", "content": task.text}]})
+
+
+async def giving_up(task: Any, endpoint: Any) -> str:
+    """Asks once, where it is started again."""
+    told.append("start")
+    if told.count("start") == 1:
+        return await chat(task, endpoint)
+    answer = await post(endpoint, {"messages": [{"role": "user", "content": task.text}], "tools": TOOLS})
+    return str(answer["choices"][0]["message"].get("content"))

@@ -62,6 +62,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("chat", {"messages": [{"role": "user", "content": [IMAGE]}]}, "reads text only"),
     ("chat", {"messages": [{"role": "system", "content": [IMAGE]}, ASK]}, "else than text"),
     ("messages", {"messages": [ASK], "system": [{"type": "image", "source": IMAGE_SOURCE}]}, "else than text"),
+    ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [
+        {"id": "x", "type": "custom", "custom": {"name": "f", "input": "a"}}]}, ASK]}, "of type 'custom'"),
+    ("chat", {"messages": [ASK, {"role": "assistant", "tool_calls": [{"id": "x", "function": {}}]}, ASK]}, "a name"),
+    ("messages", {"messages": [ASK, {"role": "assistant", "content": [{"type": "tool_use"}]}, ASK]}, "a name"),
     ("chat", {"messages": [ASK], "n": 2}, "got n=2"),
     ("chat", {"messages": [ASK], "logit_bias": {"5": 1}}, "logit_bias"),
     ("chat", {"messages": [ASK], "tool_choice": "required"}, "tool_choice"),
@@ -75,6 +79,9 @@ BAD: list[tuple[str, Any, str]] = [
     ("messages", {"messages": [ASK], "tools": [{"type": "web_search_20250305"}]}, "of the client's own"),
     ("messages", {"messages": [ASK], "tool_choice": {"type": "any"}}, "tool_choice"),
     ("messages", {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "'document'"),
+    ("messages", {"messages": [{"role": "user", "content": [
+        {"type": "search_result", "source": "https://a.b", "title": "t", "content": []}]}]}, "'search_result'"),
+    ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": "x"}]}]}, "source='x'"),
     ("responses", {"input": [{"type": "item_reference", "id": "x"}]}, "'item_reference'"),
     ("responses", {"input": "Hi", "previous_response_id": "resp_x"}, "previous_response_id"),
     ("responses", {"input": "Hi", "tools": [{"type": "web_search"}]}, "of type function"),

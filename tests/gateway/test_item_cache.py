@@ -49,7 +49,7 @@ def test_a_longer_body_that_is_no_json_is_refused(more: bytes) -> None:
     cache = ItemCache()
     for items in (b"1", b"1,1", b"1,1,1"):
         cache.parsed(b'{"messages":[%b],"n":1}' % items, "messages")
-    with pytest.raises(orjson.JSONDecodeError):
+    with pytest.raises(ValueError, match="line 1 column|can't decode"):
         cache.parsed(b'{"messages":[1,1,1%b],"n":1}' % more, "messages")
 
 

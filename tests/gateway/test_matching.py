@@ -124,6 +124,15 @@ async def test_two_requests_at_once_are_two_conversations(stage):
         assert [one.turn_count for one in made.session.model.conversations] == [1, 1]
 
 
+async def test_two_requests_that_go_on_from_one_history_at_once_are_two_and_the_second_says_why(stage):
+    async with stage(lambda _body, number: f"{number}.<|im_end|>", branches=True) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        both = [made.chat([ASK, first, {"role": "user", "content": text}], tools=TOOLS) for text in ("left", "right")]
+        await asyncio.gather(*both)
+        facts = made.session.facts
+    assert facts.differences == ["request 3: message 2: another request that goes on there is being answered"]
+
+
 async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
     async with stage(["A title.<|im_end|>", END]) as made:
         await made.chat([{"role": "user", "content": "Name this."}])
@@ -172,6 +181,139 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
         made.session.restore(saved)
         assert await made.chat([ASK], tools=TOOLS, stop="STOP") == first
     assert (first["content"], len(made.fake.requests)) == ("It is 34.", 1)
+
+
+THOUGHT = "<think>\nHm, hm.\n</think>\n\n"
+SENT_BACK = {
+    "an empty text": [("content", "")],
+    "null": [("content", None)],
+    "no parts": [("content", [])],
+    "nothing": [],
+    "an empty part": [("content", [{"type": "text", "text": ""}])],
+}
+
+
+@pytest.mark.parametrize("change", SENT_BACK.values(), ids=SENT_BACK)
+@pytest.mark.parametrize(("api", "name"), [("chat", "messages"), ("responses", "input"), ("messages", "messages")])
+async def test_a_turn_of_reasoning_alone_is_known_without_it(stage, api, name, change):
+    async with stage([f"{THOUGHT}<|im_end|>", END]) as made:
+        for history in ([ASK], [ASK, {"role": "assistant", **dict(change)}, ASK]):
+            status, answer = await made.post(api, {name: history, "tools": []})
+            assert status == 200, answer
+        facts = made.session.facts
+    assert (facts.forks, made.session.main.turn_count) == (0, 2)
+
+
+async def test_a_turn_of_other_reasoning_alone_is_another(stage):
+    async with stage([f"{THOUGHT}<|im_end|>", END], branches=True) as made:
+        answer = await made.chat([ASK])
+        assert (answer["content"], answer["reasoning_content"]) == ("", "Hm, hm.")
+        await made.chat([ASK, {**answer, "reasoning_content": "Oh."}, ASK])
+    assert "got other reasoning than was sent" in made.session.facts.differences[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "reasoning", "text"),
+    [
+        ("<think>\nHm, h", "Hm, h", ""),
+        (f"{THOUGHT}It is", "Hm, hm.", "It is"),
+        (f'{THOUGHT}<tool_call>\n{{"name": "ad', "Hm, hm.", '<tool_call>\n{"name": "ad'),
+        (f"{THOUGHT}{call_text(name='add')}".removesuffix("<|im_end|>"), "Hm, hm.", call_text(name="add")[:-10]),
+        ("It is", "", "It is"),
+    ],
+)
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
+async def test_reasoning_of_a_turn_that_was_cut_is_sent_as_reasoning(
+    stage, shipped_tokenizer, api, cut, reasoning, text
+):
+    reply = Reply.tokens(ids_of(shipped_tokenizer, cut), "length")
+    async with stage([reply, END]) as made:
+        status, answer = await made.post(api, {"input" if api == "responses" else "messages": [ASK]})
+        assert status == 200, answer
+        history: list[Any] = [ASK]
+        if api == "chat":
+            [choice] = answer["choices"]
+            history += [choice["message"], ASK]
+            told = choice["message"].get("reasoning_content", ""), choice["message"]["content"]
+            assert choice["finish_reason"] == "length"
+        elif api == "responses":
+            history += [*answer["output"], ASK]
+            told = tuple(
+                "".join(part["text"] for item in answer["output"] if item["type"] == kind for part in item["content"])
+                for kind in ("reasoning", "message")
+            )
+            assert answer["status"] == "incomplete"
+        else:
+            history += [{"role": "assistant", "content": answer["content"]}, ASK]
+            told = tuple("".join(block.get(kind, "") for block in answer["content"]) for kind in ("thinking", "text"))
+            assert answer["stop_reason"] == "max_tokens"
+        assert told == (reasoning, text)
+        await made.post(api, {"input" if api == "responses" else "messages": history})
+    assert made.session.facts.forks == 0
+
+
+async def test_a_fork_shows_a_malformed_call_as_the_text_that_it_was(stage):
+    malformed = '<tool_call>\n{"name": \n</tool_call>'
+    async with stage([f"{malformed}<|im_end|>", END, END], branches=True) as made:
+        first = await made.chat([ASK], tools=TOOLS)
+        await made.chat([ASK, first, ASK], tools=TOOLS)
+        await made.chat([ASK, first, {"role": "user", "content": "Try again."}], tools=TOOLS)
+        text = made.tokenizer.decode(made.fake.requests[-1].input_ids)
+    assert "invalid_tool_call" not in text
+    assert f"<|im_start|>assistant\n{malformed}<|im_end|>" in text
+    assert made.session.facts.forks == 1
+
+
+async def test_an_answer_that_a_stop_string_ended_is_known_after_a_fork(stage, shipped_tokenizer):
+    reply = Reply.tokens(ids_of(shipped_tokenizer, "It is 34.STOP"), matched="STOP")
+    async with stage([reply, END, END, END], branches=True) as made:
+        first = await made.chat([ASK], tools=TOOLS, stop="STOP")
+        left = [ASK, first, {"role": "user", "content": "left"}]
+        await made.chat(left, tools=TOOLS, stop="STOP")
+        right = [ASK, first, {"role": "user", "content": "right"}]
+        right += [await made.chat(right, tools=TOOLS, stop="STOP"), ASK]
+        await made.chat(right, tools=TOOLS, stop="STOP")
+        conversation, facts = made.session.model.conversation, made.session.facts
+    assert (facts.forks, [len(one.trajectory.turns) for one in conversation]) == (1, [2, 2])
+
+
+KEPT = {
+    "a reminder after it": ("What is number 12?\n\n<reminder>\nBe brief.\n</reminder>", "What is number 12?", 0),
+    "a reminder before it": ("Be brief.\nWhat is number 12?", "What is  number 12?", 0),
+    "a part of its own": (
+        [{"type": "text", "text": "number 12"}, {"type": "text", "text": "Be brief."}],
+        "number 12",
+        0,
+    ),
+    "a digit": ("number 12", "number 1", 1),
+    "a word": ("What is number 12", "What is number", 1),
+    "all of it": ("What is number 12", "", 1),
+    "a line in its middle": ("one\ntwo\nthree", "one\nthree", 1),
+    "more": ("number 12", "number 12\nBe brief.", 1),
+}
+
+
+@pytest.mark.parametrize(("first", "then", "forks"), KEPT.values(), ids=KEPT)
+async def test_transient_text_is_whole_lines_around_a_message(stage, first, then, forks):
+    async with stage([END, END], branches=True, transient_context="keep") as made:
+        answer = await made.chat([{"role": "user", "content": first}], tools=TOOLS)
+        await made.chat([{"role": "user", "content": then}, answer, ASK], tools=TOOLS)
+    assert made.session.facts.forks == forks
+
+
+async def test_a_turn_that_the_engine_aborted_is_continued_by_the_same_request_alone(stage, shipped_tokenizer):
+    """A session without an episode around it, whose client goes on as it likes."""
+    ids = ids_of(shipped_tokenizer, END)
+    config = {"continue_aborted": False}
+    async with stage([Reply.abort(ids[:3]), Reply.tokens(ids[3:])], **config) as made:
+        assert (await made.post("chat", {"messages": [ASK], "tools": TOOLS}))[0] == 503
+        assert (await made.chat([ASK], tools=TOOLS))["content"] == "It is 34."
+    async with stage([Reply.abort(ids[:3]), END], branches=True, **config) as made:
+        assert (await made.post("chat", {"messages": [ASK], "tools": TOOLS}))[0] == 503
+        assert (await made.chat([ASK, ASK], tools=TOOLS))["content"] == "It is 34."
+        segments = list(made.session.model.conversation)
+    assert [one.trajectory.sampled_length for one in segments] == [3, len(ids)]
+    assert made.session.facts.differences == ["request 2: message 1: got 1 more; the turn before it was interrupted"]
 
 
 async def test_tokens_are_counted_as_the_policy_reads_them(stage):

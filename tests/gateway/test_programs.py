@@ -8,7 +8,7 @@ import programs
 import pytest
 import recorded_tools
 from fake_sglang import FakeSGLang, Reply
-from harness import args_for, call_text, ids_of, run
+from harness import TOOL_CALL, args_for, call_text, ids_of, run
 from interruptible_policy import ANSWER, LAYERS, TOP_K, InterruptiblePolicy, abort_after, call, prompt_of, turn
 
 from strands_rollout import Sample, generate, reward_func
@@ -43,6 +43,21 @@ async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(sh
     assert facts["final_text"] == "The answer is \\boxed{34}."
     assert violations(sample) == []
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
+
+
+async def test_an_integer_beyond_64_bits_in_a_call_takes_no_sample_out_of_training(shipped_tokenizer):
+    """Also where the turn after it is aborted, and the program is started again."""
+    call = TOOL_CALL.format(name="add", arguments=f'{{"code": "a", "n": [{10**30}, -{10**30}]}}')
+    script = [call, Reply.abort(ids_of(shipped_tokenizer, TURNS[-1])[:4])]
+    given: dict[str, Any] = {"agent_program": "programs.chat", "resumable": "replay", "on_engine_abort": "return"}
+    first = await run(shipped_tokenizer, script, settings=given, args={"partial_rollout": True})
+    assert first.sample.status.value == "aborted"
+    rest = Reply.tokens(ids_of(shipped_tokenizer, TURNS[-1])[4:])
+    played = await run(shipped_tokenizer, [rest], settings=given, sample=first.sample, args={"partial_rollout": True})
+    assert (played.sample.status.value, played.facts["gateway"]["diverged"]) == ("completed", "")
+    assert (played.facts["gateway"]["repeats"], played.facts["gateway"]["changed_calls"]) == (1, 0)
+    assert sum(played.sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in (call, TURNS[-1]))
+    assert violations(played.sample) == []
 
 
 class _JoinsNoExperts(Sample):
@@ -159,24 +174,26 @@ async def test_an_abort_ends_a_program_in_the_middle_of_something(shipped_tokeni
 
 
 async def _attempts(
-    tokenizer: Any, program: str, cut: tuple[int, int] | None, **settings: Any
+    tokenizer: Any, program: str, *cuts_in_order: tuple[int, int], **settings: Any
 ) -> tuple[Any, list[Any]]:
-    """A sample that is resumed until it is not aborted; `cut` is the turn that is, and its tokens until then."""
+    """A sample that is resumed until it is not aborted; a cut is the turn that is, and its tokens until then."""
     flag, texts, asked = _Flag(), [ids_of(tokenizer, text) for text in TURNS], []
-    cuts = [cut] if cut else []
+    cuts = [*cuts_in_order]
 
     def script(body: dict[str, Any], _number: int) -> Reply:
         text = tokenizer.decode(body["input_ids"])
+        if "A title for" in text:
+            return Reply.tokens(ids_of(tokenizer, "A title.<|im_end|>"))
         begun = text.rpartition("<|im_start|>assistant\n")[2]
         turn = text.count("is done\n</tool_response>")
         at = len(ids_of(tokenizer, begun)) if begun else 0
         if cuts and cuts[0][0] == turn:
             flag.is_up = True
-            return Reply.abort(texts[turn][at : at + cuts.pop()[1]])
+            return Reply.abort(texts[turn][at : at + cuts.pop(0)[1]])
         return Reply.tokens(texts[turn][at:])
 
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
-    for _ in range(3):
+    for _ in range(len(cuts_in_order) + 2):
         flag.is_up = False
         async with FakeSGLang(script, context_length=8192) as fake:
             given = {"agent_program": f"programs.{program}", "should_abort": flag, **settings}
@@ -190,7 +207,7 @@ async def _attempts(
 
 @pytest.mark.parametrize("cut", [(0, 5), (1, 5), (1, 0), (2, 4)])
 async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, cut):
-    whole, _ = await _attempts(shipped_tokenizer, "chat", None)
+    whole, _ = await _attempts(shipped_tokenizer, "chat")
     programs.told.clear()
     sample, asked = await _attempts(shipped_tokenizer, "chat", cut, resumable="replay")
     facts = sample.metadata["strands_rollout"]
@@ -211,6 +228,79 @@ async def test_a_program_that_does_something_else_begins_afresh(shipped_tokenize
     assert facts["dropped_sampled_tokens"] == len(ids_of(shipped_tokenizer, TURNS[0])) + 5
     assert violations(sample) == []
     assert ("message 0" in facts["gateway"]["diverged"]) == bool(settings)
+
+
+async def test_a_program_that_differs_again_and_again_begins_afresh_and_every_token_is_counted(shipped_tokenizer):
+    """In the second attempt the sample begins at the first difference; the third asks what came before it."""
+    cuts = [(1, 5), (1, 6), (2, 4)]
+    sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3, 2])
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths[1:])
+    assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6 + sum(lengths[:2]) + 4
+    assert "message 2: the results or images are others" in facts["gateway"]["diverged"]
+    assert violations(sample) == []
+
+
+async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(shipped_tokenizer):
+    cuts = [(1, 5), (1, 6)]
+    sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [2, 1, 3])
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(lengths)
+    assert facts["dropped_sampled_tokens"] == lengths[0] + 5 + 6
+    assert facts["gateway"]["diverged"] == "got 1 messages, to which the record has no answer"
+    assert violations(sample) == []
+
+
+@pytest.mark.parametrize("cut", [(0, 5), (1, 5)])
+async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force(shipped_tokenizer, cut):
+    sample, asked = await _attempts(shipped_tokenizer, "titled", cut, resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["gateway"]["diverged"], asked) == ("completed", "", [cut[0] + 2, 4 - cut[0]])
+    assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
+
+
+@pytest.mark.parametrize(("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5))])
+async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipped_tokenizer, program, cut):
+    sample, asked = await _attempts(shipped_tokenizer, program, cut, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("completed", sum(lengths[: cut[0]]) + cut[1])
+    trained = lengths[:1] if program == "dated" else lengths[1:]
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(trained)
+    assert facts["gateway"]["diverged"] == "the system prompt or the tools are others"
+    assert asked == [cut[0] + 1, len(trained)]
+    assert violations(sample) == []
+
+
+@pytest.mark.parametrize("cut", [(1, 5), (2, 4)])
+async def test_a_program_that_ends_before_its_record_keeps_what_it_has_repeated(shipped_tokenizer, cut):
+    sample, asked = await _attempts(shipped_tokenizer, "giving_up", cut, resumable="replay")
+    facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [cut[0] + 1, 0])
+    assert (facts["turns"], sum(sample.loss_mask), facts["sampled_tokens"]) == (1, lengths[0], lengths[0])
+    assert facts["dropped_sampled_tokens"] == sum(lengths[1 : cut[0]]) + cut[1]
+    assert facts["gateway"]["diverged"] == "it has ended after message 1; the record goes on"
+    assert (facts["tool_calls"], facts["calls"]) == (1, [])
+    assert violations(sample) == []
+
+
+async def test_a_program_that_asks_nothing_when_it_is_started_again_fails_as_one_that_never_asks(shipped_tokenizer):
+    sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)
+    assert "has ended without asking the policy" in facts["error"]
+    assert violations(sample) == []
+
+
+async def test_a_longer_history_at_the_interrupted_turn_begins_the_sample_afresh(shipped_tokenizer):
+    sample, asked = await _attempts(shipped_tokenizer, "adding", (0, 5), resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["error"], asked) == ("completed", None, [1, 3])
+    assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
+    assert facts["dropped_sampled_tokens"] == 5
+    assert facts["gateway"]["diverged"] == "message 1: got 1 more; the turn before it was interrupted"
+    assert violations(sample) == []
 
 
 LINES = """

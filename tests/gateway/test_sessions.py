@@ -39,7 +39,7 @@ async def chat(http: aiohttp.ClientSession, session: Any, messages: list[Any], *
 
 async def test_a_sessions_samples_are_a_dump(shipped_tokenizer: Any, tmp_path: Path) -> None:
     async with served(shipped_tokenizer, TURNS) as (url, http):
-        options = {"sampling_params": {"temperature": 0.7}, "index": 5, "label": "34", "metadata": {"task": "a"}}
+        options = {"sampling_params": {"temperature": 0.7}, "index": 5, "label": "34", "metadata": {"task": 10**30}}
         session = await (await http.post(f"{url}/sessions", json=options)).json()
         messages: list[Any] = [ASK]
         answer = await chat(http, session, messages, tools=TOOLS, temperature=0.1)
@@ -53,7 +53,7 @@ async def test_a_sessions_samples_are_a_dump(shipped_tokenizer: Any, tmp_path: P
         assert (await chat(http, session, [ASK]))["status"] == 401
         assert (await http.delete(f"{url}/sessions/{session['id']}")).status == 404
     main, title = [record.to_sample() for record in read_dump(path)]
-    assert (main.index, main.label, main.metadata["task"]) == (5, "34", "a")
+    assert (main.index, main.label, main.metadata["task"]) == (5, "34", 10**30)
     sampled = [len(ids_of(shipped_tokenizer, turn)) for turn in TURNS]
     assert [sum(main.loss_mask), sum(title.loss_mask)] == [sum(sampled[:2]), sampled[2]]
     assert title.metadata["strands_rollout"]["fan_out"] == {"part": 1, "of": 2, "kind": "aside"}
@@ -68,6 +68,7 @@ async def test_sessions_are_their_owners(shipped_tokenizer: Any) -> None:
         assert (await http.get(f"{url}/sessions/{first['id']}/samples")).status == 401
         refused = await http.post(f"{url}/sessions", headers=headers, json={"sampling": {}})
         assert (refused.status, "sampling" in await refused.text()) == (400, True)
+        assert (await http.post(f"{url}/sessions", headers=headers, data=b"{")).status == 400
         await http.post(f"{url}/sessions", headers=headers)  # by which the first has been idle too long
         assert (await http.get(f"{url}/sessions/{first['id']}", headers=headers)).status == 404
 

@@ -1,6 +1,7 @@
 """SGLangModel as any Strands user meets it: an agent, its tools, and the trajectory afterwards."""
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -247,11 +248,13 @@ async def test_structured_output_comes_from_a_tool_call_and_leaves_no_trace(ship
     assert model.trajectory.token_ids == []
 
 
-async def test_invalid_structured_output_says_what_was_got(shipped_tokenizer: Any) -> None:
-    async with FakeSGLang([turn(shipped_tokenizer, "no idea<|im_end|>")]) as fake:
+@pytest.mark.parametrize("text", ["no idea", "[" * 3000, "9" * 4301])
+async def test_invalid_structured_output_says_what_was_got(shipped_tokenizer: Any, text: str) -> None:
+    async with FakeSGLang([turn(shipped_tokenizer, f"{text}<|im_end|>")], context_length=8192) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
+        shown = re.escape(repr(text[:200]))
         with pytest.raises(
-            StructuredOutputException, match="got the text 'no idea'; expected a call of the tool 'City'"
+            StructuredOutputException, match=f"got the text {shown}; expected a call of the tool 'City'"
         ):
             async for _ in model.structured_output(City, [{"role": "user", "content": [{"text": "Ulm"}]}]):
                 pass

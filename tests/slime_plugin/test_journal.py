@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, args_for, call_text, ids_of
+from harness import ANSWER, TOOL_CALL, args_for, call_text, ids_of
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 from strands.multiagent import GraphBuilder
@@ -41,6 +41,8 @@ async def work(code: str) -> str:
     """Do a job."""
     await asyncio.sleep(0.001 * (code == "b"))
     ran.append(code)
+    if code == "half":
+        return "cut in an emoji: \ud83d"
     if code == "fails":
         raise RuntimeError("not today")
     if code == "dies" and os.environ.get("MAY_DIE"):
@@ -124,6 +126,16 @@ async def test_after_each_step_another_process_gives_the_same_sample_and_runs_no
         again = await play(shipped_tokenizer, kept=Kept(kept.written[:count], may_have_acted=False))
         assert ran == ["a", "b", "fails", "c"], count
         assert without_times(again) == without_times(whole), count
+        assert again.metadata["strands_rollout"]["resumes"] == 1
+
+
+async def test_integers_above_64_bits_and_halves_of_surrogate_pairs_are_kept(shipped_tokenizer) -> None:
+    long = TOOL_CALL.format(name="work", arguments=f'{{"code": "half", "n": [{10**30}, -{10**30}]}}')
+    kept, turns = Kept(), (long, ANSWER)
+    whole = await play(shipped_tokenizer, kept=kept, turns=turns)
+    for count in (1, 2):
+        again = await play(shipped_tokenizer, kept=Kept(kept.written[:count], may_have_acted=False), turns=turns)
+        assert without_times(again) == without_times(whole)
         assert again.metadata["strands_rollout"]["resumes"] == 1
 
 

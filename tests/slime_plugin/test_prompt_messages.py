@@ -69,6 +69,11 @@ ANSWERS = {
         {"role": "assistant", "content": "Run.", "tool_calls": [OBJECT_CALL]},
         NAMELESS_RESULT,
     ],
+    "calls under one id": [
+        {"role": "assistant", "content": "Run.", "tool_calls": [CALL, {**OBJECT_CALL, "id": CALL["id"]}]},
+        RESULT,
+        {**RESULT, "content": "3"},
+    ],
     "calls one after the other": [
         {"role": "assistant", "content": "Run.", "tool_calls": [CALL]},
         RESULT,

@@ -176,6 +176,29 @@ async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, 
     assert '"when": "2024-05-17"' in done.context_after(0)
 
 
+def test_results_of_calls_under_one_id_stand_in_the_order_in_which_they_came() -> None:
+    def uses(*ids_and_names: str) -> dict[str, Any]:
+        blocks = [{"toolUse": {"toolUseId": one[0], "name": one[1:], "input": {}}} for one in ids_and_names]
+        return {"role": "assistant", "content": blocks}
+
+    def told(*results: str) -> dict[str, Any]:
+        """Each is an id and a text."""
+        given = [{"toolUseId": one[0], "status": "success", "content": [{"text": one[1:]}]} for one in results]
+        return {"role": "user", "content": [{"toolResult": one} for one in given]}
+
+    def shown(*messages: dict[str, Any]) -> list[tuple[str, str, str]]:
+        chat = to_chat_messages(messages)
+        return [(m["tool_call_id"], m["name"], m["content"]) for m in chat if m["role"] == "tool"]
+
+    asked = uses("aadd", "amul", "bsub")
+    expected = [("a", "add", "1"), ("a", "mul", "2"), ("b", "sub", "3")]
+    assert shown(asked, told("a1", "a2", "b3")) == expected
+    assert shown(asked, told("b3", "a1", "a2")) == expected
+    assert shown(asked, told("a1"), told("a2"), told("b3")) == expected
+    assert shown(asked, told("x1"), told("y2"), told("b3")) == expected
+    assert shown(asked, told("a1", "a2", "a3")) == expected  # a third one is that of a call without one
+
+
 CALLS = [{"toolUse": {"toolUseId": name, "name": "f", "input": {}}} for name in "abc"]
 ORDERS = [("abc", "abc"), ("bac", "abc"), ("cba", "abc"), ("ca", "ac"), ("bxa", "abx"), ("xya", "axy"), ("aab", "aba")]
 

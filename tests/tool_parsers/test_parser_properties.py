@@ -50,6 +50,34 @@ def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) ->
 
 
 @EACH
+@pytest.mark.parametrize("in_reasoning", [False, True])
+def test_a_turn_that_was_cut_is_reasoning_and_text_and_nothing_of_it_is_lost(known: Family, in_reasoning: bool) -> None:
+    turn = known.turn(reasoning="hm, so", calls=[("f", {"a": "x"})], in_reasoning=in_reasoning)
+    opening, closing = ("" if in_reasoning else known.reasoning[0]), known.reasoning[1]
+    for end in range(len(opening) + 1, len(turn) + 1):
+        thought, *said = known.make().cut_segments(turn[:end], in_reasoning)
+        if end <= len(opening) + len("hm, so"):
+            assert (thought, said) == (Reasoning(turn[len(opening) : end]), []), end
+        if end >= len(opening) + len("hm, so") + len(closing):
+            assert thought == Reasoning("hm, so"), end
+            assert set(map(type, said)) <= {Text}, end
+            assert known.stripped("".join(one.text for one in said)) in known.stripped(turn[:end]), end
+    assert "f" in "".join(one.text for one in said)
+
+
+@EACH
+@given(data=st.data(), in_reasoning=st.booleans())
+@settings(UNHURRIED, max_examples=50)
+def test_a_cut_turn_has_no_calls_and_never_raises(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
+    text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
+    segments = known.make().cut_segments(text, in_reasoning)
+    assert set(map(type, segments)) <= {Reasoning, Text}
+    kept = known.make().segments(text, in_reasoning)
+    if not any(isinstance(part, ToolCall | ParseFailure) for part in kept):
+        assert segments == kept
+
+
+@EACH
 @given(data=st.data(), in_reasoning=st.booleans())
 @settings(UNHURRIED, max_examples=50)
 def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataObject, in_reasoning: bool) -> None:

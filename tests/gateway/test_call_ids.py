@@ -1,0 +1,135 @@
+"""Ids of calls as clients give them: each result is read as that of its call, whatever the client names it."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from clients import CHAT, RESPONSES, Api, ask
+from harness import TOOL_CALL
+from test_call_values import APIS
+from test_matching import ASK, END
+
+Call = tuple[str, str]
+"""An id and the argument."""
+
+
+def turn(*arguments: str) -> str:
+    calls = (TOOL_CALL.format(name="add", arguments=json.dumps({"a": one})) for one in arguments)
+    return "".join(calls).replace("<|im_end|>", "") + "<|im_end|>"
+
+
+def calls_of(api: Api, answer: Any) -> list[Call]:
+    if api is CHAT:
+        calls = [(one.id, one.function.arguments) for one in answer.choices[0].message.tool_calls]
+    elif api is RESPONSES:
+        calls = [(one.call_id, one.arguments) for one in answer.output if one.type == "function_call"]
+    else:
+        calls = [(one.id, json.dumps(one.input)) for one in answer.content if one.type == "tool_use"]
+    return [(use_id, json.loads(arguments)["a"]) for use_id, arguments in calls]
+
+
+def said(api: Api, calls: Sequence[Call]) -> list[dict[str, Any]]:
+    """A turn with these calls, as a client tells it."""
+    texts = [(use_id, json.dumps({"a": argument})) for use_id, argument in calls]
+    if api is CHAT:
+        functions = [
+            {"id": use_id, "type": "function", "function": {"name": "add", "arguments": text}} for use_id, text in texts
+        ]
+        return [{"role": "assistant", "content": None, "tool_calls": functions}]
+    if api is RESPONSES:
+        return [
+            {"type": "function_call", "call_id": use_id, "name": "add", "arguments": text} for use_id, text in texts
+        ]
+    uses = [{"type": "tool_use", "id": use_id, "name": "add", "input": json.loads(text)} for use_id, text in texts]
+    return [{"role": "assistant", "content": uses}]
+
+
+def results(api: Api, told: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Results, each with its id and its text."""
+    if api is CHAT:
+        return [{"role": "tool", "tool_call_id": use_id, "content": text} for use_id, text in told]
+    if api is RESPONSES:
+        return [{"type": "function_call_output", "call_id": use_id, "output": text} for use_id, text in told]
+    return [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": i, "content": t} for i, t in told]}]
+
+
+Change = Callable[[int, list[Call]], list[str]]
+
+RENAMED: dict[str, tuple[Change, bool]] = {
+    "by their tool": (lambda _turn, calls: ["add"] * len(calls), False),
+    "of its own": (lambda turn, calls: [f"own-{turn}-{at}" for at in range(len(calls))], True),
+    "of its own, again in each turn": (lambda _turn, calls: [f"own-{at}" for at in range(len(calls))], True),
+    "the first one's": (lambda _turn, calls: [calls[0][0]] * len(calls), False),
+    "two of three under one": (lambda _turn, calls: ["x", *["y"] * (len(calls) - 1)], False),
+    "as sent": (lambda _turn, calls: [use_id for use_id, _ in calls], True),
+}
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize(("change", "are_distinct"), RENAMED.values(), ids=RENAMED)
+async def test_each_result_is_read_as_that_of_its_call_whatever_its_id(stage, api, change, are_distinct):
+    """By distinct ids they may come in any order; else they stand in the order in which they came."""
+    turns = [["a1", "a2"], ["b1", "b2", "b3"], ["c1"]]
+    async with stage([*(turn(*one) for one in turns), END]) as made, made.client(api) as client:
+        history: list[Any] = [ASK]
+        for number, arguments in enumerate(turns):
+            calls = calls_of(api, await ask(api, client, history))
+            ids = change(number, calls)
+            told = [(use_id, f"34 for {argument}") for use_id, (_, argument) in zip(ids, calls, strict=True)]
+            history += said(api, [(use_id, argument) for use_id, (_, argument) in zip(ids, calls, strict=True)])
+            history += results(api, told[::-1] if are_distinct else told)
+            assert [argument for _, argument in calls] == arguments
+        await ask(api, client, history)
+        text, facts = made.text, made.session.facts
+    assert (facts.forks, facts.changed_calls, len(made.session.model.trajectory.turns)) == (0, 0, 4)
+    shown = [part.partition("\n")[0] for part in text.split("<tool_response>\n")[1:]]
+    assert shown == [f"34 for {argument}" for one in turns for argument in one]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_changed_history_keeps_results_with_calls_of_its_own_ids(stage, api):
+    """Ids that the client gives again after the change name the calls there, not those before it."""
+    async with stage([turn("a1", "a2"), END, END], branches=True) as made, made.client(api) as client:
+        calls = calls_of(api, await ask(api, client, [ASK]))
+        first = said(api, [("x", calls[0][1]), ("y", calls[1][1])])
+        history = [ASK, *first, *results(api, [("y", "34 for a2"), ("x", "34 for a1")])]
+        await ask(api, client, history)
+        history += [*said(api, [("y", "c1"), ("x", "c2")]), *results(api, [("x", "34 for c2"), ("y", "34 for c1")])]
+        await ask(api, client, history)
+        text = made.tokenizer.decode(made.fake.requests[-1].input_ids)
+    shown = [part.partition("\n")[0] for part in text.split("<tool_response>\n")[1:]]
+    assert shown == ["34 for a1", "34 for a2", "34 for c1", "34 for c2"]
+    assert made.session.facts.forks == 1
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("ids", [None, ["x", "y", "z"]], ids=["as sent", "of its own"])
+async def test_a_turns_calls_that_are_told_one_by_one_are_read_once(stage, api, ids):
+    """Call, result, call, result, as some clients keep their history; for more than one request."""
+    async with stage([turn("a1", "a2", "a3"), END, END]) as made, made.client(api) as client:
+        calls = calls_of(api, await ask(api, client, [ASK]))
+        named = list(zip(ids or [use_id for use_id, _ in calls], [argument for _, argument in calls], strict=True))
+        history: list[Any] = [ASK]
+        for use_id, argument in named:
+            history += [*said(api, [(use_id, argument)]), *results(api, [(use_id, f"34 for {argument}")])]
+        for _ in range(2):
+            await ask(api, client, history)
+            history += [{"role": "assistant", "content": "It is 34."}, ASK]
+        text, facts = made.text, made.session.facts
+    assert (facts.forks, facts.changed_calls, facts.repeats) == (0, 0, 0)
+    assert [text.count(f'"a": "{argument}"') for _, argument in named] == [1, 1, 1]
+    assert [text.count(f"34 for {argument}") for _, argument in named] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("api", APIS)
+async def test_a_call_that_is_told_without_its_siblings_stands_alone(stage, api):
+    """A client that runs one of two calls; another turn's call after it is no part of the turn."""
+    async with stage([turn("a1", "a2"), turn("a2"), END]) as made, made.client(api) as client:
+        calls = calls_of(api, await ask(api, client, [ASK]))
+        history = [ASK, *said(api, calls[:1]), *results(api, [(calls[0][0], "34 for a1")])]
+        again = calls_of(api, await ask(api, client, history))
+        history += [*said(api, again), *results(api, [(again[0][0], "34 for a2")])]
+        await ask(api, client, history)
+        facts = made.session.facts
+    assert (facts.forks, facts.changed_calls, len(made.session.model.trajectory.turns)) == (0, 1, 3)

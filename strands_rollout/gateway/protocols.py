@@ -134,6 +134,11 @@ class Reply:
     usage: Mapping[str, int] = field(default_factory=dict)
     stop: str | None = None
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has neither text nor calls; some clients leave such a message out."""
+        return not self.calls and not self.text.strip()
+
 
 def reply_of(
     message: Mapping[str, Any], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None

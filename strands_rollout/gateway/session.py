@@ -552,6 +552,8 @@ class Session:
         changed: list[str] = []
         while length < min(len(given), len(thread.messages)):
             kept = thread.messages[length]
+            if kept["role"] == "assistant" and given[length]["role"] == "user" and thread.sent(length).is_silent:
+                given = [*given[:length], {"role": "assistant", "content": []}, *given[length:]]
             if kept["role"] == "user" == given[length]["role"]:
                 why = _user_difference(kept["content"], _under_ids(given, length, ids, length)["content"], keeps)
             elif kept["role"] != given[length]["role"]:
@@ -671,8 +673,7 @@ def _difference(sent: Reply, got: Reply, ids: dict[str, list[str]], changed: lis
     is_left_out = not got.text and bool(got.calls)
     if sent.text.split() != got.text.split() and not is_left_out:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
-    is_reasoning_alone = not sent.calls and not sent.text.strip()
-    if is_reasoning_alone and got.reasoning.strip() and sent.reasoning.split() != got.reasoning.split():
+    if sent.is_silent and got.reasoning.strip() and sent.reasoning.split() != got.reasoning.split():
         return "got other reasoning than was sent"
     _note_ids(pairs, ids)
     return ""

@@ -51,6 +51,16 @@ async def test_an_agent_on_a_real_sdk_is_one_sample_that_holds_each_sampled_toke
     assert result.decode(result.sample.tokens).count(QUESTION) == 1
 
 
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_an_answer_of_reasoning_alone_is_gone_on_from_whatever_a_real_sdk_makes_of_it(shipped_tokenizer, client):
+    turns = ["<think>\nHm, hm.\n</think>\n\n<|im_end|>", "It is 34.<|im_end|>"]
+    result = await run(shipped_tokenizer, turns, prompt=QUESTION, settings={"agent_program": f"clients.{client}"})
+    facts = result.facts
+    assert (result.sample.status.value, facts["error"], facts["turns"]) == ("completed", None, 2)
+    assert (facts["gateway"]["forks"], facts["gateway"]["differences"]) == (0, [])
+    assert sum(result.sample.loss_mask) == sum(len(reply.ids) for reply in result.replied)
+
+
 @pytest.mark.parametrize("api", [clients.CHAT, clients.MESSAGES])
 async def test_the_sdks_find_the_model(api: clients.Api, stage: Any) -> None:
     async with stage([], model_id="org/policy") as made:

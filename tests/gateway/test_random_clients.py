@@ -86,6 +86,8 @@ def told_turn(rng: random.Random, turn: Turn, number: int) -> list[Told]:
 def items_of(rng: random.Random, api: str, told: Told) -> list[dict[str, Any]]:
     reasoning, text, calls, results, said = told
     user = [{"role": "user", "content": said}] if said else []
+    if not (reasoning or text or calls) and rng.random() < 0.5:
+        return user
     if api == "chat":
         functions = [
             {

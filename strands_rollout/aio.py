@@ -482,11 +482,6 @@ class _Poller:
         self._due: float | None = None  # when the polls should all have been asked again; None where there are none
 
     @property
-    def is_active(self) -> bool:
-        """Whether a deadline's block runs."""
-        return self._due is not None
-
-    @property
     def late_s(self) -> float:
         """Seconds by which the polls are late, as they are when the loop is blocked."""
         due = self._due
@@ -543,12 +538,11 @@ def watch_running_loop() -> None:
 
 
 def plays_episodes() -> bool:
-    """Whether the caller runs on a loop that plays episodes, some of them now."""
+    """Whether the caller is a step of an episode, on the loop that plays others too."""
     try:
-        loop = asyncio.get_running_loop()
+        return asyncio.get_running_loop() in _WATCHED and _BEGAN.get() is not None
     except RuntimeError:  # no loop runs in this thread
         return False
-    return loop in _WATCHED and loop in _POLLERS and _POLLERS[loop].is_active
 
 
 @functools.cache

@@ -9,7 +9,6 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -27,6 +26,7 @@ from strands.multiagent.swarm import Swarm
 from strands.tools import ToolProvider
 from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
+from strands.vended_plugins.steering import LLMSteeringHandler
 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
 from strands_rollout.errors import (
@@ -306,11 +306,8 @@ def _keep_calls_off_the_loop() -> None:
         kind.__call__ = _refused_on_the_loop(kind.__call__, _NOT_AWAITED)  # type: ignore[method-assign]
     reduce = _refused_on_the_loop(SummarizingConversationManager.reduce_context, _SUMS_UP)
     SummarizingConversationManager.reduce_context = reduce  # type: ignore[method-assign]
-    with suppress(ImportError):  # of Strands before 1.30
-        from strands.vended_plugins.steering import LLMSteeringHandler
-
-        steer = _off_the_loop(LLMSteeringHandler.steer_before_tool)
-        LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
+    steer = _off_the_loop(LLMSteeringHandler.steer_before_tool)
+    LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
 
 
 _NOT_AWAITED: Final = (

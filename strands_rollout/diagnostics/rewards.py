@@ -3,13 +3,15 @@ r"""`rescore` and `validate`: a reward for saved samples, compared with what the
 A reward with slime's own signature (`--custom-rm-path`: `async def reward(args, sample)`) is called as it is; any
 other by `reward_func`, as the setting `reward` of a run. One for `--group-rm` takes the samples of a group, and returns
 as many rewards. A gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line
-`Answer: label`; both must be right, and of several alternatives each.
+`Answer: label`; both must be right, and of several alternatives each. To a reward that reads the facts of an episode it
+is one that answers in its first turn and calls no tools.
 """
 
 import asyncio
 import copy
 import inspect
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -18,7 +20,7 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import shorten
 from types import SimpleNamespace
-from typing import Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -29,12 +31,23 @@ from rich.text import Text
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import counter, make_console, printable, show_next
-from strands_rollout.errors import ConfigError, DumpError, PromptError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError, foreign_code
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
 from strands_rollout.grading import container_label, label_texts
-from strands_rollout.samples import FAILED_METHODS, Sample, finite, reward_details
+from strands_rollout.samples import (
+    EVALUATED_KEY,
+    FAILED_METHODS,
+    METADATA_KEY,
+    METADATA_VERSION,
+    Sample,
+    finite,
+    question_of,
+    reward_details,
+)
+from strands_rollout.settings import RolloutSettings
+from strands_rollout.slime_plugin.inputs import ROW_KEY, SLIMES_TOOLS_KEY, with_row_settings
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.user_code import search_beside
 
@@ -50,6 +63,14 @@ _UNSCORED: Final = frozenset({"aborted", "pending"})
 _OF_USERS: Final = frozenset({"function", "parts", "evaluator"}) | FAILED_METHODS
 _EQUAL_WITHIN: Final = 1e-9
 _TEXT_WIDTH: Final = 60
+_FEW: Final = 3
+# what an error quotes of its row: texts, numbers, and an answer's own value
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
+_NONE_OF: Final = (
+    *("tool_calls", "tool_iterations", "tool_errors", "tool_timeouts", "unknown_tools", "parse_failures", "user_turns"),
+    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "dropped_sampled_tokens"),
+)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +82,7 @@ class RewardCall:
     keys: tuple[str, ...]  # where a dict has its number: the first of these that it has
     takes_groups: bool = False  # all samples of a group as a list, as by slime's --group-rm
     grades_labels: bool = False  # whether this package's grading compares answers with the labels
+    settings: RolloutSettings | None = None  # of the configuration
 
     @property
     def is_own(self) -> bool:
@@ -137,7 +159,7 @@ def load_reward(
     values = settings.model_dump(mode="json") | {"max_failed_groups": None}  # each sample is graded
     args = SimpleNamespace(strands_rollout=values, reward_key=keys[0], eval_reward_key=keys[0])
     grades_labels = function is reward_func and settings.needs_labels
-    return RewardCall(function, args, tuple(keys), takes_groups, grades_labels)
+    return RewardCall(function, args, tuple(keys), takes_groups, grades_labels, settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,16 +177,49 @@ async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings
 
     Each text of an answer is tried in each form of `sayings`, all of them at once.
     """
-    reasons, samples, places = [], [], []
+    return [refusal.reason for refusal in await _refusals(golds, reward, sayings)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    reason: str = ""
+    has_failed: bool = False  # whether the reward has, so that nothing is known of the answer
+
+
+async def _refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str]) -> list[_Refusal]:
+    refusals, samples, places = [], [], []
     for place, gold in enumerate(golds):
-        reasons.append("" if gold.texts else f"no answer equals the label {gold.label!r:.80}")
+        refusals.append(_Refusal("" if gold.texts else f"no answer equals the label {gold.label!r:.80}"))
         about = {"prompt": gold.prompt, "label": gold.label, "status": _COMPLETED}
         for response in (saying.replace(PLACE, text) for text in gold.texts for saying in sayings):
-            samples.append(Sample(**about, response=response, metadata=dict(gold.metadata)))
+            facts = {METADATA_KEY: _facts_of(gold.prompt, response)}
+            samples.append(Sample(**about, response=response, metadata={**gold.metadata, **facts}))
             places.append(place)
     for place, sample, answer in zip(places, samples, await reward.rewards(samples), strict=True):
-        reasons[place] = reasons[place] or _refusal(reward, answer, sample.response)
-    return reasons
+        if not refusals[place].reason and (reason := _refusal(reward, answer, sample.response)):
+            method = answer.get("method") if reward.is_own and isinstance(answer, Mapping) else None
+            refusals[place] = _Refusal(reason, isinstance(answer, Exception) or method in FAILED_METHODS)
+    return refusals
+
+
+def _facts_of(prompt: Json, response: str) -> dict[str, Any]:
+    """What `generate` writes of an episode that answers in its first turn, as far as it is known without one."""
+    question = question_of(cast("Any", prompt)) if isinstance(prompt, str | list) else ""
+    said = [{"role": role, "content": [{"text": text}]} for role, text in (("user", question), ("assistant", response))]
+    held = {"messages": said, "tools": [], "system_prompt": None, "state": None, "is_whole": True}
+    return {
+        "version": METADATA_VERSION,
+        "stop_reason": "completed",
+        "evaluation": True,
+        "error": None,
+        "final_text": response,
+        "final_in_reasoning": False,
+        "turns": 1,
+        "segments": 1,
+        "calls": [],
+        **dict.fromkeys(_NONE_OF, 0),
+        EVALUATED_KEY: held,
+    }
 
 
 def _refusal(reward: RewardCall, answer: object, response: str) -> str:
@@ -203,29 +258,87 @@ async def run_validate(
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
     unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
     faults = [Fault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
-    rows = [row for _, row in lines if isinstance(row, Row)]
+    readable = [row for _, row in lines if isinstance(row, Row)]
+    unusable = [(row, fault) for row in readable if (fault := _own_settings_fault(row, reward.settings))]
+    faults += [Fault(row.line, row.label, fault) for row, fault in unusable]
+    refused = {row.line for row, _ in unusable}
+    rows = [row for row in readable if row.line not in refused]
+    failures: list[Fault] = []
     with counter("gold answers") as on_done:
         on_done(len(faults))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
             some = rows[start : start + _ROWS_AT_ONCE]
-            reasons = await gold_refusals([_gold(row, reward) for row in some], reward, sayings)
-            faults += [Fault(row.line, row.label, reason) for row, reason in zip(some, reasons, strict=True) if reason]
+            for row, refusal in zip(
+                some, await _refusals([_gold(row, reward) for row in some], reward, sayings), strict=True
+            ):
+                if refusal.reason:
+                    (failures if refusal.has_failed else faults).append(Fault(row.line, row.label, refusal.reason))
             on_done(len(some))
-    faults.sort(key=lambda fault: fault.line)
+    is_reward_at_fault = len(failures) == len(rows) > 0  # then it says nothing of any row
+    faults = sorted(faults if is_reward_at_fault else [*faults, *failures], key=lambda fault: fault.line)
+    unscored = failures if is_reward_at_fault else []
     notes = _container_notes(rows) if reward.grades_labels else []
-    right = len(lines) - len(faults)
+    right, ok = len(lines) - len(faults) - len(unscored), not (faults or unscored)
     if as_json:
-        report = {"ok": not faults, "rows": len(lines), "right": right, "faults": [asdict(fault) for fault in faults]}
+        listed = [asdict(fault) for fault in faults]
+        error = {"error": unscored[0].reason} if unscored else {}
+        report = {"ok": ok, "rows": len(lines), "right": right, "unscored": len(unscored), **error, "faults": listed}
         report["notes"] = [asdict(note) for note in notes]
         print(json_line(report).decode(), end="")
-        return not faults
-    for fault in faults:
-        print(printable(f"{path}:{fault.line}: label {json.dumps(fault.label, default=str)}: {fault.reason}"))
+        return ok
+    shown: list[tuple[int, str]] = []
+    for alike in _alike(faults, lambda fault: fault.reason):
+        if len(alike) > _FEW:
+            named = _named([fault.line for fault in alike])
+            words = f"{path}: {len(alike)} rows (lines {named}), as of the first: {alike[0].reason}"
+            shown.append((alike[0].line, words))
+            continue
+        labels = [json.dumps(fault.label, default=str) for fault in alike]
+        pairs = zip(alike, labels, strict=True)
+        shown += [(one.line, f"{path}:{one.line}: label {label}: {one.reason}") for one, label in pairs]
+    for _, words in sorted(shown):
+        print(printable(words))
     for note in notes:
         like_it = "" if note.rows == 1 else f" ({note.rows} labels like it)"
         print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{like_it}"))
-    print(f"{right} of {len(lines)} gold answers are right")
-    return not faults
+    for alike in _alike(unscored, lambda fault: fault.reason):
+        named = _named([fault.line for fault in alike])
+        print(printable(f"the reward failed for {len(alike)} gold answers (lines {named}): {alike[0].reason}"))
+    if unscored:
+        print(
+            "it failed for each of them, so that nothing is known of the rows; if it reads what only an episode has, "
+            "score a dump with strands-rollout rescore"
+        )
+    print(f"{right} of {len(lines)} gold answers are right" + (f", {len(unscored)} not scored" if unscored else ""))
+    return ok
+
+
+def _own_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
+    """Why a row's own settings fail its episode; "" if they don't. Its tools are known from a configuration alone."""
+    given, own = row.metadata, row.metadata.get(ROW_KEY)
+    if settings is None or (own is None and not given.get(SLIMES_TOOLS_KEY)):
+        return ""
+    if not {"tools", "row_tools"} & settings.model_fields_set:
+        own = {name: value for name, value in own.items() if name != "tools"} if isinstance(own, Mapping) else own
+        given = {ROW_KEY: own}
+    try:
+        with_row_settings(settings, given)
+    except RolloutError as e:
+        return f"its own settings can't be used: {e}"
+    return ""
+
+
+def _alike(items: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
+    """Items by their reasons, less what these quote of each; in the order of the first of each."""
+    groups: dict[str, list[T]] = {}
+    for item in items:
+        groups.setdefault(_QUOTED.sub("", reason(item)), []).append(item)
+    return list(groups.values())
+
+
+def _named(numbers: Sequence[int]) -> str:
+    """The first of them."""
+    return ", ".join(map(str, numbers[:_FEW])) + (", ..." if len(numbers) > _FEW else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +507,10 @@ def _show(console: Console, found: Sequence[Rescored], totals: Mapping[str, int 
             cells = (one.number, one.index, one.status, label, f"{one.old:g}", f"{one.new:g}", one.ending)
             table.add_row(*(Text(printable(str(cell))) for cell in cells))  # the width counts what is shown
         console.print(table)
-    for one in [one for one in found if one.error][:show]:
-        console.print(Text(f"sample {one.number} could not be scored: {one.error}", style="red"), soft_wrap=True)
+    for alike in _alike((one for one in found if one.error), lambda one: str(one.error))[:show]:
+        many = f"{len(alike)} samples ({_named([one.number for one in alike])})"
+        name = f"sample {alike[0].number}" if len(alike) == 1 else many
+        console.print(Text(f"{name} could not be scored: {alike[0].error}", style="red"), soft_wrap=True)
     words = "{scored} of {samples} samples scored, {failed} failed"
     if totals["compared"]:
         words += "; of {compared} with an old reward {changed} changed ({raised} up, {lowered} down), "

@@ -397,7 +397,8 @@ class DriftMeter:
         check = self._check_for(episode)
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
-            classes += self._classes_of(tokens[start:end], None if check is None else check.reading)
+            before = tokens[start - 1] if start else None
+            classes += self._classes_of(tokens[start:end], before, None if check is None else check.reading)
         first = None if tokens == again else shared_length(tokens, again)
         return EpisodeDrift(
             number=number,
@@ -424,9 +425,9 @@ class DriftMeter:
                 self._checks[key], self.template_fault = None, str(e)
         return self._checks[key]
 
-    def _classes_of(self, ids: Sequence[int], reading: TurnReading | None) -> Counter[str]:
+    def _classes_of(self, ids: Sequence[int], before: int | None, reading: TurnReading | None) -> Counter[str]:
         """The drifted tokens of a turn by kind; without a template all of its words are text."""
-        sampled, again = unlike_tokens(ids, self._tokenizer, self._bytes_of)
+        sampled, again = unlike_tokens(ids, self._tokenizer, self._bytes_of, before=before)
         drifted = _lost(sampled, again)
         if not drifted:
             return Counter()

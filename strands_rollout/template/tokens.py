@@ -372,13 +372,20 @@ class Drift:
 
 
 def unlike_tokens(
-    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf, again: Sequence[int] | None = None
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    bytes_of: BytesOf,
+    again: Sequence[int] | None = None,
+    *,
+    before: int | None = None,
 ) -> tuple[list[Placed], list[Placed]]:
     """Sampled tokens and those that their text is encoded to, `again` where that is known, as `placed_tokens`.
 
-    Both end where from there on they are alike: both are empty where nothing would differ.
+    Both end where from there on they are alike: both are empty where nothing would differ. `before` is the token that
+    they follow, None at the beginning of a prompt.
     """
-    again = encoded_again(ids, tokenizer) if again is None else again
+    if again is None:
+        again = _turn_again(ids, before, tokenizer, bytes_of)
     if list(again) == list(ids):
         return [], []
     shorter = min(len(ids), len(again))
@@ -399,9 +406,35 @@ def placed_again(
     return [(start, 0, 0, token) for (start, _), token in zip(encoding["offset_mapping"], again, strict=True)]
 
 
+def _turn_again(
+    ids: Sequence[int], before: int | None, tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf
+) -> list[int]:
+    """The tokenizer's own ids for the text of these alone, without the space that it would put before a first text."""
+    alone = encoded_again(ids, tokenizer)
+    if before is None or alone == list(ids) or not _prepends(tokenizer, bytes_of):
+        return alone
+    controls = tokenizer.added_tokens_decoder
+    opening = [] if before in controls else list(controls)[:1]  # so that the token before is no first text either
+    following = encoded_again([*opening, before, *ids], tokenizer)
+    at = following.index(before) + 1 if before in following[: len(opening) + 2] else 0
+    is_apart = at > 0 and decoded(following[at:], tokenizer) == decoded(ids, tokenizer)
+    return following[at:] if is_apart else alone
+
+
+def _prepends(tokenizer: PreTrainedTokenizerBase, bytes_of: BytesOf) -> bool:
+    """Whether a text that stands alone is encoded with a space before it."""
+    first = encoded_text("a", tokenizer)[:1]
+    return bool(first) and bytes_of(first[0])[:1] != b"a"
+
+
 def encoded_again(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The tokenizer's own ids for the text of these, control tokens included."""
-    return list(tokenizer.encode(decoded(ids, tokenizer), add_special_tokens=False, verbose=False))
+    return encoded_text(decoded(ids, tokenizer), tokenizer)
+
+
+def encoded_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokenizer's own ids for a text, control tokens included."""
+    return list(tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
 
 def decoded(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -216,7 +216,9 @@ class Retokeniser:
             return [
                 DriftMark(start + mark.start, start + mark.end, mark.instead)
                 for start, end in lists.turns
-                for mark in drift_marks(lists.ids[start:end], self._tokenizer, self._bytes_of)
+                for mark in drift_marks(
+                    lists.ids[start:end], self._tokenizer, self._bytes_of, lists.ids[start - 1] if start else None
+                )
             ]
 
         return kept("drift", marks, of_sample=True)

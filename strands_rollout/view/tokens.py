@@ -241,10 +241,13 @@ class DriftMark(NamedTuple):
 
 
 def drift_marks(
-    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, bytes_of: Callable[[int], bytes]
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    bytes_of: Callable[[int], bytes],
+    before: int | None = None,
 ) -> Iterator[DriftMark]:
-    """The marks of one turn's ids, in order; `bytes_of` is `drift.token_bytes` of the tokenizer."""
-    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of)
+    """The marks of one turn's ids, which follow the token `before`, in order; `bytes_of` is the tokenizer's."""
+    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of, before=before)
     # what stands between tokens that both have; places ascend in both
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0

@@ -204,7 +204,82 @@ def test_a_label_of_lists_in_lists_is_a_fault_of_its_row(tmp_path: Path) -> None
     assert (fault["line"], "no answer equals the label" in fault["reason"]) == (1, True)
 
 
+def test_one_fault_of_many_rows_is_one_line(tmp_path: Path) -> None:
+    path = data(tmp_path, *({"label": str(number)} for number in range(40)), {"label": ""})
+    lines = validate(path, "--reward", "test_rewards.never", "--answer", "It is {label}.").stdout.splitlines()
+    why = "the reward gives 0, acc 0, for 'It is 0.'; --answer gives other words"
+    assert lines == [f"{path}: 41 rows (lines 1, 2, 3, ...), as of the first: {why}", "0 of 41 gold answers are right"]
+
+
+@pytest.mark.parametrize("reward", ["of_an_episode", "of_its_calls"])
+def test_a_reward_reads_the_facts_of_an_episode_that_answers_at_once(tmp_path: Path, reward: str) -> None:
+    result = validate(data(tmp_path, *({"label": str(n)} for n in range(5))), "--reward", f"test_rewards.{reward}")
+    assert (result.exit_code, result.stdout) == (0, "5 of 5 gold answers are right\n")
+
+
+def test_a_reward_that_fails_for_each_gold_answer_says_nothing_of_the_rows(tmp_path: Path) -> None:
+    path = data(tmp_path, *({"label": str(number)} for number in range(64)))
+    result = validate(path, "--reward", "test_rewards.of_the_world")
+    assert result.exit_code == 1
+    failed, why, total = result.stdout.splitlines()
+    assert failed.startswith("the reward failed for 64 gold answers (lines 1, 2, 3, ...): RolloutError: ")
+    assert "nothing is known of the rows" in why
+    assert total == "0 of 64 gold answers are right, 64 not scored"
+    got = found(path, "--reward", "test_rewards.of_the_world")
+    assert (got["ok"], got["right"], got["unscored"], got["faults"]) == (False, 0, 64, [])
+
+
+OWN_SETTINGS = {
+    "a misspelled one": ({"max_tool_call": 3}, "did you mean 'max_tool_calls'?"),
+    "a tool that the run has not": ({"tools": ["my.tools.lookup"]}, "got the tools ['my.tools.lookup']"),
+    "a bad value": ({"max_turn_tokens": 0}, "max_turn_tokens"),
+    "no mapping": ([1], "expected a mapping of settings"),
+}
+
+
+@pytest.mark.parametrize(("own", "words"), OWN_SETTINGS.values(), ids=OWN_SETTINGS)
+def test_a_row_whose_own_settings_fail_its_episode_is_named(tmp_path: Path, own: Any, words: str) -> None:
+    good = {"label": "1", "metadata": {"strands_rollout_settings": {"max_tool_calls": 3, "tools": []}}}
+    path = data(tmp_path, good, {"label": "2", "metadata": {"strands_rollout_settings": own}})
+    got = found(path, "--set", "tools=[strands_rollout.examples.two_tools.order]")
+    assert [fault["line"] for fault in got["faults"]] == [2]
+    assert "its own settings can't be used" in got["faults"][0]["reason"]
+    assert words in got["faults"][0]["reason"]
+
+
+def test_without_a_configuration_nothing_is_known_of_the_tools_of_rows(tmp_path: Path) -> None:
+    row = {"label": "1", "metadata": {"strands_rollout_settings": {"tools": ["my.tools.lookup"]}}}
+    assert found(data(tmp_path, row))["ok"]
+
+
+def test_one_error_of_many_samples_is_one_line_of_rescore(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
+    words = [
+        line for line in rescore(dump, "--reward", "test_rewards.of_the_world").stdout.splitlines() if "could" in line
+    ]
+    assert len(words) == 1
+    assert words[0].startswith("20 samples (0, 1, 2, ...) could not be scored: RolloutError: ")
+
+
 # rewards of a user's own, by dotted path
+
+
+def never(response: str, label: str) -> float:
+    return 0.0
+
+
+def of_an_episode(sample: Sample) -> float:
+    facts = sample.metadata["strands_rollout"]
+    return float(facts["stop_reason"] == "completed" and sample.label in facts["final_text"])
+
+
+def of_its_calls(sample: Sample) -> float:
+    facts = sample.metadata["strands_rollout"]
+    return 1.0 - sum(call["status"] != "success" for call in facts["calls"]) - facts["tool_calls"]
+
+
+def of_the_world(sample: Sample) -> float:
+    return float(sample.metadata["strands_rollout"]["world"][sample.label])
 
 
 async def is_exactly(args: object, sample: Sample) -> dict[str, Any]:

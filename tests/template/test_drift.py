@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from spelled_tokens import bytewise, encode
-from tokenizers import Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from strands_rollout.template.tokens import token_bytes, unlike_tokens
@@ -50,6 +50,26 @@ def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: lis
 
     expected = len(placed(sampled) - placed(encode(shipped_tokenizer, "".join(pieces))))
     assert drift(shipped_tokenizer, sampled) == expected
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_turn_is_not_the_first_text_of_a_prompt_to_which_a_tokenizer_prepends_a_space(scheme: str) -> None:
+    pieces = ["\u2581", "\u2581a", "\u2581b", "a", "b", "ab", "\n"]
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("\u2581", "b"), ("a", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme, split=False)
+    backend.add_special_tokens(["<s>", "</s>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    begin, end = encode(tokenizer, "<s></s>")
+    a, b, space_a, both, newline = (pieces.index(piece) for piece in ("a", "b", "\u2581a", "ab", "\n"))
+    for before in (begin, newline):
+        turns = [([both, end], 0), ([space_a, newline, end], 0), ([a, b, end], 2)]
+        if scheme == "always" and before == begin:  # there the tokenizer does put a space
+            turns = [([space_a, newline, end], 0), ([both, end], 1)]
+        for turn, count in turns:
+            sampled, encoded = unlike_tokens(turn, tokenizer, token_bytes(tokenizer), before=before)
+            assert len(set(sampled) - set(encoded)) == count, (before, turn)
 
 
 def test_pieces_of_a_sentencepiece_vocabulary_are_understood() -> None:

@@ -65,8 +65,9 @@ def cluster() -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(autouse=True)
-def _ends_what_it_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorded_tools.forget()
+    monkeypatch.setattr(workers, "_START_LIMIT_S", HANG_S)
     if "alone" in request.keywords:
         close_pools()
     yield

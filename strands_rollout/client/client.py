@@ -97,6 +97,7 @@ class SGLangClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._aborts = _Aborts(self._http, url=self.url)
         self._info: asyncio.Task[ServerInfo] | None = None
+        self._known_info: ServerInfo | None = None
         self._info_fault: Fault | None = None
         self._info_era = 0
         self._is_well = True
@@ -268,19 +269,25 @@ class SGLangClient:
     async def server_info(self) -> ServerInfo:
         """Return the engine's facts, asked for once per `era`; all None behind a router that has none.
 
+        Those of the last era stand for those of an engine that is too busy to answer; the next call asks again.
+
         Raises:
             EngineUnavailableError: The engine could not be reached within the patience.
-            EngineResponseError: It is busy.
+            EngineResponseError: It is busy, and has not answered before.
         """
         self._claim_loop()
         if self._info is None or (self._info.done() and self._info_era != self.era):
             self._info = asyncio.get_running_loop().create_task(self._fetch_info())
+        asked = self._info
         try:
             # shielded: concurrent callers share this task, and one that is cancelled must not cancel it for the others
-            return await asyncio.shield(self._info)
-        except errors.EngineError:
-            self._info = None
-            raise
+            self._known_info = await asyncio.shield(asked)
+        except errors.EngineError as e:
+            if self._info is asked:
+                self._info = None
+            if self._known_info is None or not isinstance(e, errors.EngineResponseError):
+                raise
+        return self._known_info
 
     async def _fetch_info(self) -> ServerInfo:
         async def attempt() -> ServerInfo | Fault:
@@ -424,7 +431,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
     Raises:
         EngineUnavailableError: The connection to this URL is refused or lost.
-        EngineResponseError: The engine, or its router, is busy.
+        EngineResponseError: The engine, or its router, is busy or failing.
     """
     raw: dict[str, Any] = {}
     for paths in (("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")):
@@ -451,12 +458,11 @@ async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any
         raise errors.EngineResponseError(f"no answer from {url}{path} within {_INFO_TIMEOUT_S:g} s") from e
     except transport.CONNECTION_ERRORS as e:
         raise errors.EngineUnavailableError(f"no answer from {url}{path}: {e or type(e).__name__}") from e
-    if response.status_code in transport.BUSY_STATUSES:
-        raise errors.EngineResponseError(
-            f"got HTTP {response.status_code} from {url}{path}; expected an engine that is not busy"
-        )
+    status = response.status_code
+    if transport.is_busy(status, response.content) or (status >= 500 and status != httpx.codes.NOT_IMPLEMENTED):
+        raise errors.EngineResponseError(f"got HTTP {status} from {url}{path}; expected an engine that is not busy")
     try:
-        answer = load_json(response.content) if response.status_code == 200 else {}
+        answer = load_json(response.content) if status == 200 else {}
     except NotJsonError:
         return {}
     return answer if isinstance(answer, dict) else {}

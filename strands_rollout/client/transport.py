@@ -39,7 +39,7 @@ class FaultKind(StrEnum):
 
 # Attempts that may end in the same way, where waiting for the engine would not help.
 _MOST: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
-BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
+_BUSY_STATUSES: Final = frozenset({429, 502, 503, 504})
 _NO_WORKERS: Final = (b"model_not_found", b"no_available_workers")
 # codes of sglang-router's and smg's 500 for a worker that can't be reached, or that closed the connection; while slime
 # has not taken it out of their list, it may be the one that each request is sent to
@@ -124,6 +124,11 @@ class Outage:
         return errors.EngineUnavailableError(f"{words} {waited} {_ADVICE.format(url=url)}")
 
 
+def is_busy(status: int, body: bytes) -> bool:
+    """Whether an answer says that the engine is busy, or that its router has no worker: it may be another soon."""
+    return status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS))
+
+
 def fault_of_status(
     status: int, body: bytes, headers: httpx.Headers, *, url: str, endpoint: str = "/generate"
 ) -> Fault:
@@ -139,7 +144,7 @@ def fault_of_status(
         found = body.decode(errors="replace")
     message = _message_of(found)
     words = f"HTTP {status}: {message}" if message else f"HTTP {status}"
-    if status in BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS)):
+    if is_busy(status, body):
         return Fault(FaultKind.BUSY, words, _retry_after_s(headers))
     if status >= 500:
         error = found.get("error") if isinstance(found, dict) else None

@@ -52,7 +52,7 @@ from strands_rollout.diagnostics.run_files import (
     check_tokenizer,
 )
 from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
-from strands_rollout.errors import ConfigError, EngineUnavailableError, RolloutError, foreign_code
+from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError, RolloutError, foreign_code
 from strands_rollout.files import Json
 
 if TYPE_CHECKING:
@@ -175,6 +175,8 @@ async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool
                 return [error("server", found, f"check the port; another server may have it. {_START}")]
             context = _context(info, shown, question.max_context_length)
             return [_engine(info, shown), context, await _tokens(http, info, question)]
+        except EngineResponseError as e:
+            return [error("server", f"{shown} is up, but fails: {e}", "wait a moment, or look at its log")]
         except _UNREACHABLE as e:
             return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 

@@ -174,7 +174,8 @@ class TurnSampler:
             return
         self._learns_from = client
         try:
-            self._engine_context = (await client.server_info()).context_length
+            # a router that tells nothing does not take back what its engine's refusal has told
+            self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._era = client.era
         except errors.EngineUnavailableError as e:
             self._unreachable = e

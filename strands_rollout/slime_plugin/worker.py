@@ -56,7 +56,7 @@ _LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are 
 _WAIT_FOR_EACH_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0
-_MOST_ARGS: Final = 64
+MOST_ARGS: Final = 64  # that a worker keeps
 _ARRAYS: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
 _INPUTS: Final = ("prompt", "multimodal_inputs")  # large, and not sent back as they came
 
@@ -285,8 +285,7 @@ class EpisodeWorker:
         """Take slime's args; those of the episodes that follow."""
         async with self._has_args:
             self._args[number] = pickle.loads(args)  # noqa: S301 - the job's own
-            for old in sorted(self._args)[:-_MOST_ARGS]:
-                del self._args[old]
+            drop_oldest(self._args)
             self._has_args.notify_all()
 
     async def hand(
@@ -394,6 +393,12 @@ def fill(sample: SampleLike, values: dict[str, Any]) -> None:
         if isinstance(values.get(name), np.ndarray):
             values[name] = values[name].tolist()
     vars(sample).update(values)
+
+
+def drop_oldest(sent: dict[int, Any]) -> None:
+    """Leave the args that came last; the driver knows by this which a worker has."""
+    for old in list(sent)[:-MOST_ARGS]:
+        del sent[old]
 
 
 class SentArgs:

@@ -221,7 +221,7 @@ class _Worker:
     handed: list[Handed] = field(default_factory=list)
     aborted: list[tuple[list[int], tuple[bool, bool]]] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
-    has_args: set[int] = field(default_factory=set)
+    has_args: dict[int, None] = field(default_factory=dict)  # in the order in which they were sent
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_DEATHS))
     restarts: int = 0
     episodes: int = 0
@@ -380,7 +380,7 @@ class WorkerPool:
         with self._args_lock:
             sent = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
-        worker.has_args, worker.greeting = {sent.number}, None
+        worker.has_args, worker.greeting = {sent.number: None}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
             options = remote.actor_options(self._setting, worker.node)
             worker.actor = (
@@ -537,7 +537,8 @@ class WorkerPool:
 
     def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
         if sent is not None and sent.number not in worker.has_args:
-            worker.has_args.add(sent.number)
+            worker.has_args[sent.number] = None
+            remote.drop_oldest(worker.has_args)
             with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
                 worker.actor.set_args.remote(sent.number, sent.data)
 

@@ -173,6 +173,32 @@ async def test_the_servers_facts_are_asked_for_again_once_no_connection_is_left(
     assert second.info_requests == ["/server_info", "/model_info"]
 
 
+BUSY = [Reply.status(503), Reply.status(429), Reply.status(500), Reply.status(404, {"error": "no_available_workers"})]
+
+
+@pytest.mark.parametrize("busy", BUSY, ids=repr)
+async def test_server_info_of_a_busy_server_is_what_it_was_before(busy: Reply) -> None:
+    async with FakeSGLang([], context_length=100) as first:
+        client = SGLangClient(first.base_url)
+        assert (await client.server_info()).context_length == 100
+    async with FakeSGLang([], context_length=200, port=int(first.base_url.rpartition(":")[2])) as second, client:
+        second.away = busy
+        infos = await asyncio.gather(*(client.server_info() for _ in range(5)))
+        assert [info.context_length for info in infos] == [100] * 5
+        second.away = None
+        assert (await client.server_info()).context_length == 200
+
+
+@pytest.mark.parametrize("busy", BUSY, ids=repr)
+async def test_server_info_of_a_server_that_was_always_busy_is_an_error_and_asked_for_again(busy: Reply) -> None:
+    async with FakeSGLang([], context_length=100) as fake, SGLangClient(fake.base_url) as client:
+        fake.away = busy
+        with pytest.raises(EngineResponseError, match=f"got HTTP {busy.code} from .*expected an engine"):
+            await client.server_info()
+        fake.away = None
+        assert (await client.server_info()).context_length == 100
+
+
 @pytest.mark.parametrize("header", ["a\nb", "\N{EURO SIGN}"])
 async def test_a_header_that_cant_be_sent_is_an_error_of_the_caller(header: str) -> None:
     async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:

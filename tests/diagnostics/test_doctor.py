@@ -222,6 +222,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
         (serving({**SERVES, "version": "0.4.9"}), "server", "warning", "0.4.9", "sglang>=0.5"),
         ({"/health": (503, None)}, "server", "error", "is up, but not healthy (503)", "wait"),
         ({**UP, "/v1/models": (200, {"data": []})}, "server", "error", "not SGLang", "check the port"),
+        ({**UP, "/server_info": (500, None)}, "server", "error", "is up, but fails: got HTTP 500", "log"),
         (serving(SERVES), "server context", "warning", "does not state", "--context-length 20480"),
         ({**UP, "/workers": (200, SICK)}, "server", "error", "1 workers, none of them healthy", "/workers"),
         (
@@ -232,7 +233,7 @@ async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding
             "length 20",
         ),
     ],
-    ids=["too old", "loading", "foreign", "context unknown", "no workers", "context too small"],
+    ids=["too old", "loading", "foreign", "failing", "context unknown", "no workers", "context too small"],
 )
 async def test_a_server_that_is_not_what_a_run_expects_is_named(routes, name, status, words, remedy) -> None:
     async with answering(routes) as url:

@@ -193,6 +193,38 @@ async def test_the_engines_context_is_learned_from_its_refusal(shipped_tokenizer
     assert model.context_window_limit == 300
 
 
+async def test_the_engines_context_is_known_while_its_server_is_busy(shipped_tokenizer: Any) -> None:
+    async with FakeSGLang([turn(shipped_tokenizer, ANSWER)], context_length=1000) as first:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=first.base_url)
+        await agent_on(model).invoke_async("one")
+    script, port = [turn(shipped_tokenizer, ANSWER)], int(first.base_url.rpartition(":")[2])
+    async with FakeSGLang(script, context_length=1000, port=port) as second:
+        second.away, generate = Reply.status(503), model.client().generate
+
+        async def generate_when_it_is_back(*given: Any, **more: Any) -> Any:
+            second.away = None
+            return await generate(*given, **more)
+
+        model.client().generate = generate_when_it_is_back  # type: ignore[method-assign]
+        await agent_on(SGLangModel(tokenizer=shipped_tokenizer, base_url=first.base_url)).invoke_async("another")
+    asked = second.requests[0].body["sampling_params"]["max_new_tokens"]
+    assert (asked, len(second.requests)) == (1000 - 1 - len(second.requests[0].input_ids), 1)
+
+
+async def test_what_a_refusal_told_of_the_context_outlasts_the_connections(shipped_tokenizer: Any) -> None:
+    words = "Requested token count exceeds the model's maximum context length of 300 tokens."
+    script = [Reply.status(400, {"error": {"message": words}}), turn(shipped_tokenizer, ANSWER)]
+    async with FakeSGLang(script, router=True) as first:
+        model = SGLangModel(tokenizer=shipped_tokenizer, base_url=first.base_url)
+        agent = agent_on(model)
+        await agent.invoke_async("one")
+    port = int(first.base_url.rpartition(":")[2])
+    async with FakeSGLang([turn(shipped_tokenizer, ANSWER)], router=True, port=port) as second:
+        await agent.invoke_async("two")
+    asked = second.requests[0].body["sampling_params"]["max_new_tokens"]
+    assert asked == 300 - 1 - len(second.requests[0].input_ids)
+
+
 async def test_a_prompt_that_the_engine_refuses_is_strands_overflow(shipped_tokenizer: Any) -> None:
     words = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
     async with FakeSGLang([Reply.status(400, {"error": {"message": words}})] * 2, context_length=None) as fake:

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,10 @@ from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # of Ray's
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of Ray's
+    pytest.mark.timeout(1200),  # a machine that is busy takes minutes to start a worker
+]
 SUPPORT = Path(recorded_tools.__file__).parent
 PLANS = {
     "job": [turn(call("work")), turn("Both.", call("work", "a"), call("fail", "b")), turn(call("work")), ANSWER],
@@ -54,7 +58,7 @@ PLANS = {
 SETTINGS = {"tools": [*recorded_tools.PATHS], "system_prompt": None, "max_tool_iterations": None}
 PROGRAM = {"agent_program": "recorded_tools.program", "resumable": "replay"}
 PARAMS = {"temperature": 1.0, "max_new_tokens": 20_000}
-HANG_S = 900  # a machine that is busy takes minutes to start a worker
+HANG_S = 900  # after which something hangs, however busy the machine is
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +69,9 @@ def cluster() -> Iterator[SimpleNamespace]:
 
 
 @pytest.fixture(autouse=True)
-def _ends_what_it_starts(request: pytest.FixtureRequest) -> Iterator[None]:
+def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorded_tools.forget()
+    monkeypatch.setattr(workers, "_START_LIMIT_S", HANG_S)
     if "alone" in request.keywords:
         close_pools()
     yield
@@ -453,6 +458,23 @@ def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have
         job = workers._Job(None, Sample(), None, fresh=sent)
         job.has_died(left)
         assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
+
+
+async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
+    sent = list[int]()
+    actor = SimpleNamespace(set_args=SimpleNamespace(remote=lambda number, _data: sent.append(number)))
+    there = worker.EpisodeWorker(0, "pool", 0, KNOWN_VERSIONS.numbering)
+    driver = workers._Worker(0, None, actor=actor)
+    pool = object.__new__(workers.WorkerPool)
+    given = [*range(worker.MOST_ARGS + 1), worker.MOST_ARGS, 0]
+    for number in given:
+        pool._send_args(driver, SimpleNamespace(number=number, data=b""))
+    assert sent == [*range(worker.MOST_ARGS + 1), 0]
+    for number in sent:
+        await there.set_args(number, pickle.dumps(number))
+    assert list(there._args) == list(driver.has_args)
+    assert there._args[0] == 0
+    await there.close()
 
 
 def test_large_arrays_cross_the_border_without_a_copy() -> None:

@@ -55,6 +55,7 @@ hold()
 """
 
 # Each piece is held by another process than the one that made it, and by that alone.
+_PIECE_MIB: Final = 30
 _DELETED: Final = """
 import shutil
 program = TARGET["name"]
@@ -67,7 +68,7 @@ def hidden():
 for i in range(24):
     handle = os.open("a", os.O_CREAT | os.O_RDWR)
     os.unlink("a")
-    for _ in range(30):
+    for _ in range({piece_mib}):
         os.write(handle, bytes(1 << 20))
     {handed_over}
     os.close(handle)
@@ -190,7 +191,11 @@ for i in range(60):
         held_above(_MUCH_DISK),
     ),
     *(
-        _held(f"disk-in-deleted-files-of-{name}", _DELETED.format(handed_over=code), held_above(_MUCH_DISK))
+        Attack(
+            f"disk-in-deleted-files-of-{name}",
+            f"be_known()\n{_DELETED.format(handed_over=code, piece_mib=_PIECE_MIB).strip()}\nhold()",
+            partial(Sight, shows=held_above(_MUCH_DISK, by_who_hides=_PIECE_MIB), judges_hidden=True),
+        )
         for name, code in _HEIRS.items()
     ),
     _held(

@@ -54,7 +54,8 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
         worked = target.seen()
         if isinstance(result, ExecutionResult):  # whoever breaks the executor has won as well
             worked = worked or target.told(result) or result.infra_error is not None
-        if not worked and isinstance(target, Sight) and target.is_blind:  # what it would have seen is hidden
+        is_known = isinstance(result, ExecutionResult) and attack.was_stopped(result, target.name)
+        if not worked and isinstance(target, Sight) and target.is_blind and not is_known:  # what to see is hidden
             pytest.skip("this machine does not let the host look into sandboxed processes")
         return worked, f"{attack.name} on {type(stage.executor).__name__} ended as {result}"
     finally:

@@ -11,9 +11,9 @@ from signs import held_above, locks_above, memory_above, pending_signals_above, 
 _MUCH_DISK: Final = 512  # 16 times the limit, since what is looked at now and then is noticed late
 
 
-def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], seconds: str = "", **more: str) -> Attack:
+def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], **more: str) -> Attack:
     """Takes something, and holds it until the host has looked."""
-    return Attack(name, f"be_known()\n{code.strip()}\nhold({seconds})", partial(Sight, shows=shows), **more)
+    return Attack(name, f"be_known()\n{code.strip()}\nhold()", partial(Sight, shows=shows), **more)
 
 
 # A byte of a file that is on its way keeps the whole piece of the page cache that it lies in, here 2 MiB, also when the
@@ -119,7 +119,6 @@ for i in range(20_000):
     fcntl.lockf(f, fcntl.LOCK_UN, 1, (1 << 40) - 2 * i)
 """,
         locks_above(5000),
-        seconds="1",
     ),
     _held(
         "kernel-memory-in-signals",
@@ -129,7 +128,6 @@ for _ in range(10_000):
     os.kill(os.getpid(), 40)
 """,
         pending_signals_above(1000),
-        seconds="1",
     ),
     _held(
         "kernel-memory-in-page-tables",

@@ -74,7 +74,7 @@ class Attack:
     timeout_s: float = 6.0  # wall-clock limit of the run
 
     def was_stopped(self, result: ExecutionResult, name: str) -> bool:
-        """Whether the code was refused something, or ended, before it held what the host was to see."""
+        """Tell whether the code was refused something, or ended, before it held what the host was to see."""
         return f"{name} holds" not in result.stdout and (result.exit_code != 0 or result.killed_by is not None)
 
     def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:

@@ -54,7 +54,7 @@ class Process:
             self.hidden.append(file)
 
     def hides_handles(self) -> bool:
-        """Whether it lives, and nobody may see what it holds."""
+        """Tell whether it lives, and nobody may see what it holds."""
         before = len(self.hidden)
         self.handles()
         return len(self.hidden) > before

@@ -83,7 +83,7 @@ class UnnamedFiles:
 
 
 def _has_memory(thread: str) -> bool:
-    """Whether a thread, given by its folder in /proc, has memory still, which is what it loses first when it ends."""
+    """Tell whether a thread, given by its folder in /proc, has not ended: memory is what it loses first."""
     try:
         return b"\nVmSize:" in Path(thread, "status").read_bytes()
     except OSError:
@@ -149,7 +149,7 @@ def _children(thread: str) -> list[int]:
 
 
 def _has_user(pid: int, user: int) -> bool:
-    """Whether a process is a user's; the owner of its folder in /proc is another where it can't be looked at."""
+    """Tell whether a process is a user's; the owner of its folder in /proc is another where it can't be looked at."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:

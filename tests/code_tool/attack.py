@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from attack_targets import Stage, Target
 
+from strands_rollout.code_tool import ExecutionResult
+
 TIMEOUT_S: Final = 6
 MEMORY_MB: Final = 640
 DISK_MB: Final = 32
@@ -47,6 +49,7 @@ def be_known():
 
 def hold(seconds={hold_s}):
     """Stay as things are until the host has looked; it ends this run as soon as it has seen what it looks for."""
+    print(TARGET["name"], "holds", flush=True)
     time.sleep(seconds)
 
 def each(*tries):
@@ -69,6 +72,10 @@ class Attack:
     never_on_plain: str = ""  # why the plain backend is safe from it as well, or why it must not be tried there
     seldom_on_plain: str = ""  # what on some machines stops it even without isolation
     timeout_s: float = 6.0  # wall-clock limit of the run
+
+    def was_stopped(self, result: ExecutionResult, name: str) -> bool:
+        """Tell whether the code was refused something, or ended, before it held what the host was to see."""
+        return f"{name} holds" not in result.stdout and (result.exit_code != 0 or result.killed_by is not None)
 
     def code_for(self, facts: dict[str, Any], hold_s: int = 4) -> str:
         return PRELUDE.format(facts=json.dumps({"syscalls": SYSCALLS, **facts}), hold_s=hold_s) + self.code

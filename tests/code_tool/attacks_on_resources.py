@@ -11,9 +11,9 @@ from signs import held_above, locks_above, memory_above, pending_signals_above, 
 _MUCH_DISK: Final = 512  # 16 times the limit, since what is looked at now and then is noticed late
 
 
-def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], seconds: str = "", **more: str) -> Attack:
+def _held(name: str, code: str, shows: Callable[[Sequence[Process]], bool], **more: str) -> Attack:
     """Takes something, and holds it until the host has looked."""
-    return Attack(name, f"be_known()\n{code.strip()}\nhold({seconds})", partial(Sight, shows=shows), **more)
+    return Attack(name, f"be_known()\n{code.strip()}\nhold()", partial(Sight, shows=shows), **more)
 
 
 # A byte of a file that is on its way keeps the whole piece of the page cache that it lies in, here 2 MiB, also when the
@@ -55,6 +55,7 @@ hold()
 """
 
 # Each piece is held by another process than the one that made it, and by that alone.
+_PIECE_MIB: Final = 30
 _DELETED: Final = """
 import shutil
 program = TARGET["name"]
@@ -67,7 +68,7 @@ def hidden():
 for i in range(24):
     handle = os.open("a", os.O_CREAT | os.O_RDWR)
     os.unlink("a")
-    for _ in range(30):
+    for _ in range({piece_mib}):
         os.write(handle, bytes(1 << 20))
     {handed_over}
     os.close(handle)
@@ -118,7 +119,6 @@ for i in range(20_000):
     fcntl.lockf(f, fcntl.LOCK_UN, 1, (1 << 40) - 2 * i)
 """,
         locks_above(5000),
-        seconds="1",
     ),
     _held(
         "kernel-memory-in-signals",
@@ -128,7 +128,6 @@ for _ in range(10_000):
     os.kill(os.getpid(), 40)
 """,
         pending_signals_above(1000),
-        seconds="1",
     ),
     _held(
         "kernel-memory-in-page-tables",
@@ -190,7 +189,11 @@ for i in range(60):
         held_above(_MUCH_DISK),
     ),
     *(
-        _held(f"disk-in-deleted-files-of-{name}", _DELETED.format(handed_over=code), held_above(_MUCH_DISK))
+        Attack(
+            f"disk-in-deleted-files-of-{name}",
+            f"be_known()\n{_DELETED.format(handed_over=code, piece_mib=_PIECE_MIB).strip()}\nhold()",
+            partial(Sight, shows=held_above(_MUCH_DISK, by_who_hides=_PIECE_MIB), judges_hidden=True),
+        )
         for name, code in _HEIRS.items()
     ),
     _held(

@@ -50,8 +50,14 @@ class Process:
             return ""
 
     def _note(self, error: OSError, file: str) -> None:
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) and self.number("VmSize"):  # what is about to end is hidden from all
             self.hidden.append(file)
+
+    def hides_handles(self) -> bool:
+        """Tell whether it lives, and nobody may see what it holds."""
+        before = len(self.hidden)
+        self.handles()
+        return len(self.hidden) > before
 
     def handles(self) -> dict[int, str]:
         try:
@@ -87,17 +93,25 @@ def descendants(of: int) -> set[int]:
 class Sight(Target):
     """What sandboxed processes do is seen while they do it, or only `after` the run: what must not outlive it.
 
-    `shows` says whether processes that bear the name of the attack show that it worked; the attacker knows the facts.
+    `shows` says whether processes that bear the name of the attack show that it worked, and `judges_hidden` ones too;
+    the attacker knows the facts.
     """
 
     def __init__(
-        self, stage: Stage, shows: Callable[[Sequence[Process]], bool], *, after: bool = False, **facts
+        self,
+        stage: Stage,
+        shows: Callable[[Sequence[Process]], bool],
+        *,
+        after: bool = False,
+        judges_hidden: bool = False,
+        **facts,
     ) -> None:
         super().__init__(stage)
         self.facts |= facts
         self._hidden: list[str] = []
         self._shows = shows
         self._only_after = after
+        self._judges_hidden = judges_hidden
         self._ending_s = _ENDING_S if stage.has_helpers else 1.0  # the plain backend ends nothing later
         self._over = False
         self._seen = False
@@ -108,7 +122,7 @@ class Sight(Target):
     @property
     def is_blind(self) -> bool:
         """Whether this process was not allowed to look at them (CAP_SYS_PTRACE), so that nothing was to be seen."""
-        return bool(self._hidden)
+        return bool(self._hidden) and not self._judges_hidden
 
     def _ours(self) -> list[Process]:
         processes = (Process(pid, self._hidden) for pid in sorted(pids()))

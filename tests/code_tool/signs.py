@@ -40,10 +40,13 @@ def holds_socket(processes: Sequence[Process]) -> bool:
     )
 
 
-def held_above(mebibytes: int) -> Shows:
+def held_above(mebibytes: int, by_who_hides: int = 0) -> Shows:
+    """So many mebibytes are in files that are open; who hides what it holds counts for some."""
+
     def shows(processes: Sequence[Process]) -> bool:
         files = {(f.st_dev, f.st_ino): f for process in processes for f in process.files() if stat.S_ISREG(f.st_mode)}
-        return sum(facts.st_blocks * 512 for facts in files.values()) > mebibytes * 2**20
+        hidden = by_who_hides * sum(process.hides_handles() for process in processes) if by_who_hides else 0
+        return sum(facts.st_blocks * 512 for facts in files.values()) > (mebibytes - hidden) * 2**20
 
     return shows
 

@@ -44,17 +44,19 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
         patience = 1 if stage.has_helpers else 5  # what works on the plain backend must do so on a busy machine too
         code = attack.code_for(target.facts, hold_s=4 * patience)
         run = asyncio.create_task(stage.executor.run(code, timeout_s=attack.timeout_s * patience))
-        while not run.done() and not target.seen():
+        was_seen = False
+        while not run.done() and not (was_seen := target.seen()):
             await asyncio.wait({run}, timeout=0.01)
         run.cancel()
         (result,) = await asyncio.gather(run, return_exceptions=True)
         await asyncio.to_thread(target.finish)
         if isinstance(result, Exception):
             raise result
-        worked = target.seen()
+        worked = was_seen or target.seen()
         if isinstance(result, ExecutionResult):  # whoever breaks the executor has won as well
             worked = worked or target.told(result) or result.infra_error is not None
-        if not worked and isinstance(target, Sight) and target.is_blind:  # what it would have seen is hidden
+        is_known = isinstance(result, ExecutionResult) and attack.was_stopped(result, target.name)
+        if not worked and isinstance(target, Sight) and target.is_blind and not is_known:  # what to see is hidden
             pytest.skip("this machine does not let the host look into sandboxed processes")
         return worked, f"{attack.name} on {type(stage.executor).__name__} ended as {result}"
     finally:
@@ -156,5 +158,7 @@ def test_all_of_it_holds_for_an_ordinary_user_who_owns_what_is_attacked() -> Non
     passed = [test for test, (outcome, _) in outcomes.items() if outcome == "passed"]
     skipped = [test for test, (outcome, _) in outcomes.items() if outcome == "skipped"]
     assert {test: outcomes[test] for test in outcomes.keys() - {*passed, *skipped}} == {}
+    blind = [test for test in skipped if "isolated" in test and "does not let the host look" in outcomes[test][1]]
+    assert blind == []  # what the host can't see the code itself tells
     worked = [test for test in passed if "lets_it_happen" in test]
     assert len(worked) > len(ATTACKS) / 2  # or nothing would be proved

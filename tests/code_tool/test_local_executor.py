@@ -356,6 +356,18 @@ time.sleep(30)
 
 
 @LINUX
+@pytest.mark.slow
+async def test_programs_that_come_and_go_while_the_disk_is_measured_hide_nothing() -> None:
+    work = (
+        "import subprocess\nshell = 'for i in $(seq 300); do head -c 900000 /dev/urandom | cat > f$((i % 9)); done'\n"
+    )
+    work += "subprocess.run([shell], shell=True, check=True)\nprint('done')"
+    async with bare(isolation="files", programs=True, max_concurrency=2, timeout_s=120) as executor:
+        results = await asyncio.gather(*(executor.run(work) for _ in range(2)))
+    assert [(result.stdout, result.killed_by) for result in results] == [("done\n", None)] * 2
+
+
+@LINUX
 async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: LocalExecutor) -> None:
     code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
     result = await small.run(code, session="s")

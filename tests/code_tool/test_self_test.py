@@ -79,8 +79,20 @@ asyncio.run(main())
 """
 
 
-def run_with(capabilities: str) -> subprocess.CompletedProcess[str]:
-    command = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", sys.executable, "-c", RUN]
+RUN_PROGRAMS = """
+import asyncio
+from strands_rollout.code_tool import LocalExecutor
+async def main():
+    fill = "import os, time\\nfor i in range(8):\\n    if os.fork() == 0:\\n        f = open(f'a{i}', 'wb')\\n"
+    fill += "        os.unlink(f'a{i}'), f.write(bytes(9 << 20)), f.flush(), time.sleep(30)\\ntime.sleep(30)"
+    async with LocalExecutor(libraries=[], isolation="files", programs=True, disk_mb=32) as executor:
+        print((await executor.start()).isolation, (await executor.run(fill, timeout_s=60)).killed_by)
+asyncio.run(main())
+"""
+
+
+def run_with(capabilities: str, script: str = RUN) -> subprocess.CompletedProcess[str]:
+    command = ["setpriv", f"--bounding-set={capabilities}", "--inh-caps=-all", sys.executable, "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -89,6 +101,8 @@ def run_with(capabilities: str) -> subprocess.CompletedProcess[str]:
 def test_dockers_default_capabilities_are_enough_for_everything() -> None:
     done = run_with(",".join(["-all", *DOCKERS.split()]))
     assert done.stdout.split() == ["full", "True", "time", "limit", "of", "0.2", "s"], done.stderr
+    done = run_with(",".join(["-all", *DOCKERS.split()]), RUN_PROGRAMS)
+    assert done.stdout == "files disk limit of 32 MiB, counting deleted files that are open\n", done.stderr
 
 
 @AS_ROOT

@@ -148,12 +148,13 @@ class _OwnMemory(mmap.mmap):
         flags: int = mmap.MAP_SHARED,
         prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
         access: int = mmap.ACCESS_DEFAULT,
-        **more: Any,  # noqa: ANN401 - the offset, and what newer Pythons take
+        offset: int = 0,
+        **more: Any,  # noqa: ANN401 - what newer Pythons take
     ) -> Self:
         if fileno == -1 and access != mmap.ACCESS_COPY:
             prot = mmap.PROT_READ if access == mmap.ACCESS_READ else prot
             flags, access = flags & ~mmap.MAP_SHARED | mmap.MAP_PRIVATE, mmap.ACCESS_DEFAULT
-        return super().__new__(cls, fileno, length, flags=flags, prot=prot, access=access, **more)
+        return super().__new__(cls, fileno, length, flags, prot, access, offset, **more)
 
 
 _OwnMemory.__name__ = _OwnMemory.__qualname__ = "mmap"
@@ -165,7 +166,7 @@ def _share_nothing() -> None:
 
     For `mmap` without a file, and for multiprocessing, whose ThreadPool takes locks: its own are files in /dev/shm.
     """
-    mmap.mmap = _OwnMemory  # type: ignore[assignment, misc]
+    mmap.mmap = _OwnMemory  # type: ignore[misc]
     for name in _LOCKS:
         setattr(multiprocessing.context.BaseContext, name, staticmethod(getattr(threading, name)))
         setattr(multiprocessing, name, getattr(threading, name))

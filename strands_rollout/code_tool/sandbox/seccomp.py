@@ -201,7 +201,7 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What becomes of each system call.
+    """A verdict on each system call.
 
     Attributes:
         answers: Name -> the error that the caller sees.

@@ -68,33 +68,35 @@ class UnnamedFiles:
         """
         if sys.platform != "linux":
             return
+        thread = _living_thread(pid)
+        if thread is None:
+            self.moved = True
+            return
         try:
             with files_as(user):
-                thread = _living_thread(pid)
                 self.sizes |= _open_files(thread, root, within)
                 self.mapped |= _mapped_files(thread, within or f"/{os.path.basename(root)}/")  # noqa: PTH119
-        except PermissionError:
-            if _is_alive(f"/proc/{pid}"):
+        except OSError as e:
+            if isinstance(e, PermissionError) and _has_memory(thread):  # what is about to end can't be looked at either
                 raise HiddenFilesError from None
-        except OSError:
             self.moved = True
 
 
-def _is_alive(process: str) -> bool:
-    """Whether a process or thread, given by its folder in /proc, has not ended yet."""
+def _has_memory(thread: str) -> bool:
+    """Tell whether a thread, given by its folder in /proc, has not ended: memory is what it loses first."""
     try:
-        return Path(process, "stat").read_bytes().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
+        return b"\nVmSize:" in Path(thread, "status").read_bytes()
     except OSError:
         return False
 
 
-def _living_thread(pid: int) -> str:
+def _living_thread(pid: int) -> str | None:
     """The folder in /proc of a thread that has not ended: the first may end while others still run."""
-    for number in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - each 50 ms for each child
-        folder = f"/proc/{pid}/task/{number}"
-        if _is_alive(folder):
-            return folder
-    raise ProcessLookupError(f"process {pid} has no thread left")
+    try:
+        numbers = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208 - each 50 ms for each child
+    except OSError:
+        return None
+    return next(filter(_has_memory, (f"/proc/{pid}/task/{number}" for number in numbers)), None)
 
 
 def _open_files(thread: str, root: str, within: str | None) -> dict[int, int]:
@@ -147,7 +149,7 @@ def _children(thread: str) -> list[int]:
 
 
 def _has_user(pid: int, user: int) -> bool:
-    """Whether a process is a user's; the owner of its folder in /proc is another where it can't be looked at."""
+    """Tell whether a process is a user's; the owner of its folder in /proc is another where it can't be looked at."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes()
     except OSError:

@@ -43,7 +43,7 @@ LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|最?[终終]?(?:{_WORDS})
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
 """What ends a sentence after the answer, where verbs stand last."""
 NEGATION: Final = re.compile(
-    r"\b(?:not|never|neither|nor|wrong|incorrect|no|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
+    r"\b(?:not|never|neither|nor|wrong|incorrect|no(?!\.)|nicht|kein|keine|pas|não|non|не|нет)\b|n't|n’t|不|没|ない|아니",
     re.IGNORECASE,
 )
 """A word that takes back what stands beside it."""

@@ -163,6 +163,8 @@ def test_the_last_balanced_box_is_the_answer(text: str, answer: str) -> None:
         ("Answer: 42\nAnswer:", "42"),
         ("Answer: `42`", "42"),
         ("Answer: it is not $42$", "it is not $42$"),
+        ("Answer: No. of ways: $42$", "42"),
+        ("Answer: no es $42$", "no es $42$"),
         ("答案：42", "42"),
         ("最终答案: **42**。", "42"),
         ("Réponse : $42$.", "42"),

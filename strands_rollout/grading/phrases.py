@@ -9,7 +9,7 @@ from typing import Final
 
 _WORDS: Final = (
     r"\b(?:answer|respuesta|r[ée]ponse|antwort|resposta|risposta|ответ|antwoord|odpowied[źz]|cevap|jawaban)"
-    r"|答案|答え|解答|정답|đáp án|उत्तर|الإجابة|الجواب"
+    r"|(?:最[终終后後])?答案|答え|解答|정답|đáp án|उत्तर|الإجابة|الجواب"
 )
 _SO: Final = (
     r"(?:(?:so|thus|hence|therefore|por lo tanto|entonces|así que|donc|ainsi|also|somit|daher|portanto|logo|quindi"
@@ -38,7 +38,7 @@ ANSWER_SENTENCE: Final = re.compile(
     re.IGNORECASE,
 )
 """What begins a sentence of a line that gives the answer."""
-LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|最?[终終]?(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
+LEAD_IN: Final = re.compile(rf"{_SO}(?:{'|'.join(_IS)}|(?:{_WORDS}) ?:) ?:? ?(?=\S)", re.IGNORECASE)
 """What begins an answer that is such a sentence itself, in NFKC."""
 SENTENCE_END: Final = re.compile(r" ?(?:です|である|となる|になります|입니다|이다|예요|이에요)?[.。\uFF0E]?$")
 """What ends a sentence after the answer, where verbs stand last."""

@@ -36,6 +36,9 @@ _NAME: Final = re.compile(
 _COMMAND: Final = re.compile(r"\\[A-Za-z]+")
 _QUANTITIES: Final = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|angle|sum|prod|int|lim|gcd|lcm|max|min|det)(?![A-Za-z])")
 _CHOICE: Final = re.compile(r"\(?\s*(?P<letter>[A-J])\s*[).:]\s*(?P<rest>.*)")
+_LABELLED_CHOICE: Final = re.compile(  # not "(A) and (B)", nor a factor or term
+    r"\(?\s*(?P<letter>[A-F])\s*\)\s+(?P<rest>(?!(?:and|or|only)\b|[-+=^*/(\[]|\\cdot)\S.*)"
+)
 _LETTER: Final = re.compile(r"(?<![A-Za-z\\])[A-J](?![A-Za-z])")
 _PRODUCT: Final = re.compile(r"[A-DF-HJ-NP-TV-Za-df-hj-np-tv-z]{1,3}")
 
@@ -80,6 +83,7 @@ def compare(prediction: str, label: str, cpu_s: float = CPU_LIMIT_S) -> Comparis
 def _compare(prediction: Notation, label: Notation, budget: Budget) -> Comparison:
     if prediction.unit and label.unit and prediction.unit != label.unit:
         return Comparison(equal=False, method="unit")
+    label = _without_choice(label, prediction)
     prediction = _chosen(prediction, label)
     repeated = values.without_repetition_in_words(prediction.text)
     if repeated[1] is not None and exact_number(repeated[0]) == repeated[1]:
@@ -106,6 +110,17 @@ def _chosen(prediction: Notation, label: Notation) -> Notation:
         return prediction
     is_letter = _LETTER.fullmatch(label.text.strip("()"))
     return replace(prediction, text=choice["letter"] if is_letter else choice["rest"] or prediction.text)
+
+
+def _without_choice(label: Notation, prediction: Notation) -> Notation:
+    """A label "(C) 12" as the letter where the prediction is one, else as what follows, unless it is of another."""
+    choice, given = _LABELLED_CHOICE.fullmatch(label.text), _CHOICE.fullmatch(prediction.text)
+    if choice is None or _LETTER.search(choice["rest"]) or _OTHER_SIGN.search(choice["rest"]):
+        return label
+    if given and given["rest"] and given["letter"] != choice["letter"]:
+        return label
+    is_letter = _LETTER.fullmatch(prediction.text.strip("()"))
+    return replace(label, text=choice["letter"] if is_letter else choice["rest"])
 
 
 def _without_base(prediction: Notation, label: Notation) -> tuple[Notation, Notation]:
@@ -290,6 +305,8 @@ def _equal_conditions(first: Key, second: Key, budget: Budget) -> bool:
     if _equal_regions(first, second, budget):
         return True
     if isinstance(first, Combination) and isinstance(second, Combination) and first.kind == second.kind:
+        if first.kind == "without":
+            return _equal_sequences(first.parts, second.parts, budget)
         return len(first.parts) == len(second.parts) and _covers(first.parts, second.parts, budget, once=True)
     if not isinstance(first, Relation) or not isinstance(second, Relation):
         return False
@@ -358,6 +375,11 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
         return _solutions(key, budget)
     if not isinstance(key, Combination):
         return None
+    if key.kind == "without":
+        whole, taken = key.parts
+        points = taken if isinstance(taken, Group | Relation | Combination) else Group(r"\{\}", (taken,))
+        both = _region(whole, budget), _region(points, budget)
+        return None if both[0] is None or both[1] is None else _intersected([both[0], _complement(both[1])])
     regions = [_region(part, budget) for part in key.parts]
     known = [region for region in regions if region is not None]
     if len(known) != len(regions):
@@ -435,6 +457,13 @@ def _united(pieces: list[Piece]) -> list[Piece]:
         elif _order(united[-1][1], piece[1]) < 0:
             united[-1] = united[-1][0], piece[1]
     return united
+
+
+def _complement(pieces: Sequence[Piece]) -> list[Piece]:
+    """What is in none of some disjoint pieces in order."""
+    places = [REALS[0], *(place for piece in pieces for place in piece), REALS[1]]
+    gaps = zip(places[::2], places[1::2], strict=True)
+    return [(low, high) for low, high in gaps if _order(low, high) < 0]
 
 
 def _intersected(regions: Sequence[list[Piece]]) -> list[Piece]:

@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
+from strands_rollout.grading.phrases import LEAD_IN, SENTENCE_END
+
 _DEEPEST: Final = 40
 _TOKEN: Final = re.compile(
-    r"\s*(?:(?P<number>\d+(?:\.\d+|\.(?!\d))?|\.\d+)|(?P<name>\\?[A-Za-z]+)|(?P<mark>\\[{}|&\\]|[-+*/^_()\[\]{}|!]))"
+    r"\s*(?:(?P<number>\d+(?:\.\d+|\.(?!\d))?|\.\d+)|(?P<name>\\?[A-Za-z]+)|(?P<mark>\\[{}|&\\]|[-+*/^_()\[\]{}|!,]))"
 )
 _FUNCTIONS: Final = frozenset(
     {"sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh"}
     | {"ln", "log", "lg", "exp"}
 )
 _INVERSES: Final = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
+_OF_SEVERAL: Final = frozenset({"gcd", "lcm"})
+_OPENED: Final = re.compile(r"\s*\(")
 _CONSTANTS: Final = frozenset({"e", "i", r"\pi", "pi", r"\infty", r"\imath"})
 GREEK: Final = frozenset(
     {"alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota", "kappa"}
@@ -45,7 +49,7 @@ class Node:
 
     Attributes:
         kind: "number", "symbol", "constant", "sum", "product", "quotient", "power", "negative", "degrees", "factorial",
-            "root" (radicand, index), "binomial", "log" (argument, perhaps base), or a function's name.
+            "root" (radicand, index), "binomial", "log" (argument, perhaps base), "gcd", "lcm", or a function's name.
         args: What it is made of.
         value: Of a number.
         name: Of a symbol or constant.
@@ -92,7 +96,8 @@ def _tokens(text: str) -> list[str]:
             raise NotAnExpressionError(f"unknown notation {text[position:]!r:.50}")
         position = match.end()
         name = match["name"]
-        if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"}:
+        is_of_several = name in _OF_SEVERAL and _OPENED.match(text, position)
+        if name is None or name[0] == "\\" or name in _FUNCTIONS or name in {"pi", "sqrt"} or is_of_several:
             tokens.append(match[0].strip())
         elif len(name) > _LONGEST_RUN or name in _NO_PRODUCTS:
             raise NotAnExpressionError(f"a word: {name!r:.50}")
@@ -222,6 +227,8 @@ class _Parser:
             return self._function(name)
         if name in ("frac", "binom", "sqrt"):
             return self._construct(name)
+        if name in _OF_SEVERAL and self.next == "(":
+            return self._of_several(name)
         return self._letter(token)
 
     def _inside(self, closing: str) -> Node:
@@ -267,6 +274,20 @@ class _Parser:
         node = self._atom()
         self._depth -= 1
         return node
+
+    def _of_several(self, name: str) -> Node:
+        """A function of two values or more, between commas."""
+        self._enter()
+        self._take("(")
+        args = [self.sum()]
+        while self.next == ",":
+            self._take()
+            args.append(self.sum())
+        self._take(")")
+        self._depth -= 1
+        if len(args) < 2:
+            raise NotAnExpressionError(f"{name} of one value")
+        return Node(name, tuple(args))
 
     def _function(self, name: str) -> Node:
         exponent = base = None
@@ -342,6 +363,10 @@ _UNIT: Final = re.compile(
     rf"(?P<rest>.*(?:\d\.?|[)}}]|\\pi))(?P<space>\s*)(?P<unit>(?:/\s*)?{_WORD}(?:\s*/\s*{_WORD}|\s+{_WORD}){{0,5}})",
     re.DOTALL,
 )
+_OWNER: Final = r"(?:the|an?|all|my|his|her|their|its)\b"
+_PART_OF: Final = re.compile(
+    rf"(?P<part>.*[\d)}}%])\s*\bof\s+(?:{_OWNER}\s+)*(?P<whole>(?!{_OWNER})[A-Za-z]+(?: [A-Za-z]+)*)", re.DOTALL
+)
 _MONEY: Final = re.compile(r"(?P<sign>[-+]?)\s*(?P<unit>[$€£¥]|US\$|USD|EUR)\s*(?P<rest>[-\d.\\].*)", re.DOTALL)
 _PART: Final = re.compile(r"[a-z]+(?:\.[a-z]+)*|\^\s*\{?\s*-?\d|[$¢€£¥%/]|°\s*[cf]?")
 
@@ -353,6 +378,9 @@ def split_unit(text: str) -> tuple[str, str]:
         rest, per = split_unit(money["rest"])
         name = _NAMES[money["unit"].lower()]
         return money["sign"] + rest, name + ("" if per == name else per)
+    of = _PART_OF.fullmatch(text)
+    if of and split_unit(f"1 {of['whole']}")[0] == "1":  # 1/3 of the pizza is 1/3 pizza, and 30% of them are 30%
+        return split_unit(of["part"] if of["part"].endswith("%") else f"{of['part']} {of['whole']}")
     match = _UNIT.fullmatch(text)
     if match is None or not _is_unit(match["unit"].lower(), after_space=bool(match["space"])):
         return text, ""
@@ -396,8 +424,8 @@ def _singular(word: str) -> str:
 
 
 _SIGNS_OF_COMMANDS: Final = zip(
-    "\u222a\u221e\u2205\u2208π√±≤≥≠θ",
-    ("cup", "infty", "emptyset", "in", "pi", "sqrt", "pm", "le", "ge", "ne", "theta"),
+    "\u222a\u221e\u2205\u2208\u2216π√±≤≥≠θ",
+    ("cup", "infty", "emptyset", "in", "setminus", "pi", "sqrt", "pm", "le", "ge", "ne", "theta"),
     strict=True,
 )
 _UNICODE: Final = str.maketrans(
@@ -457,11 +485,16 @@ _SAME_COMMANDS: Final = (
     *(("times ast", r"\cdot "), ("varnothing O", r"\emptyset "), ("dbinom tbinom", r"\binom"), ("R", r"\mathbb{R}")),
     *(("langle", "("), ("rangle", ")"), ("lbrace", r"\{"), ("rbrace", r"\}"), ("lbrack", "["), ("rbrack", "]")),
     *(("lvert rvert vert mid", "|"), ("wedge land", " and "), ("vee lor", " or ")),
+    ("smallsetminus backslash", r"\setminus "),
 )
 _PLAIN: Final = {name: plain for names, plain in _SAME_COMMANDS for name in names.split()}
 _SIGNS: Final = (
     *(("**", "^"), ("*", r"\cdot "), ("<=", r"\le "), (">=", r"\ge "), ("!=", r"\ne "), (r"\%", "%")),
     *((r"\mathbb R", r"\mathbb{R}"), (r"\{\}", r"\emptyset ")),
+)
+_TURNED_INTERVAL: Final = re.compile(
+    r"(?P<before>^|\\(?:in|cup|setminus)(?![A-Za-z])|=|\bor )\s*(?P<open>[\[\]])(?P<ends>[^\[\],;]+[,;][^\[\],;]+)"
+    r"(?P<close>[\[\]])(?=\s*(?:$|\\(?:cup|setminus)(?![A-Za-z])|or ))"
 )
 _INFINITY: Final = re.compile(r"(?<![A-Za-z\\])(?:infinity|infty|inf)(?![A-Za-z])", re.IGNORECASE)
 _EMPTY_BRACES: Final = re.compile(r"\\\{\s+\\\}")
@@ -490,6 +523,8 @@ def notation_of(answer: str) -> Notation:
     text = _ORDINAL.sub("", text)
     if lead_in := _LEAD_IN.match(text):
         text = text[lead_in.end() :]
+    elif lead_in := LEAD_IN.match(text):
+        text = SENTENCE_END.sub("", text[lead_in.end() :])
     if _TRIGONOMETRIC.search(text):  # sin 30° is of an angle in degrees; 30° is 30 with a unit
         return Notation(_DEGREES.sub(r"^\\circ ", text).strip(), is_text=text != tidied)
     bare, unit = split_unit(_DEGREES.sub("°", text).strip())
@@ -521,6 +556,7 @@ def tidy(answer: str) -> str:
     text = _BRACED_FRAC.sub(r"\1", text)
     text = _CALLED_SQRT.sub(r"\\sqrt{\1}", text)
     text = _SHORT_SQRT.sub(r"\\sqrt{\1}", text)
+    text = _TURNED_INTERVAL.sub(_in_usual_brackets, text)
     return text.rstrip(_TRAILING).lstrip()
 
 
@@ -531,6 +567,13 @@ def canonical(text: str) -> str:
     while len(key) > 2 and key[0] + key[-1] in ("()", "{}") and key[1:-1].isalnum():
         key = key[1:-1]
     return key.lower() if len(key) > 1 and key.isalpha() else key
+
+
+def _in_usual_brackets(interval: re.Match[str]) -> str:
+    """]0,1] as (0,1], and ]0,1[ as a union with itself, which can't be the pair (0,1)."""
+    opening, closing = ("(" if interval["open"] == "]" else "["), (")" if interval["close"] == "[" else "]")
+    usual = f"{opening}{interval['ends']}{closing}"
+    return interval["before"] + (rf"{usual}\cup {usual}" if opening + closing == "()" else usual)
 
 
 def _without_frame(text: str) -> str:

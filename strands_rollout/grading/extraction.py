@@ -1,12 +1,15 @@
 r"""Finds what an assistant said, without reasoning, calls and tool output, and the answer that it gave there.
 
 `spoken_text` and `last_assistant_text` go by the markers of ChatML and of Qwen's and Hermes's tool use.
-`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line. All take time linear in the text.
+`extract_answer` finds the last `\boxed{...}`, else the last `Answer:` line, else "The answer is" in the last line. All
+take time linear in the text.
 """
 
 import re
 from dataclasses import dataclass
 from typing import Final
+
+from strands_rollout.grading.phrases import ANSWER_LABEL, ANSWER_SENTENCE, NEGATION, SENTENCE_END
 
 _TURN_START: Final = "<|im_start|>"
 _TURN_END: Final = re.compile(r"<\|im_end\|>|<\|endoftext\|>")
@@ -15,7 +18,6 @@ _CALL_OPEN, _CALL_CLOSE = "<tool_call>", "</tool_call>"
 _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 _BOX_TOKEN: Final = re.compile(r"(?P<box>\\(?:boxed|fbox)(?![A-Za-z])\s*(?P<open>\{)?)|\\[{}]|[{}]")
 _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
-_ANSWER_LABEL: Final = re.compile(r"\banswer[\s*_`]{0,8}[:\uFF1A][\s*_`]*", re.IGNORECASE)
 _BEGUN: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
 _LONGEST_TAG: Final = 40
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
@@ -146,23 +148,26 @@ def _find_box(text: str) -> _Box:
 
 
 def _ends_in_answer_line(text: str, start: int) -> bool:
-    """Whether the last "Answer:" from `start` on is in the last line, or nothing is after it."""
-    labels = list(_ANSWER_LABEL.finditer(text, start))
-    return bool(labels) and "\n" not in text[labels[-1].end() :]
+    """Whether the last line from `start` on gives an answer, or the last "Answer:" has nothing after it."""
+    labels = list(ANSWER_LABEL.finditer(text, start))
+    if labels and "\n" not in text[labels[-1].end() :]:
+        return True
+    return ANSWER_SENTENCE.search(text[start:].rpartition("\n")[2]) is not None
 
 
 def last_answer_line(text: str) -> str:
     """What follows the last "Answer:" (any case, bold or not) up to the end of its line, or of the next that has text.
 
-    Markdown around it, a final full stop and the delimiters of a single formula are taken off.
+    Where there is none, what follows "The answer is" in the last line, where that begins a sentence. The words may be
+    of another language. Markdown around it, a final full stop and the delimiters of a single formula are taken off.
     """
-    if "answer" not in text.lower():
-        return ""
-    for label in reversed(list(_ANSWER_LABEL.finditer(text))):
+    for label in reversed(list(ANSWER_LABEL.finditer(text))):
         line = text[label.end() :].partition("\n")[0].strip(_MARKUP)
         if line:
             return _formula_of(line)
-    return ""
+    last = text.rstrip().rpartition("\n")[2]
+    sentences = list(ANSWER_SENTENCE.finditer(last)) if len(last) <= _LONGEST_LINE else []
+    return _whole_formula(last[sentences[-1].end() :]) if sentences else ""
 
 
 def _formula_of(line: str) -> str:
@@ -171,6 +176,13 @@ def _formula_of(line: str) -> str:
         return line
     spans = list(_MATH_SPAN.finditer(line))
     around = _MATH_SPAN.sub(" ", line)
-    if len(spans) == 1 and not any(character.isdigit() for character in around):
+    if len(spans) == 1 and not any(character.isdigit() for character in around) and not NEGATION.search(around):
         return next(group for group in spans[0].groups() if group is not None).strip()
-    return line.rstrip(".").strip(_MARKUP)
+    return _whole_formula(line)
+
+
+def _whole_formula(line: str) -> str:
+    """A line without Markdown around it, the words that end its sentence, and delimiters of a formula that is all."""
+    said = SENTENCE_END.sub("", line.strip(_MARKUP).rstrip(".")).strip(_MARKUP)
+    formula = _MATH_SPAN.fullmatch(said)
+    return said if formula is None else next(group for group in formula.groups() if group is not None).strip()

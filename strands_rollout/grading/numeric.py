@@ -13,7 +13,7 @@ import operator
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
@@ -328,6 +328,20 @@ class _Evaluation:
         for step in range(int(under)):
             result = self._checked(result * (over - step) / (step + 1))
         return result
+
+    def _gcd(self, *values: Value) -> Value:
+        return Fraction(math.gcd(*self._whole(values)))
+
+    def _lcm(self, *values: Value) -> Value:
+        return Fraction(math.lcm(*self._whole(values)))
+
+    def _whole(self, values: Sequence[Value]) -> list[int]:
+        """The values of a function of whole numbers, of which one is not 0."""
+        if not all(isinstance(value, Fraction) and value.denominator == 1 for value in values) or not any(values):
+            raise _UndefinedError
+        if sum(_bits(value) for value in values) > _MOST_BITS:
+            raise TooComplexError("too large numbers")
+        return [value.numerator for value in values]
 
     def _log(self, value: Value, base: Value | None = None) -> Value:
         if base is None and not self._decimal_log:

@@ -169,6 +169,7 @@ _BRACKET: Final = re.compile(r"\\[{}]|[()\[\]{}]")
 _COMMA: Final = re.compile(r"[,;]")
 _CONJUNCTION: Final = re.compile(r",?\s+(?:or|and)\s+|;")
 _OR: Final = re.compile(r",?\s+or\s+|\\cup(?![A-Za-z])")
+_WITHOUT: Final = re.compile(r"\\setminus(?![A-Za-z])|(?<=\\mathbb\{R\})\s*-(?=\s*\\\{)")
 _AND: Final = re.compile(r",?\s+and\s+")
 _SIGN: Final = re.compile(r"<|>|=|\\(?:le|ge|ne)(?![A-Za-z])")
 _INEQUALITY: Final = re.compile(r"<|>|\\(?:le|ge|ne)(?![A-Za-z])")
@@ -218,7 +219,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """Relations and intervals of which one ("or") or each ("and") holds."""
+    """Relations and intervals of which one ("or") or each ("and") holds, or the first and not the other ("without")."""
 
     kind: str
     parts: tuple[Key, ...]
@@ -278,6 +279,10 @@ def _alternatives(text: str, depth: int) -> Key | None:
         plus = _BOTH_SIGNS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
         minus = _BOTH_SIGNS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
         return Group("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
+    parts, signs = split_at(text, _WITHOUT)
+    if signs:
+        is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # what is taken from a union?
+        return Combination("without", tuple(key_of(part, depth + 1) for part in parts)) if is_clear else None
     is_region = bool(_INEQUALITY.search(text)) or r"\cup" in text
     for kind, sign in (("or", _OR), ("and", _AND)):
         parts, signs = split_at(text, sign)

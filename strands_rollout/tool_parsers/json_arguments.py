@@ -25,7 +25,7 @@ as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
 Kimi K3: `<|open|>tools<|sep|>`, calls in it, and arguments that say their JSON type; what is not a string is JSON. Text
 stands in a response of its own. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
 ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
-that is not of the type that it says is a failure here.
+that is not of the type that it says is a failure here. A section of any other name is said to nobody: reasoning.
 
 gpt-oss's harmony: a turn is messages, each with a channel and perhaps a recipient. A turn with reasoning and a call,
 from the prompt's `<|start|>assistant` on: `<|channel|>analysis<|message|>...<|end|>`, then
@@ -311,12 +311,18 @@ class KimiK3Parser(SectionParser):
     close_reasoning: ClassVar[str] = "<|close|>think<|sep|>"
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"<\|(?:open|close)\|>(?:think|response|tools|message)<\|sep\|>|<\|open\|>call|<\|close\|>call<\|sep\|>"
+        r"|<\|open\|>(?P<unknown>[^\s<]{1,40})<\|sep\|>"
     )
     sections: Mapping[str, Section] = {
         "": Section("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", "<|open|>call", "<|close|>call<|sep|>", _read_k3)
     }
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+        if unknown := tag["unknown"]:
+            close = f"<|close|>{unknown}<|sep|>"
+            end = text.find(close, tag.end())
+            after = len(text) if end < 0 else end + len(close)
+            return [Reasoning(text[tag.start() : after])], after
         if "response" in tag[0] or "message" in tag[0]:
             return [], tag.end()
         return super()._read_call(text, tag)

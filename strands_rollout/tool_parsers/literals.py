@@ -22,7 +22,7 @@ import re
 from typing import Any, ClassVar, Final
 
 from strands_rollout.tool_parsers import base
-from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, Reasoning, TaggedParser, ToolCall
 from strands_rollout.tool_parsers.json_object import ArrayParser
 
 # texts and words of a Python literal, and the words that none has
@@ -164,8 +164,11 @@ class Gemma4Parser(TaggedParser):
     close_reasoning: ClassVar[str] = "<channel|>"
 
     def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
+        if tag[0] == "<|channel>":  # another than thought is said to nobody, either
+            end, after = self._end_of_reasoning(text, tag.end())
+            return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":
-            return None if "channel" in tag[0] else ([ParseFailure(tag[0], "it closes no call")], tag.end())
+            return [ParseFailure(tag[0], "it closes no call")], tag.end()
         end = text.find("<tool_call|>", tag.end())
         after = len(text) if end < 0 else end + len("<tool_call|>")
         head = _HEAD.match(text, tag.end())

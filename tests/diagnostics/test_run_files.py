@@ -206,6 +206,7 @@ def test_good_data_is_fine(tmp_path: Path) -> None:
         ({"prompt": "What?", "label": None}, "label"),
         ({"prompt": "What?", "label": {"a": 1}}, "{'a': 1}"),
         ({"prompt": "What?", "label": ["", None]}, "every answer is wrong"),
+        ({"prompt": "What?", "label": [[[[[[[[[[[["2"]]]]]]]]]]]]}, "more than 10 deep"),
         ({"prompt": [{"role": "user", "content": RENDERED}], "label": "2"}, "rendered"),
     ],
 )
@@ -213,6 +214,19 @@ def test_a_row_that_can_not_be_trained_on_is_an_error(row: object, word: str, tm
     remedy = "--apply-chat-template" if word == "rendered" else '"prompt"'
     found = look_at_data(data(tmp_path, ROW, row, row))
     assert_fault(found, "data: train.jsonl", "error", "line 2: ", word, "1 more", remedy=remedy)
+
+
+@pytest.mark.parametrize(
+    ("label", "status", "words"),
+    [
+        ("['2']", "ok", "line 2: the label \"['2']\" is the text of a list, read as '2'"),
+        ("[1, 2]", "ok", "line 2: the label '[1, 2]' is read as mathematics"),
+        ("{'a': 1}", "warning", "line 2: the label \"{'a': 1}\" looks like the text of a list or mapping"),
+    ],
+)
+def test_a_label_that_looks_like_a_container_is_told_of(label: str, status: str, words: str, tmp_path: Path) -> None:
+    finding = only(look_at_data(data(tmp_path, ROW, {**ROW, "label": label})), "data: train.jsonl")
+    assert (finding.status, words in finding.found) == (status, True)
 
 
 def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_error(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ x^{999999999} | \sqrt{2}^{99999999} | \sqrt[99999]{x^{99999}} | e^{e^{e^{e}}} | 
 PIECES: Final = r"""
 1¦1,¦1a¦(¦()¦ab ¦\frac{1}¦1 ¦a=¦sqrt(¦\{1,¦$¦^¦x^¦-¦+x¦|¦x!¦{¦\sin ¦\sin x+¦\sqrt{¦\sqrt¦x^{9999}+¦\pi^¦\pm 1,¦<x
 x\le ¦\cup(1,2)¦ or x<1¦\color{red}¦**¦_¦`¦"¦\text{¦\underline¦\frac1x+¦x_1¦999!+¦\binom{999}{500}+¦\¦(x+1.1)^{900}
-e^{\sin x}¦\log x ¦=1¦= 6/2¦\frac{x^{99}}{7}+¦\tan x^2+¦x(¦five ¦cm/¦°
+e^{\sin x}¦\log x ¦=1¦= 6/2¦\frac{x^{99}}{7}+¦\tan x^2+¦x(¦five ¦cm/¦°¦1 of a ¦1) of ¦]0,¦]0,1[¦=]0,1[\cup
+\gcd(2,¦\gcd(¦lcm(999,998)¦\setminus ¦\mathbb{R}\setminus\{1\}¦\mathbb{R}-¦(A) ¦答案是¦所以¦gcd
 """
 TEXTS: Final = [
     *(text for line in HOSTILE.strip().splitlines() for text in line.split(" | ")),

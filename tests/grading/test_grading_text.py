@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 - colons of other languages
 """The last words of the assistant, never its reasoning, calls or a tool's output; and the answer in them."""
 
 import time
@@ -161,7 +162,38 @@ def test_the_last_balanced_box_is_the_answer(text: str, answer: str) -> None:
         ("Answer: 41\nAnswer: 42", "42"),
         ("Answer: 42\nAnswer:", "42"),
         ("Answer: `42`", "42"),
-        ("The answer is 42", ""),
+        ("Answer: it is not $42$", "it is not $42$"),
+        ("Answer: No. of ways: $42$", "42"),
+        ("Answer: no es $42$", "no es $42$"),
+        ("答案：42", "42"),
+        ("最终答案: **42**。", "42"),
+        ("Réponse : $42$.", "42"),
+        ("Ответ: 42", "42"),
+        ("答え：42です。", "42"),
+        ("Answer: 41\n答案：42", "42"),
+        ("The answer is 42", "42"),
+        ("So 6*7 = 42.\n**The answer is 42.**", "42"),
+        ("6*7 = 42. Therefore, the final answer is: $42$.", "42"),
+        ("The answer is 41. No. The answer is 42", "42"),
+        ("答案是 42", "42"),
+        ("因为 6*7=42。所以最终答案是 $42$。", "42"),
+        ("La respuesta es 42.", "42"),
+        ("Por lo tanto, la respuesta es 42", "42"),
+        ("Donc la réponse est \\(42\\).", "42"),
+        ("Die Antwort lautet 42.", "42"),
+        ("따라서 정답은 42입니다.", "42"),
+        ("The answer is 41\nAnswer: 42", "42"),
+        ("Answer: 42\nThe answer is 41", "42"),
+        ("The answer is not $42$", "not $42$"),
+        ("The answer is $42$ or $43$", "$42$ or $43$"),
+        ("The answer is 42?", "42?"),
+        ("I doubt that the answer is 42", ""),
+        ("It is unlikely the answer is 42", ""),
+        ("The answer is 42.\nOr is it? Let me see.", ""),
+        ("The answer is 42\n\nBut that is wrong", ""),
+        ("我不认为答案是 42", ""),
+        ("No creo que la respuesta sea 42", ""),
+        ("The answer is", ""),
         ("", ""),
     ],
 )
@@ -177,6 +209,13 @@ def test_without_a_box_the_last_answer_line_counts(text: str, answer: str) -> No
         *(f"\\boxed{{34}} or rather {begun}" for begun in (r"\boxed{3", r"\boxed{", r"\boxed", r"\boxed{}", r"\boxe")),
         *(f"\\boxed{{34}} or rather {begun}" for begun in (r"\boxed{ ", r"\boxed 3", r"\fbox{3", r"\fb")),
         *(r"\boxed{34} \boxed{ \frac{1}{2}", r"\boxed{41 \boxed{34}", "Answer: 34\n\\boxed{3", r"\boxed 34"),
+        *(
+            "The answer is 34",
+            "\\boxed{34}. So the answer is 3. The answer is 3",
+            "答案是 34",
+            "答案：34",
+            "正确答案：3",
+        ),
         *("\\boxed{34} but let me check <tool_ca", "\\boxed{34}\n<t", "\\boxed{34} <|tool_call"),
     ],
 )
@@ -190,6 +229,7 @@ def test_an_open_end_of_a_cut_text_is_no_answer_and_leaves_none_before_it(text: 
         ("Answer: 34\n", "34"),
         ("Answer: 34\nThis is because x <", "34"),
         ("Answer: 34\n\n\\frac{3", "34"),
+        ("The answer is 34\n", "34"),
         (r"\boxed{34}", "34"),
         (r"\boxed{34}. This is because \frac{1}{2", "34"),
         (r"Answer: $\boxed{34}", "34"),
@@ -210,7 +250,24 @@ def test_an_answer_buried_under_fifty_thousand_characters_is_not_found() -> None
     assert (extract_answer("\\boxed{42}" + " " * 40_000), extract_answer("\\boxed{42}" + " " * 50_000)) == ("42", "")
 
 
-@pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", "\\", "Answer: ", "answer ", "Answer: \\(", "$", r"\boxed "])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        r"\boxed{",
+        "{",
+        "}",
+        "\\",
+        "Answer: ",
+        "answer ",
+        "Answer: \\(",
+        "$",
+        r"\boxed ",
+        "答案",
+        ". So ",
+        "The answer is ",
+        "。所以",
+    ],
+)
 def test_a_hostile_text_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     extract_answer(piece * (2_000_000 // len(piece)))

@@ -226,6 +226,21 @@ def test_what_muse_glimmer_says_to_nobody_is_no_text(turn: str, said: list[str])
 
 
 @pytest.mark.parametrize(
+    ("known", "turn", "said"),
+    [
+        ("kimi_k3", "<|open|>thinking<|sep|>so 42<|close|>thinking<|sep|><|open|>response<|sep|>41", ["41"]),
+        ("kimi_k3", "<|open|>response<|sep|>41<|close|>response<|sep|><|open|>x<|sep|>so 42", ["41"]),
+        ("gemma4", "41<|channel>analysis\nso 42<channel|>", ["41"]),
+        ("gemma4", "<|channel>analysis\nso 42", []),
+    ],
+)
+def test_what_stands_in_an_unknown_channel_is_no_text(known: str, turn: str, said: list[str]) -> None:
+    segments = family(known).make().segments(turn)
+    assert [part.text for part in segments if isinstance(part, Text)] == said
+    assert "so 42" in "".join(part.text for part in segments if isinstance(part, Reasoning))
+
+
+@pytest.mark.parametrize(
     ("tools", "written", "meant"),
     [
         (["f"], "f.f", "f"),

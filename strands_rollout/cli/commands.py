@@ -7,6 +7,7 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -80,6 +81,8 @@ def main() -> None:
     """Run the command line; never returns."""
     # transformers would advise to install torch, which most commands don't need
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    # a job that is ended says what was kept, as after Ctrl-C
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         app(prog_name="strands-rollout")
     except RolloutError as e:
@@ -87,6 +90,8 @@ def main() -> None:
 
         typer.echo(f"error: {printable(str(e))}", err=True)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_version(*, value: bool) -> None:

@@ -79,7 +79,10 @@ async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path
 
 
 @pytest.mark.slow
-async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+async def test_ctrl_c_and_sigterm_end_it_with_130_and_say_how_to_resume(
+    signum: signal.Signals, shipped_tokenizer: Any, tmp_path: Path
+) -> None:
     """Two samples are answered, the others wait for the engine when it comes."""
     waiting = asyncio.Event()
 
@@ -100,7 +103,7 @@ async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer:
         async with started(*arguments, cwd=tmp_path) as process:
             async with asyncio.timeout(PATIENCE_S):
                 await waiting.wait()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signum)
             async with asyncio.timeout(PATIENCE_S):
                 out, err = await process.communicate()
     assert (process.returncode, out) == (130, b"")

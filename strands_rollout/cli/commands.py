@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final, Literal
 
 import typer
@@ -81,8 +82,7 @@ def main() -> None:
     """Run the command line; never returns."""
     # transformers would advise to install torch, which most commands don't need
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    # a job that is ended says what was kept, as after Ctrl-C
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="strands-rollout")
     except RolloutError as e:
@@ -92,6 +92,14 @@ def main() -> None:
         sys.exit(2 if isinstance(e, ConfigError) else 1)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_signum: int, frame: FrameType | None) -> None:
+    """Do as after Ctrl-C, so that a job that is ended says what was kept; a shell's background job ignores SIGINT."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
 
 
 def _print_version(*, value: bool) -> None:

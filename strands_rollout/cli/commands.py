@@ -7,12 +7,14 @@ import asyncio
 import os
 import re
 import secrets
+import signal
 import sys
 import time
 from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final, Literal
 
 import typer
@@ -80,6 +82,7 @@ def main() -> None:
     """Run the command line; never returns."""
     # transformers would advise to install torch, which most commands don't need
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         app(prog_name="strands-rollout")
     except RolloutError as e:
@@ -87,6 +90,16 @@ def main() -> None:
 
         typer.echo(f"error: {printable(str(e))}", err=True)
         sys.exit(2 if isinstance(e, ConfigError) else 1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_signum: int, frame: FrameType | None) -> None:
+    """Do as after Ctrl-C, so that a job that is ended says what was kept; a shell's background job ignores SIGINT."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler):
+        raise KeyboardInterrupt
+    handler(signal.SIGINT, frame)
 
 
 def _print_version(*, value: bool) -> None:

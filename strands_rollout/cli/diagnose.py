@@ -186,6 +186,10 @@ def rescore(
     keys = [*([reward_key] if reward_key else []), "score", "acc"]
     called = load_reward(reward, config, keys, changes=changes, takes_groups=group_rm)
     ok = asyncio.run(run_rescore(dump, called, out=out, show=show, as_json=as_json))
+    if not as_json and out is not None:
+        _next("view", out)
+    elif ok and not as_json and reward is not None:
+        _next("rescore", dump, "--reward", reward, "--out", "FILE")
     raise typer.Exit(0 if ok else 1)
 
 
@@ -221,7 +225,19 @@ def validate(
     called = load_reward(reward, config, [reward_key] if reward_key else ["acc", "score"], changes=changes)
     keys = {"prompt_key": input_key, "label_key": label_key}
     ok = asyncio.run(run_validate(data, called, **keys, sayings=sayings, as_json=as_json))
+    if ok and not as_json:
+        given = [("--input-key", input_key, "prompt"), ("--label-key", label_key, "label")]
+        keys_given = [word for option, key, default in given if key != default for word in (option, key)]
+        changed = [word for change in changes or () for word in ("--set", change)]
+        of_reward = [*(["--config", config] if config else []), *changed, *(["--reward", reward] if reward else [])]
+        _next("eval", "--data", data, *keys_given, *of_reward)
     raise typer.Exit(0 if ok else 1)
+
+
+def _next(*words: object) -> None:
+    from strands_rollout.dump.terminal import show_next
+
+    show_next(*words)
 
 
 def view(
@@ -256,6 +272,7 @@ def view(
     retokeniser = _retokeniser(tokenizer, dumps)
     if text:
         _print(_named(dumps), set(sample or ()), retokeniser)
+        _next("view", *dumps)
     elif out is not None:
         _write(_named(dumps), out, retokeniser)
     else:
@@ -376,6 +393,7 @@ def export(
         typer.echo(_to_otel(dump, endpoint, start, reward_key, with_contents=contents))
     else:
         typer.echo(_to_wandb(dump, project, reward_key, with_contents=contents))
+    _next("view", dump)
 
 
 def _to_otel(dump: Path, endpoint: str | None, start: datetime | None, reward_key: str, *, with_contents: bool) -> str:

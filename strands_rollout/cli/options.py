@@ -205,7 +205,7 @@ def config(
     if file is not None or changes:
         from strands_rollout.slime_plugin.inputs import check_names
 
-        asyncio.run(check_names(file, settings))
+        asyncio.run(check_names(file, settings, changes))
     if file is not None and not as_json:
         _show_further(file, settings)
 

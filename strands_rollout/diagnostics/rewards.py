@@ -30,7 +30,7 @@ from rich.text import Text
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
-from strands_rollout.dump.terminal import counter, make_console, printable, show_next
+from strands_rollout.dump.terminal import counter, make_console, printable
 from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError, foreign_code
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
@@ -491,8 +491,6 @@ async def run_rescore(
         print(json_line(totals).decode(), end="")
     else:
         _show(make_console(), found, totals, show)
-        if out is not None:
-            show_next("view", out)
     return not totals["failed"]
 
 

@@ -9,6 +9,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,16 +49,25 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:
-        await check_names(path, settings)
+        await check_names(path, settings, changes)
     return settings
 
 
-async def check_names(path: Path | None, settings: RolloutSettings) -> None:
-    """Raise ConfigError, with a line for each, where something that a file's settings name is not there."""
+async def check_names(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
+    """Raise ConfigError, with a line for each, where something that settings name is not there.
+
+    Those that `changes`, `setting=value`, have put in place of the file's are the command line's.
+    """
     search_beside(path)
-    faults = [f"  {name}: {error}" for name, error in await named_faults(settings)]
-    if faults:
-        raise ConfigError("\n".join([f"{path or 'the command line'} names what can't be used:", *faults]))
+    changed = {re.split(r"[.=]", change.strip().removeprefix("strands_rollout."))[0] for change in changes or ()}
+    of_file: list[str] = []
+    of_command: list[str] = []
+    for name, error in await named_faults(settings):
+        (of_command if path is None or name in changed else of_file).append(f"  {name}: {error}")
+    blocks = [(path, of_file), ("the command line", of_command)]
+    lines = [line for where, faults in blocks if faults for line in (f"{where} names what can't be used:", *faults)]
+    if lines:
+        raise ConfigError("\n".join(lines))
 
 
 async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:

@@ -168,6 +168,32 @@ def test_a_dump_that_can_not_be_read_exits_with_1(command, content, tmp_path, mo
     assert "error: dump.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "following"),
+    [
+        (["validate", "rows.jsonl"], "eval --data rows.jsonl"),
+        (["validate", "rows.jsonl", "--config", "it.yaml"], "eval --data rows.jsonl --config it.yaml"),
+        (["validate", "rows.jsonl", "--json"], None),
+        (["validate", "wrong.jsonl"], None),
+        (["view", "dump.jsonl", "--text"], "view dump.jsonl"),
+        (["view", "dump.jsonl", "--text", "--sample", "0"], "view dump.jsonl"),
+        (["rescore", "dump.jsonl", "--reward", "it.score"], "rescore dump.jsonl --reward it.score --out FILE"),
+        (["rescore", "dump.jsonl", "--reward", "it.score", "--out", "new.jsonl"], "view new.jsonl"),
+    ],
+    ids=str,
+)
+def test_the_end_of_a_command_names_the_next_one(arguments, following, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]], prompt="1 + 1?", label="2", response="2", reward=0.0)])
+    Path("rows.jsonl").write_text('{"prompt": "1 + 1?", "label": "2"}\n')
+    Path("wrong.jsonl").write_text('{"prompt": "1 + 1?"}\n')
+    Path("it.yaml").write_text("strands_rollout: {reward: {wrong: 0.0}}\n")
+    Path("it.py").write_text("def score(response, label):\n    return 1.0\n")
+    exit_code(monkeypatch, *arguments)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    assert said == ([] if following is None else [f"next: strands-rollout {following}"])
+
+
 def test_the_demos_samples_can_be_replayed(tmp_path, monkeypatch, capsys) -> None:
     """Each has a seed of its own, also where none is named."""
     monkeypatch.chdir(tmp_path)

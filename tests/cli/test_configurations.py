@@ -103,6 +103,27 @@ def test_a_wrong_setting_of_the_command_line_is_named(command, change, said, tmp
     assert isinstance(done.exception, ConfigError) or command.startswith("doctor")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "heads"),
+    [
+        (["eval", "--config", "it.yaml", "--reward", "no.score"], ["the command line names"]),
+        (["eval", "--config", "it.yaml", "--set", "tools=[no.tool]"], ["the command line names"]),
+        (["try", "it.yaml", "--set", "strands_rollout.reward.function=no.score"], ["the command line names"]),
+        (["eval", "--config", "bad.yaml", "--reward", "no.score"], ["bad.yaml names", "the command line names"]),
+        (["eval", "--config", "bad.yaml"], ["bad.yaml names"]),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_loaded_is_said_of_the_file_or_of_the_command_line(arguments, heads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("it.yaml").write_text("strands_rollout: {max_tool_iterations: 2}\n")
+    Path("bad.yaml").write_text("strands_rollout: {tools: [no.tool]}\n")
+    done = CliRunner().invoke(app, arguments)
+    assert isinstance(done.exception, ConfigError)
+    said = str(done.exception).splitlines()
+    assert [line.removesuffix(" what can't be used:") for line in said if not line.startswith(" ")] == heads
+
+
 def test_a_demo_that_could_write_nothing_plays_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = strands_rollout("demo", "--dump", str(tmp_path / "file" / "dump"), cwd=tmp_path)

@@ -30,12 +30,12 @@ PATIENCE_S = 60.0
 
 
 @asynccontextmanager
-async def started(*arguments: str, cwd: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started(*arguments: str, cwd: Path, sigint: str = "SIG_DFL") -> AsyncIterator[asyncio.subprocess.Process]:
     """The command, running; killed in the end if it still does."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        AS_IN_A_TERMINAL,
+        AS_IN_A_TERMINAL.replace("SIG_DFL", sigint),
         sys.executable,
         *COMMAND,
         *arguments,
@@ -74,8 +74,13 @@ async def test_the_embedded_engine_is_evaluated_on_the_shipped_problems(tmp_path
 
 
 @pytest.mark.slow
-async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    """Two samples are answered, the others wait for the engine when it comes."""
+@pytest.mark.parametrize(
+    ("signum", "in_background"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)]
+)
+async def test_ctrl_c_and_sigterm_end_it_with_130_and_say_how_to_resume(
+    signum: signal.Signals, in_background: bool, shipped_tokenizer: Any, tmp_path: Path
+) -> None:
+    """Two samples are answered, the others wait for the engine when it comes. A shell's background ignores SIGINT."""
     waiting = asyncio.Event()
 
     async def reply(request: dict[str, Any], number: int) -> Reply:
@@ -92,10 +97,10 @@ async def test_ctrl_c_ends_it_with_130_and_says_how_to_resume(shipped_tokenizer:
     async with FakeSGLang(reply, context_length=8192) as fake:
         arguments = ["--base-url", fake.base_url, "--tokenizer", str(shipped_tokenizer.name_or_path)]
         arguments += ["--data", str(data), "--config", str(config), "--out", "run", "--concurrency", "2"]
-        async with started(*arguments, cwd=tmp_path) as process:
+        async with started(*arguments, cwd=tmp_path, sigint="SIG_IGN" if in_background else "SIG_DFL") as process:
             async with asyncio.timeout(PATIENCE_S):
                 await waiting.wait()
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signum)
             async with asyncio.timeout(PATIENCE_S):
                 out, err = await process.communicate()
     assert (process.returncode, out) == (130, b"")

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from strands import tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
+from strands_rollout.agent import tool_call
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats
 from strands_rollout.errors import SandboxError
 
@@ -141,3 +143,15 @@ async def test_a_fault_of_the_sandbox_is_remembered_apart_however_wrapped_and_it
     _, stats = await call(inner)
     assert isinstance(stats.infrastructure_error, SandboxError)
     assert stats.finished == {}
+
+
+def test_calls_that_overlap_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0 to 10 and from 2 to 5, then from 20 to 21."""
+    clock = iter([0.0, 2.0, 5.0, 10.0, 20.0, 21.0])
+    monkeypatch.setattr(tool_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    stats = ToolStats()
+    with stats.running(), stats.running():
+        pass
+    with stats.running():
+        pass
+    assert (stats.seconds, stats.waited_s) == (10.0 + 3.0 + 1.0, 10.0 + 1.0)

@@ -1,4 +1,4 @@
-"""The words with which an answer is introduced, in English and further languages: "Answer:", "the answer is".
+"""The words that introduce an answer: "Answer:" in English and further languages, and "the answer is" in the latter.
 
 What stands around the answer stays in it, such as a no, a question or a second answer, and then it equals no label.
 """
@@ -16,8 +16,8 @@ _SO: Final = (
     r"|perciò|итак|значит)[,:]? "
     r"|(?:所以|因此|故|那么|于是|よって|したがって|ゆえに|従って|따라서|그러므로)[,、\uFF0C ]? ?)?"
 )
+# not in English: this package's prompts ask for a box or "Answer:" there, and a policy is to learn that
 _IS: Final = (
-    r"(?:the |my |our )?(?:final |correct )?answer is",
     r"la (?:respuesta|solución)(?: final| correcta)? es",
     r"la (?:réponse|solution)(?: finale| correcte)? est",
     r"(?:die|meine) (?:endgültige |richtige )?antwort (?:ist|lautet)",

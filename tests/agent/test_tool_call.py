@@ -3,6 +3,7 @@
 import asyncio
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from strands import tool
 from strands.tools.tools import PythonAgentTool
 from strands.types.tools import AgentTool
 
+from strands_rollout.agent import tool_call
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats, callable_names
 from strands_rollout.errors import SandboxError, ToolError
 
@@ -176,3 +178,15 @@ async def test_any_tool_of_an_agent_is_called_under_a_name_that_strands_takes(sh
     played = await run(shipped_tokenizer, turns, settings={"tools": [f"{__name__}.order"]})
     assert "ordered 2" in played.context_after(0)
     assert "shop.order" not in played.decode(played.fake.requests[0].input_ids)
+
+
+def test_calls_that_overlap_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0 to 10 and from 2 to 5, then from 20 to 21."""
+    clock = iter([0.0, 2.0, 5.0, 10.0, 20.0, 21.0])
+    monkeypatch.setattr(tool_call, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    stats = ToolStats()
+    with stats.running(), stats.running():
+        pass
+    with stats.running():
+        pass
+    assert (stats.seconds, stats.waited_s) == (10.0 + 3.0 + 1.0, 10.0 + 1.0)

@@ -32,6 +32,12 @@ async def test_a_limit_beyond_the_context_is_refused_naming_it(engine):
     )
 
 
+async def test_a_limit_that_fills_the_context_is_taken(engine):
+    answer = await engine.generate([5] * (engine.facts.context_length - 20), max_new_tokens=20, ignore_eos=True)
+    assert 0 < len(answer["output_ids"]) <= 20
+    assert answer["meta_info"]["finish_reason"]["type"] == "length"
+
+
 @pytest.mark.parametrize("beyond", [0, 100])
 async def test_a_prompt_as_long_as_the_context_is_refused_naming_it(engine, beyond):
     context = engine.facts.context_length

@@ -251,6 +251,9 @@ async def test_a_token_of_another_medium_ends_an_episode_as_the_policys(llava_wi
     is_first = wrote == "policy, first"
     assert (facts["turns"], sum(sample.loss_mask) > 0, sample.remove_sample) == (not is_first, not is_first, is_first)
     assert processor_ids(llava_with_videos[0], VIDEO) not in sample.tokens
+    # a prompt whose turn is in no sample leaves no image token without its image there
+    has_image_tokens = processor_ids(llava_with_videos[0], llava_with_videos[0].image_token) in sample.tokens
+    assert has_image_tokens == (sample.multimodal_train_inputs is not None) == (not is_first)
     assert len(engine.read) == (2 if wrote == "policy" else 1)
 
 

@@ -338,6 +338,8 @@ async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokeniz
     [
         ({"command": "no-such-command {prompt}"}, "agent_command can't start 'no-such-command'"),
         ({"command": "python -c", "args": ["print('why'); exit(3)", "{prompt}"]}, "exit code 3"),
+        ({"command": "python -c pass {prompt}", "exit_codes": [3]}, "exit code 0; expected one of"),
+        ({"command": "python -c exit(3) {prompt}", "exit_codes": [0, 3]}, "has ended without asking the policy"),
         ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
     ],
 )

@@ -165,9 +165,12 @@ async def test_a_refusal_that_no_parameter_of_the_clients_explains_is_the_engine
 
 async def test_a_stop_token_outside_the_vocabulary_is_not_sent(stage):
     async with stage([END]) as made:
-        status, answer = await made.post("chat", {**HISTORY["chat"], "stop_token_ids": [10**6]})
-        assert (status, "below the vocabulary size" in answer["error"]["message"]) == (400, True)
-        assert (made.fake.requests, made.session.error) == ([], None)
+        size = made.session.model.template.encoder.vocab_size
+        for token in (size, 10**6):
+            status, answer = await made.post("chat", {**HISTORY["chat"], "stop_token_ids": [token]})
+            assert (status, "below the vocabulary size" in answer["error"]["message"]) == (400, True)
+            assert (made.fake.requests, made.session.error) == ([], None)
+        assert (await made.post("chat", {**HISTORY["chat"], "stop_token_ids": [size - 1]}))[0] == 200
 
 
 async def test_an_aborted_turn_with_a_grammar_is_sampled_again_from_its_beginning(shipped_tokenizer):

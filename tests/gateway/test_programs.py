@@ -217,6 +217,16 @@ async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, 
     assert programs.told == [*["a", "b"][: cut[0]], "a", "b"]  # its tools run again
     assert facts["gateway"]["repeats"] == cut[0]
     assert (facts["tool_iterations"], facts["dropped_sampled_tokens"]) == (2, 0)
+    told = [(call["id"], call["tool"], call["status"]) for call in facts["calls"]]
+    assert told == [(call["id"], call["tool"], call["status"]) for call in whole.metadata["strands_rollout"]["calls"]]
+
+
+@pytest.mark.parametrize("cut", [(1, 5), (1, 0)])
+async def test_a_turn_that_is_asked_again_when_a_program_is_resumed_is_no_user_turn(shipped_tokenizer, cut):
+    settings = {"resumable": "replay", "max_user_turns": 0}
+    sample, _ = await _attempts(shipped_tokenizer, "chat", cut, **settings)
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["resumes"], facts["stop_reason"]) == ("completed", 1, "completed")
 
 
 @pytest.mark.parametrize("settings", [{}, {"resumable": "replay"}])

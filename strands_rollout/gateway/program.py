@@ -278,18 +278,22 @@ class _Run:
         """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
+        was_cut = conversation.last.stop_reason == "max_tokens"
         if self.limit is not None:
             return self.limit, None
         if fault is not None:
             return reason_of_error(fault, cut_by=cut_by, has_turns=has_turns), fault
         if error is not None:
-            if not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError):
+            is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
+            if is_programs_own:
                 error = errors.ConfigError(failure_words(self.program.name, error, self.task))
+            if was_cut and (is_programs_own or isinstance(error, CommandError)):
+                return LENGTH_REASONS[cut_by or "turn"], error  # clients raise at a cut answer, which is the policy's
             return reason_of_error(error, cut_by=cut_by, has_turns=has_turns), error
         if not has_turns:
             words = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(words)
-        if conversation.last.stop_reason == "max_tokens":
+        if was_cut:
             return LENGTH_REASONS[cut_by or "turn"], None
         return StopReason.COMPLETED, None
 

@@ -110,6 +110,7 @@ async def test_a_score_that_a_program_returns_is_the_reward(shipped_tokenizer, p
     ("program", "settings", "turns", "reason", "status"),
     [
         ("raises", {}, TURNS[-1:], "setup_error", "failed"),
+        ("raises", {"max_turn_tokens": 20}, [Reply.tokens([5] * 20, "length")], "turn_length", "truncated"),
         ("asks_nothing", {}, [], "setup_error", "failed"),
         ("never_ends", {"episode_timeout_s": 1.0}, TURNS[-1:], "episode_timeout", "truncated"),
         ("chat", {"max_tool_iterations": 1}, TURNS, "max_tool_iterations", "truncated"),
@@ -127,6 +128,7 @@ async def test_how_a_programs_episode_ends(shipped_tokenizer, program, settings,
     assert violations(played.sample) == []
     if program == "raises":
         assert "agent_program 'programs.raises' raised ValueError: no luck" in played.facts["error"]
+        assert any(played.sample.loss_mask) is (status == "truncated")
 
 
 async def test_a_budget_that_is_used_up_ends_the_episode(shipped_tokenizer):

@@ -51,7 +51,8 @@ _MOST_DEATHS: Final = 5
 _DEATHS_WITHIN_S: Final = 60.0
 _MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
 _CAUSE_CHARS: Final = 200
-_LEFT_LIMIT_S: Final = 10.0
+_LEFT_LIMIT_S: Final = 60.0
+_NODE_POLL_S: Final = 5.0
 _CLOSE_LIMIT_S: Final = 3.0
 _TELL_AFTER_S: Final = 0.005
 _TELL_LIMIT_S: Final = 0.5
@@ -380,9 +381,11 @@ class WorkerPool:
         with self._args_lock:
             sent = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
+        # where one has died its records are
+        node = worker.node or (worker.greeting.node if worker.greeting else None)
         worker.has_args, worker.greeting = {sent.number: None}, None
         with foreign_code("Ray may raise anything while it starts an actor") as outcome:
-            options = remote.actor_options(self._setting, worker.node)
+            options = remote.actor_options(self._setting, node)
             worker.actor = (
                 self._ray.remote(EpisodeWorker)
                 .options(**options)
@@ -445,8 +448,9 @@ class WorkerPool:
         left: dict[int, Sequence[bytes]] | None = None
         greeting = self.loop.create_task(self._greet(worker))
         try:
-            if self._near(died) is None:
-                await asyncio.wait({greeting}, timeout=await self._node_lasts(died) * _LEFT_LIMIT_S)
+            # who has not read what is left must take a tool that has finished for one that may be running
+            while self._near(died) is None and not greeting.done() and await self._node_lasts(died):
+                await asyncio.wait({greeting}, timeout=_NODE_POLL_S)
             if died is not None and (near := self._near(died)) is not None:
                 left = await self._left(near, died)
         finally:

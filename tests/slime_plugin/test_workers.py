@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -450,6 +450,31 @@ async def test_without_ray_the_error_says_what_to_do(stage: Stage, monkeypatch) 
     assert "ray.init()" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "1"}})
     monkeypatch.setattr(worker.importlib.util, "find_spec", lambda _name: None)
     assert "pip install" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "2"}})
+
+
+async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_to_start(monkeypatch) -> None:
+    monkeypatch.setattr(workers, "_NODE_POLL_S", 0.001)
+    dead = worker.Greeting(1, "here", "node", "", "folder", {})
+    place, job, asked = workers._Worker(0, None, greeting=dead), workers._Job(None, Sample(), None, key=7), list[int]()
+    place.jobs, job.fresh, job.worker = {7: job}, [b"turn"], place
+    pool = object.__new__(workers.WorkerPool)
+    pool.loop, pool._workers, pool._queue = asyncio.get_running_loop(), [place], deque()
+
+    def nodes() -> list[dict[str, Any]]:
+        asked.append(len(asked))
+        return [{"NodeID": "node", "Alive": True}]
+
+    async def greet(started: Any) -> None:
+        await until(lambda: len(asked) > 3)  # it takes its time
+        started.greeting, started.is_ready = dead, True
+
+    async def left(_near: Any, _died: Any) -> dict[int, list[bytes]]:
+        return {7: [b"turn", b"result"]}
+
+    pool._ray, pool._greet, pool._left = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None), greet, left
+    monkeypatch.setattr(pool, "_assign", lambda: None)
+    await pool._restart(place, "killed")
+    assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])
 
 
 def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have_begun() -> None:

@@ -71,9 +71,13 @@ def row_of(sample: SampleLike) -> list[object]:
 
 
 def digest_of(value: object) -> str:
-    """A short digest of plain values; of others, what `repr` says."""
+    """A short digest of plain values; of others, and of what JSON can't hold, what `repr` says."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
-    return hashlib.sha256(orjson.dumps(value, default=repr, option=options)).hexdigest()[:16]
+    try:
+        text = orjson.dumps(value, default=repr, option=options)
+    except TypeError:  # integers of more than 64 bits, halves of surrogate pairs, or deep nesting
+        text = repr(value).encode(errors="surrogatepass")
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -24,7 +24,7 @@ from strands_rollout import Sample, files, generate, normalize_rewards
 from strands_rollout.files import RecordLog, left_in
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
+from strands_rollout.slime_plugin.conditions import changed_conditions, digest_of, episode_conditions
 from strands_rollout.slime_plugin.generate import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -415,6 +415,11 @@ async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothin
     args.n_samples_per_prompt = 3
     normalize_rewards(args, [sample, *fresh])
     assert [one.remove_sample for one in (sample, *fresh)] == [False, False, False]
+
+
+@pytest.mark.parametrize("value", [-(2**64), 2**70, "\ud800", {2**70: "\ud800"}, [[[2**70]] * 3]])
+def test_digest_of_takes_what_a_row_may_hold(value) -> None:
+    assert digest_of({"a": value}) == digest_of({"a": value}) != digest_of({"a": [value]})
 
 
 def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:

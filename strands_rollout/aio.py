@@ -305,6 +305,12 @@ def _settle(future: asyncio.Future[Any], *, result: object = None, error: BaseEx
         future.set_exception(error)
 
 
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """Let asyncio log nothing of an error that nobody waits for."""
+    if not future.cancelled():
+        future.exception()
+
+
 _STEP_CLEANUP_S: Final = 0.5
 
 
@@ -350,6 +356,7 @@ class OwnLoop:
         step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
+        result.add_done_callback(_retrieve)  # nobody else does where this call is cancelled
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
@@ -360,12 +367,16 @@ class OwnLoop:
 
     def _work(self) -> Callable[[], None]:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._take_steps())
+            self._task = task = runner.get_loop().create_task(self._take_steps())
+            while not task.done():
+                # a step may stop the loop, and its tasks may raise SystemExit: those that follow need it
+                with suppress(RuntimeError, SystemExit, KeyboardInterrupt):
+                    self._loop.run_until_complete(task)
         return lambda: None
 
     async def _take_steps(self) -> None:
-        self._task = task = cast("asyncio.Task[None]", asyncio.current_task())
-        while (step := await self._steps.get()) is not None:
+        task = cast("asyncio.Task[None]", self._task)
+        while (step := await self._next_step()) is not None:
             if step.is_cancelled:
                 continue
             for variable in step.context:
@@ -379,6 +390,11 @@ class OwnLoop:
             self._running = None
             while task.cancelling():  # the step was cancelled, not those that follow
                 task.uncancel()
+
+    async def _next_step(self) -> _Step | None:
+        while True:
+            with suppress(asyncio.CancelledError):  # that the last step has left behind
+                return await self._steps.get()
 
     def _cancel(self, step: _Step) -> None:
         step.is_cancelled = True

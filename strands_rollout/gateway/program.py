@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,7 +153,8 @@ class _Run:
         if progress is not None:
             self.session.restore(progress.messages)
         self.counts: dict[Conversation, list[int]] = {model.conversation: [begun.tool_iterations, begun.tool_calls]}
-        self.user_turns = 0
+        turns = model.trajectory.turns
+        self.user_turns = _user_turns(begun.messages, len(turns) - model.trajectory.is_open)
         self.limit: StopReason | None = None
         self.tripped = asyncio.Event()
         calls = (block["toolUse"] for message in begun.messages for block in message["content"] if "toolUse" in block)
@@ -246,6 +248,8 @@ class _Run:
         told = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
         stats = self.stats
         stats.calls[:] = [call for call in stats.calls if call["id"] in told]
+        self.counted &= told  # a turn may have calls of the same ids again
+        self.user_turns = _user_turns(messages, len(kept))
         stats.errors = sum(call["status"] == "error" for call in stats.calls)
         stats.seconds, stats.timeouts = sum(call["s"] for call in stats.calls), 0
 
@@ -326,6 +330,17 @@ class _Run:
             is_resumable=self.program.may_replay,
             program=outcome,
         )
+
+
+def _user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
+    """How often the user has spoken after the first of so many last turns of the policy."""
+    answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
+    own = answers[max(0, len(answers) - turns) :]
+    said = [messages[begin + 1 : end] for begin, end in pairwise((*own, len(messages)))]
+    return sum(
+        bool(given) and not any("toolResult" in block for message in given for block in message["content"])
+        for given in said
+    )
 
 
 class CommandError(errors.ConfigError):

@@ -208,6 +208,7 @@ class Session:
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
         self._repeated: int | None = None  # the last place in it that was answered from it
+        self._is_interrupted = False  # the main conversation, before its first turn
         self._ended: Exception | None = None
 
     @property
@@ -219,6 +220,8 @@ class Session:
     def main(self) -> Conversation:
         """The main conversation: the first with tools, or while there is none, the first."""
         conversations = self.model.conversations
+        if self._is_interrupted and not conversations.main.turn_count:
+            return conversations.main
         played = [one for one in conversations if any(thread.conversation is one for thread in self._threads)]
         return played[0] if played else conversations.main
 
@@ -295,8 +298,11 @@ class Session:
         self.facts.requests += 1
         self.used = time.monotonic()
         self._heed(request)
-        if self._recorded is not None and (why := await self._divergence(request, self._recorded)):
-            self._begin_afresh(why)
+        if self._recorded is not None:
+            why = await self._divergence(request, self._recorded)
+            self._check_open()  # still
+            if why:
+                self._begin_afresh(why)
         for one in (thread.pending for thread in self._threads if thread.has_head_of(request)):
             if one is not None and one.request.is_repeated_by(request) and one.is_gone():
                 self.facts.repeats += 1
@@ -378,6 +384,7 @@ class Session:
             thread.messages = [*map(_as_sent, near.thread.messages[: near.length])]
             thread.seen = near.thread.seen[: near.length]
             thread.replies = {at: reply for at, reply in near.thread.replies.items() if at < near.length}
+            thread.grammars = {at: grammar for at, grammar in near.thread.grammars.items() if at < near.length}
         self._threads.append(thread)
         given = near.given if near is not None else request.messages
         return _Match(thread, given, len(thread.messages), near.ids if near is not None else {}, "")
@@ -398,6 +405,9 @@ class Session:
             answer = await self.model.answer(
                 messages, request.tools, request.system, params=params, conversation=conversation
             )
+        except (EngineAbortedError, asyncio.CancelledError):
+            self._is_interrupted |= bool(request.tools) and conversation is self.model.conversation
+            raise
         except (EngineRejectedError, ConfigError) as e:
             blamed = sorted(params.keys() - {"max_new_tokens", "stop"})
             is_other = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
@@ -495,8 +505,11 @@ class Session:
                 return "" if is_beside else _OTHER_HEAD
             thread.system, thread.tools, thread.is_head_known = request.system, request.tools, True
         elif not thread.has_head_of(request):
-            is_at_end = self._match(thread, request).length == len(thread.messages)
-            return _OTHER_HEAD if is_at_end else ""
+            length, repeated = self._match(thread, request).length, self._repeated
+            is_at_end = length == len(thread.messages)
+            # the agent's own next request, before the end; one without tools is beside an agent that has some
+            goes_on = repeated is not None and length > repeated and bool(request.tools or not thread.tools)
+            return _OTHER_HEAD if is_at_end or goes_on else ""
         match = self._match(thread, request)
         if self._extends(match, request):
             self._recorded = None
@@ -538,8 +551,9 @@ class Session:
         thread, n = match.thread, match.length
         if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
             return False
-        # an open turn is continued by the request that it answers, which tells nothing new
-        is_next = (len(match.given) == n) if thread.segment.trajectory.is_open else (len(match.given) > n)
+        # an open turn is continued by the request that it answers, which tells nothing new; a grammar bounds whole turns
+        is_open = thread.segment.trajectory.is_open
+        is_next = (len(match.given) == n and not request.grammar) if is_open else (len(match.given) > n)
         return is_next and not self._is_busy(thread.conversation)
 
     def _match(self, thread: _Thread, request: TurnRequest) -> _Match:

@@ -116,6 +116,14 @@ async def retooling(task: Any, endpoint: Any) -> str:
     return await chat(task, endpoint, later_tools=[*TOOLS, *[other] * (told.count("start") - 1)])
 
 
+async def retooling_anew(task: Any, endpoint: Any) -> str:
+    """The same, whose tool says something else, too."""
+    told.append("start")
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object", "properties": {}}}}
+    attempt = told.count("start")
+    return await chat(task, endpoint, note=f"{attempt}: ", later_tools=[*TOOLS, *[other] * (attempt - 1)])
+
+
 async def dated(task: Any, endpoint: Any) -> None:
     """Has another system prompt each time that it is started, and no tools."""
     told.append("start")

@@ -1,13 +1,15 @@
 """Programs that block where they should await: the endpoint, deadlines and other episodes go on."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from harness import run
+from fake_sglang import Reply
+from harness import ids_of, run
 from programs import post
 from strands import Agent
 from strands.agent.conversation_manager import SummarizingConversationManager
@@ -141,3 +143,74 @@ async def test_a_programs_resources_and_environment_are_on_its_loop(shipped_toke
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
     assert played.facts[SCORE_KEY]["score"] == 34.0
     assert pools[0].left_by is pools[0].task is not None
+
+
+async def stops_its_loop(_task: Any, endpoint: Any) -> None:
+    await post(endpoint, {"messages": CHAT})
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+
+
+async def has_a_task_that_exits(_task: Any, endpoint: Any) -> str:
+    async def exits() -> None:
+        raise SystemExit(1)
+
+    await post(endpoint, {"messages": CHAT})
+    leaked = asyncio.create_task(exits())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert isinstance(leaked.exception(), SystemExit)
+    return "34"
+
+
+async def cancels_itself_at_its_end(_task: Any, endpoint: Any) -> str:
+    await post(endpoint, {"messages": CHAT})
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    return "34"
+
+
+async def is_cancelled_after_its_end(_task: Any, endpoint: Any) -> str:
+    await post(endpoint, {"messages": CHAT})
+    current = asyncio.current_task()
+    assert current is not None
+    asyncio.get_running_loop().call_soon(current.cancel)
+    return "34"
+
+
+class Scored:
+    """Scores after a while."""
+
+    def __init__(self, _task: Any) -> None:
+        pass
+
+    async def score(self) -> float:
+        await asyncio.sleep(0)
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    "program", [stops_its_loop, has_a_task_that_exits, cancels_itself_at_its_end, is_cancelled_after_its_end]
+)
+async def test_what_a_program_does_to_its_loop_and_task_ends_neither_before_its_environment(shipped_tokenizer, program):
+    settings = {"agent_program": f"{__name__}.{program.__name__}", "environment": f"{__name__}.Scored"}
+    async with asyncio.timeout(60):
+        played = await run(shipped_tokenizer, [DONE], settings=settings)
+    assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
+    assert played.facts[SCORE_KEY]["score"] == 0.5
+
+
+async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, caplog):
+    is_up = False
+
+    def script(_body: Any, _number: int) -> Any:
+        nonlocal is_up
+        is_up = True
+        return Reply.abort(ids_of(shipped_tokenizer, DONE)[:3])
+
+    settings = {"agent_program": f"{__name__}.answers", "should_abort": lambda: is_up}
+    played = await run(shipped_tokenizer, script, settings=settings, args={"partial_rollout": True})
+    gc.collect()
+    assert played.facts["stop_reason"] == "aborted"
+    assert [record for record in caplog.records if record.name == "asyncio"] == []

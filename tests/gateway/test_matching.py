@@ -9,6 +9,9 @@ from fake_sglang import Reply
 from harness import call_text, ids_of
 from programs import TOOLS
 
+from strands_rollout.gateway.session import SessionEndedError
+from strands_rollout.model.history import HistorySegment
+
 ASK = {"role": "user", "content": "What is 17 * 2?"}
 CALL = "<think>\nHm.\n</think>\n\nLet me see." + call_text(name="add")
 END = "It is 34.<|im_end|>"
@@ -181,6 +184,30 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
         made.session.restore(saved)
         assert await made.chat([ASK], tools=TOOLS, stop="STOP") == first
     assert (first["content"], len(made.fake.requests)) == ("It is 34.", 1)
+
+
+async def test_a_request_that_is_compared_with_a_record_when_the_episode_ends_is_not_sampled(stage, monkeypatch):
+    compared, goes_on, new_context = asyncio.Event(), asyncio.Event(), HistorySegment.new_context
+
+    async def held(*given: Any) -> Any:
+        compared.set()
+        await goes_on.wait()
+        return await new_context(*given)
+
+    async with stage([END, END]) as made:
+        await made.chat([ASK], tools=TOOLS)
+        saved = made.session.main_messages
+        made.session.model.resume(made.session.model.trajectory, saved, 1)
+        made.session.restore(saved)
+        monkeypatch.setattr(HistorySegment, "new_context", held)
+        asked = asyncio.create_task(made.post("chat", {"messages": [{**ASK, "content": "Another"}], "tools": TOOLS}))
+        await compared.wait()
+        made.session.end(SessionEndedError("it is over"))
+        await made.session.finish()
+        goes_on.set()
+        status, answer = await asked
+    assert (status, answer["error"]["code"], len(made.fake.requests)) == (503, "episode_ended", 1)
+    assert made.session.facts.diverged == ""
 
 
 THOUGHT = "<think>\nHm, hm.\n</think>\n\n"

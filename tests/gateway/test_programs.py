@@ -265,7 +265,7 @@ async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(sh
     assert violations(sample) == []
 
 
-@pytest.mark.parametrize("cut", [(0, 5), (1, 5)])
+@pytest.mark.parametrize("cut", [(0, 0), (0, 5), (1, 5)])
 async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force(shipped_tokenizer, cut):
     sample, asked = await _attempts(shipped_tokenizer, "titled", cut, resumable="replay")
     facts = sample.metadata["strands_rollout"]
@@ -273,7 +273,9 @@ async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force
     assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
 
 
-@pytest.mark.parametrize(("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5))])
+@pytest.mark.parametrize(
+    ("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5)), ("retooling", (2, 4)), ("retooling_anew", (2, 4))]
+)
 async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipped_tokenizer, program, cut):
     sample, asked = await _attempts(shipped_tokenizer, program, cut, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
@@ -282,7 +284,49 @@ async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipp
     assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(trained)
     assert facts["gateway"]["diverged"] == "the system prompt or the tools are others"
     assert asked == [cut[0] + 1, len(trained)]
+    assert len(facts["calls"]) == len(trained) - 1
     assert violations(sample) == []
+
+
+async def test_calls_of_a_sample_that_begins_afresh_are_counted_under_the_ids_of_those_that_are_forgotten(
+    shipped_tokenizer,
+):
+    sample, _ = await _attempts(shipped_tokenizer, "changing", (2, 4), resumable="replay")
+    facts = sample.metadata["strands_rollout"]
+    assert "message 0" in facts["gateway"]["diverged"]
+    assert [(call["tool"], call["status"]) for call in facts["calls"]] == [("add", "success")] * 2
+
+
+async def _said_again(tokenizer: Any, program: str, cut: int | None, most: int) -> tuple[Any, int]:
+    """A sample whose user speaks, with the most times, resumed after the request that is aborted; its requests."""
+    flag, answer, asked = _Flag(), ids_of(tokenizer, TURNS[-1]), 0
+
+    def script(_body: dict[str, Any], _number: int) -> Reply:
+        nonlocal asked
+        asked += 1
+        flag.is_up = asked == cut
+        at = 3 if cut is not None and asked == cut + 1 else 0
+        return Reply.abort(answer[:3]) if flag.is_up else Reply.tokens(answer[at:])
+
+    sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
+    for _ in range(2 if cut else 1):
+        flag.is_up = False
+        async with FakeSGLang(script, context_length=8192) as fake:
+            given = {"agent_program": f"programs.{program}", "should_abort": flag, "resumable": "replay"}
+            settings = {**given, "max_user_turns": most}
+            args = args_for(fake.base_url, tokenizer, strands_rollout=settings, partial_rollout=True)
+            sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096})
+    return sample, asked
+
+
+@pytest.mark.parametrize("cut", [None, 1, 2])
+@pytest.mark.parametrize("most", [1, 2])
+async def test_user_turns_of_all_attempts_count(shipped_tokenizer, cut, most):
+    sample, asked = await _said_again(shipped_tokenizer, "twice", cut, most)
+    facts = sample.metadata["strands_rollout"]
+    reason = "max_user_turns" if most == 1 else "completed"
+    assert (facts["stop_reason"], facts["user_turns"], facts["turns"]) == (reason, most, 1 + most)
+    assert asked == 1 + most + (cut is not None)
 
 
 @pytest.mark.parametrize("cut", [(1, 5), (2, 4)])

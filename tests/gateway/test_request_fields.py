@@ -144,6 +144,25 @@ async def test_a_grammar_is_part_of_what_is_asked(stage):
         assert (len(made.fake.requests), made.session.facts.repeats) == (2, 2)
 
 
+async def test_an_answer_is_told_under_its_own_grammar_alone_also_to_a_history_that_was_branched(stage):
+    async with stage([f"{name}.<|im_end|>" for name in ("one", "two", "three", "four")], branches=True) as made:
+        first = await made.chat([ASK], regex="one")
+        for question in ("Sure?", "Really?"):
+            await made.chat([ASK, first, {**ASK, "content": question}])
+        assert (await made.chat([ASK]))["content"] == "four."
+        assert await made.chat([ASK], regex="one") == first
+
+
+async def test_a_turn_that_was_interrupted_is_not_continued_under_a_grammar(stage, shipped_tokenizer):
+    """The grammar would begin in the middle of the turn."""
+    cut = Reply.abort(ids_of(shipped_tokenizer, END)[:2])
+    async with stage([cut, END], branches=True, continue_aborted=False) as made:
+        assert (await made.post("chat", {"messages": [ASK]}))[0] == 503
+        assert (await made.chat([ASK], regex="It.*"))["content"] == END[:-10]
+        first, second = made.fake.requests
+    assert first.input_ids == second.input_ids
+
+
 @pytest.mark.parametrize("status", [400, 422])
 @pytest.mark.parametrize("api", HISTORY)
 async def test_a_parameter_that_the_engine_refuses_is_the_clients_fault(stage, api, status):

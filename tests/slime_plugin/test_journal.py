@@ -449,7 +449,7 @@ async def test_records_of_an_aborted_sample_end_when_a_later_attempt_does(shippe
     async with FakeSGLang(reply, context_length=8192, weight_version="7") as fake:
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings, log_multi_turn=True)
         await generate(args, sample, params)
-        assert (sample.status, list(_left(tmp_path / "journal"))[0][:2]) == (Sample.Status.ABORTED, "3-")
+        assert (sample.status, next(iter(_left(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
         sample.metadata["start_rollout_id"] = 7  # slime's, of a collected sample
         aborting = False
         await generate(args, sample, params | changed)

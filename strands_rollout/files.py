@@ -285,6 +285,16 @@ class RecordLog:
             self._held.add(key)
             return EpisodeRecords(self, key, self._left.pop(key, ()))
 
+    def end_others(self, prefix: str, name: str) -> None:
+        """End what is left under names with this prefix, but for this name's and those of running episodes."""
+        with self._lock:
+            known = self._files.keys() | self._left.keys()
+            others = [key for key in known - self._held - {name.encode()} if key.startswith(prefix.encode())]
+            for key in others:
+                self._left.pop(key, None)
+        for key in others:
+            self.release(key, keep=False)
+
     def append(self, key: bytes, record: bytes, *, is_first: bool = False) -> None:
         """Keep a record; the first of an attempt takes the place of all earlier ones.
 

@@ -517,7 +517,8 @@ def _explain(error: ErrorDetails, root: str) -> str:
         name = path[-1] if path else ""
         shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
         return f"got {where}={shown!r:.500}; expected: {expectation(error)}"
-    model = next((_NESTED[part] for part in reversed(path[:-1]) if part in _NESTED), RolloutSettings)
+    outer = [*root.split("."), *path[:-1]]
+    model = next((_NESTED[part] for part in reversed(outer) if part in _NESTED), RolloutSettings)
     known = sorted(model.model_fields)
     near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"

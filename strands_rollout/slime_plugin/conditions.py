@@ -28,6 +28,8 @@ _CHANGE_NOTHING: Final = frozenset(
         *("fan_out", "reward", "max_staleness", "max_sample_staleness", "row_tools"),
     }
 )
+# what attempts leave in a row's metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
+_OF_ATTEMPTS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
 _NAME_CODE: Final = ("agent_factory", "agent_program", "conversation_manager", "hooks", "tools")
 # what tokenizers differ in: case, digits, spaces, accents, scripts, bytes, markup
 _PROBE: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
@@ -66,7 +68,7 @@ def episode_conditions(
 def row_of(sample: SampleLike) -> list[object]:
     """What a data set's row gives an episode, as plain values: the prompt, the label, and its metadata."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    given = {str(name): value for name, value in metadata.items() if name != METADATA_KEY}
+    given = {str(name): value for name, value in metadata.items() if name not in _OF_ATTEMPTS}
     return [sample.prompt, sample.label, given]
 
 
@@ -75,8 +77,8 @@ def digest_of(value: object) -> str:
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
     try:
         text = orjson.dumps(value, default=repr, option=options)
-    except TypeError:  # integers of more than 64 bits, halves of surrogate pairs, or deep nesting
-        text = repr(value).encode(errors="surrogatepass")
+    except TypeError:  # as for integers above 64 bits, halves of surrogate pairs, and keys that JSON has not
+        text = repr(value).encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:16]
 
 

@@ -31,7 +31,7 @@ from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory
-from strands_rollout.samples import SampleLike
+from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.conditions import digest_of, row_of
 from strands_rollout.slime_plugin.resume import (
@@ -327,8 +327,9 @@ async def open_journal(
 ) -> EpisodeRecords | None:
     """The records of this sample of this job in the setting's `journal_dir`; None without one, or if it can't be used.
 
-    Those of an episode that was begun under other conditions, or on another row, are not this sample's. What dead
-    processes have left is read once, in a thread. Another episode of the same sample keeps them for itself.
+    Those of an episode that was begun under other conditions, or on another row, are not this sample's; of an aborted
+    sample, which has gone further, they are ended. What dead processes have left is read once, in a thread. Another
+    episode of the same sample keeps them for itself.
     """
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:
@@ -336,7 +337,10 @@ async def open_journal(
     name = digest_of([await asyncio.to_thread(conditions), row_of(sample), evaluation])
     try:
         await once(("journal", os.getpid(), folder), functools.partial(_log_in, os.getpid(), folder))
-        return _log_in(os.getpid(), folder).open(f"{sample.index}-{name}")
+        log, name = _log_in(os.getpid(), folder), f"{sample.index}-{name}"
+        if sample.index is not None and sample.status is statuses_of(sample).ABORTED:
+            log.end_others(f"{sample.index}-", name)
+        return log.open(name)
     except OSError as e:
         _warn_of_folder(folder, f"{type(e).__name__}: {e}")
         return None

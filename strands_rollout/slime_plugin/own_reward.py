@@ -34,7 +34,7 @@ from strands.types.exceptions import ModelThrottledException
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import EpisodeDeadline, LoopCache, in_own_thread
+from strands_rollout.aio import EpisodeDeadline, LoopCache, exits_as_errors, in_own_thread
 from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.files import Json
@@ -84,12 +84,14 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
     """
 
     async def part(one: RewardPart) -> Scored:
+        what, kind = ("the reward", RolloutError) if one.judge is None else ("the judge", EnvironmentFaultError)
         async with _limits(settings.timeout_s, one.judge):
-            if one.evaluator is not None:
-                return await _evaluated(one.evaluator, one.judge, answer)
-            if one.judge is not None:
-                return await _judged(one.judge, answer)
-            return await (built_in() if one.function is None else _called(one.function, answer))
+            with exits_as_errors(what, kind):  # in a task of its own, which must not end the loop
+                if one.evaluator is not None:
+                    return await _evaluated(one.evaluator, one.judge, answer)
+                if one.judge is not None:
+                    return await _judged(one.judge, answer)
+                return await (built_in() if one.function is None else _called(one.function, answer))
 
     parts, ours = settings.all_parts, getattr(answer.args, "strands_rollout", None)
     asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
@@ -216,12 +218,14 @@ async def _judged(judge: Judge, answer: Answer) -> Scored:
 
 
 async def _model_reply(judge: Judge, prompt: str) -> str:
-    path = str(judge.strands_model)
+    path, limit = str(judge.strands_model), asyncio.timeout(judge.timeout_s)
     with foreign_code("a Strands model may raise anything") as outcome:
-        async with asyncio.timeout(judge.timeout_s):
+        async with limit:
             agent = Agent(model=load_model(path), callback_handler=None, load_tools_from_directory=False)
             return str(await agent.invoke_async(prompt))
     e = outcome.error
+    if limit.expired():
+        raise EnvironmentFaultError(f"the judge {path} took longer than judge.timeout_s={judge.timeout_s:g}") from e
     raise EnvironmentFaultError(f"the judge {path} raised {type(e).__name__}: {e}") from e
 
 
@@ -386,7 +390,8 @@ def _limited(model: Model, judge: Judge) -> Model:
 
     async def asked(*args: object, **kwargs: object) -> AsyncIterator[Any]:
         async def whole() -> list[Any]:
-            return [event async for event in stream(*args, **kwargs)]
+            with exits_as_errors("the judge", EnvironmentFaultError):
+                return [event async for event in stream(*args, **kwargs)]
 
         reply, given_up = asyncio.ensure_future(whole()), _GIVEN_UP.get()
         try:

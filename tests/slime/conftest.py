@@ -55,6 +55,11 @@ def fresh_slime(slime_package: Path) -> Iterator[None]:
 
 def _end_loop(loop_thread: Any, http_client: Any) -> None:
     async def close() -> None:
+        # of a run that was ended: they would be destroyed in the midst of another test
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
         if http_client is not None:
             await http_client.aclose()
         await asyncio.get_running_loop().shutdown_asyncgens()

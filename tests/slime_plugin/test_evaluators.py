@@ -79,6 +79,8 @@ class Told(Evaluator):
 
     async def evaluate_async(self, case: Any) -> list[EvaluationOutput]:
         given = case.metadata["outputs"]
+        if given == "leave":
+            raise SystemExit("no key")
         if given == "wait":
             waiting.set()
             await asyncio.sleep(60)
@@ -196,6 +198,7 @@ GRAPH = {"agent_factory": "user_agents.graph", "environment": None, "turns": ("L
 UNJUDGED: dict[str, tuple[str, Any, str]] = {
     "nothing that applies": ("Told", {"outputs": [[0.0, NOT_APPLICABLE]]}, "had nothing to judge"),
     "no output": ("Told", {"outputs": []}, "had nothing to judge"),
+    "an evaluator that ends the program": ("Told", {"outputs": "leave"}, "raised SystemExit('no key')"),
     "an evaluator that raises": ("Told", {}, "raised KeyError"),
     "a score that is no number": ("Sync", {"score": float("nan")}, "expected a finite `score`"),
     "a row that can't be read": ("Sync", {"expected_trajectory": 1}, "raised ValidationError"),

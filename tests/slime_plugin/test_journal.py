@@ -24,7 +24,7 @@ from strands_rollout import Sample, files, generate, normalize_rewards
 from strands_rollout.files import RecordLog, left_in
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.conditions import changed_conditions, digest_of, episode_conditions
+from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
 from strands_rollout.slime_plugin.generate import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -417,9 +417,44 @@ async def test_a_continued_episode_makes_no_fresh_sample_stale_and_trains_nothin
     assert [one.remove_sample for one in (sample, *fresh)] == [False, False, False]
 
 
-@pytest.mark.parametrize("value", [-(2**64), 2**70, "\ud800", {2**70: "\ud800"}, [[[2**70]] * 3]])
-def test_digest_of_takes_what_a_row_may_hold(value) -> None:
-    assert digest_of({"a": value}) == digest_of({"a": value}) != digest_of({"a": [value]})
+@pytest.mark.parametrize(
+    "row",
+    [{"label": 2**70}, {"prompt": "Cut in an emoji: \ud83d"}, {"metadata": {"by": {(1, 2): 3}}}],
+    ids=["a large label", "half of a pair", "keys of no JSON"],
+)
+async def test_a_row_of_any_values_has_a_journal(shipped_tokenizer, tmp_path, row) -> None:
+    sample = new_sample()
+    vars(sample).update(row)
+    settings = {"journal_dir": str(tmp_path / "journal")}
+    await play(shipped_tokenizer, sample, settings=settings, turns=(call_text("a", "work"), ANSWER))
+    assert (sample.metadata["strands_rollout"]["error"], sample.status) == (None, Sample.Status.COMPLETED)
+
+
+@pytest.mark.parametrize("changed", [{}, {"temperature": 0.5}], ids=["the same conditions", "other conditions"])
+async def test_records_of_an_aborted_sample_end_when_a_later_attempt_does(shipped_tokenizer, tmp_path, changed) -> None:
+    aborting = False
+    turns = [ids_of(shipped_tokenizer, text) for text in (call_text("a", "work"), call_text("c", "work"), ANSWER)]
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        nonlocal aborting
+        aborting = number == 1
+        done = shipped_tokenizer.decode(body["input_ids"]).count("is done")
+        if aborting:
+            return Reply.abort(turns[done][:4])
+        cut = 4 if body["input_ids"][-4:] == turns[done][:4] else 0
+        return Reply.tokens(turns[done][cut:])
+
+    sample, params = new_sample(), {"temperature": 1.0, "max_new_tokens": 4096}
+    settings = SETTINGS | {"journal_dir": str(tmp_path / "journal"), "should_abort": lambda: aborting}
+    async with FakeSGLang(reply, context_length=8192, weight_version="7") as fake:
+        args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings, log_multi_turn=True)
+        await generate(args, sample, params)
+        assert (sample.status, next(iter(_left(tmp_path / "journal")))[:2]) == (Sample.Status.ABORTED, "3-")
+        sample.metadata["start_rollout_id"] = 7  # slime's, of a collected sample
+        aborting = False
+        await generate(args, sample, params | changed)
+    assert sample.status is Sample.Status.COMPLETED
+    assert _left(tmp_path / "journal") == {}
 
 
 def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:

@@ -88,6 +88,22 @@ class Holding(Judging):
             yield event
 
 
+class Leaving(Judging):
+    """A Strands model whose client ends the program."""
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise SystemExit("no key")
+        yield {}
+
+
+class Cancelled(Judging):
+    """A Strands model that a scope of its own cancels."""
+
+    async def stream(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        raise asyncio.CancelledError
+        yield {}
+
+
 async def scored(reward: Any, sample: Sample | None = None) -> dict[str, Any]:
     given = sample or Sample(prompt="What is {label}?", response="<think>so</think>\\boxed{42}", label="42")
     args = SimpleNamespace(strands_rollout={"reward": reward}, is_slimes=True)
@@ -124,6 +140,7 @@ async def test_a_reward_of_any_form_scores(reward: Any, score: float, acc: float
         (f"{HERE}.of_three", r"got the reward test_own_reward.of_three\(a, b, c\); expected .*\(response, label\) or"),
         ({"function": f"{HERE}.slow", "timeout_s": 0.01}, "the reward took longer than reward.timeout_s=0.01"),
         ({"parts": {"right": {}, "no": f"{HERE}.gone"}}, "has no attribute 'gone'"),
+        ({"functoin": f"{HERE}.of_text"}, "unknown setting strands_rollout.reward.functoin; did you mean 'function'"),
         ({"function": f"{HERE}.slow", "parts": {"a": {}}}, "make the function one of the parts"),
         ({"parts": {"a": {"judge": {"model": "m"}}}}, "a judge needs either base_url and model, or strands_model"),
     ],
@@ -206,6 +223,20 @@ async def test_a_judge_that_outlasts_the_reward_is_an_outage() -> None:
     RELEASED.append(asyncio.Event())
     found = await scored({"timeout_s": 0.01, "parts": {"a": {"judge": f"{HERE}.Holding"}}})
     assert (found["method"], "timeout_s=0.01" in found["error"]) == ("no_judge", True)
+
+
+@pytest.mark.parametrize(
+    ("judge", "why"),
+    [
+        ({"strands_model": f"{HERE}.Leaving"}, "the judge raised SystemExit('no key')"),
+        ({"strands_model": f"{HERE}.Cancelled"}, "the judge was cancelled by its own code"),
+        ({"strands_model": f"{HERE}.Holding", "timeout_s": 0.01}, "Holding took longer than judge.timeout_s=0.01"),
+    ],
+)
+async def test_a_strands_model_that_gives_up_is_an_outage_and_ends_no_loop(judge: Any, why: str) -> None:
+    RELEASED.append(asyncio.Event())
+    found = await asyncio.create_task(scored({"parts": {"right": {}, "a": {"judge": judge}}}))
+    assert (found["method"], why in found["error"]) == ("no_judge", True), found["error"]
 
 
 async def test_a_wait_for_a_place_of_the_judge_is_no_time_of_the_reward() -> None:

@@ -551,7 +551,8 @@ class Session:
         thread, n = match.thread, match.length
         if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
             return False
-        # an open turn is continued by the request that it answers, which tells nothing new; a grammar bounds whole turns
+        # an open turn is continued by the request that it answers, which tells nothing new
+        # and has no grammar, which bounds whole turns
         is_open = thread.segment.trajectory.is_open
         is_next = (len(match.given) == n and not request.grammar) if is_open else (len(match.given) > n)
         return is_next and not self._is_busy(thread.conversation)

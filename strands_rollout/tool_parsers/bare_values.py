@@ -412,8 +412,7 @@ class MuseGlimmerParser(SchemaSectionParser):
     value_words: ClassVar[str] = key_words
     untyped_is_json: ClassVar[bool] = True
 
-    def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split the text into reasoning, text, calls and failures, in its order."""
+    def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:
         if not in_reasoning and _MUSE_MARKER.search(text) is None:
             return [Text(text)] if text.strip() else []
         found: list[Segment] = []
@@ -428,6 +427,8 @@ class MuseGlimmerParser(SchemaSectionParser):
             content, in_reasoning = text[position:end], False
             if recipient in ("self", "user"):
                 base.add_text(found, Reasoning if recipient == "self" else Text, content)
+            elif not reads_calls and (recipient is not None or _MUSE_TOOL.search(content)):
+                base.add_text(found, Text, text[start:after])
             elif recipient is not None:
                 found += self._calls(content, recipient, text[start:after])
             elif meant := _MUSE_TOOL.search(content):

@@ -315,10 +315,11 @@ class TaggedParser(BaseParser):
                 add_text(found, Reasoning, text[tag.end() : end])
                 position = start
                 continue
-            read = self._read_tag(source, tag, is_first=is_first) if reads_calls else None
+            read = self._read_tag(source, tag, is_first=is_first)
             is_first = False
-            if read is None:
-                position = tag.end()
+            # in a turn that was cut, a call is text
+            if read is None or not (reads_calls or all(isinstance(one, Reasoning | Text) for one in read[0])):
+                position = tag.end() if read is None else read[1]
                 continue
             add_text(found, Text, text[start : tag.start()])
             segments, start = read

@@ -130,7 +130,9 @@ def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: 
 def test_a_limit_by_its_settings_name_ends_a_valid_episode_and_the_next_command_has_it(folder, turns, change, shown):
     (folder / "own.py").write_text("def score(response, label): return 1.0\n")
     done = play("--script", script(folder, [{"calls": [CALL]}] * turns), "--set", change, "--reward", "own.score")
-    assert (done.exit_code, shown in done.stdout, " status | truncated" in done.stdout) == (0, True, True), done.output
+    assert (done.exit_code, shown in done.stdout, " status | truncated" in done.stdout) == (0, True, True), (
+        f"{done.output} {done.exception!r}"
+    )
     assert done.stderr.endswith(f" eval --config rollout.yaml --reward own.score --set {change}\n")
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,7 +114,7 @@ class _Generating:
     """A model whose request is at an engine that does not answer."""
 
     def __init__(self) -> None:
-        self.is_generating, self.stopped = True, 0
+        self.sent_at, self.stopped = time.monotonic(), 0
 
     async def stop_generating(self) -> bool:
         self.stopped += 1
@@ -123,7 +124,7 @@ class _Generating:
 @pytest.mark.parametrize(("limit_s", "grace_s"), [(0.2, 600.0), (600.0, 0.2), (None, 0.2)])
 async def test_an_aborts_grace_and_the_episodes_limit_end_it_whichever_is_first(limit_s, grace_s) -> None:
     model = _Generating()
-    deadline = EpisodeDeadline(limit_s, lambda: True, model, grace_s)
+    deadline = EpisodeDeadline(limit_s, lambda: True, model, lambda _sent_at: grace_s)
     async with asyncio.timeout(60):
         with pytest.raises(TimeoutError):
             async with deadline:

@@ -404,7 +404,7 @@ class Session:
         return agent
 
     def _make_main(self, agent: Conversation) -> None:
-        """Make it the main one in the place of the first of all: an earlier attempt had ended before the agent asked."""
+        """Make it the main one in place of the first of all: an earlier attempt had ended before the agent asked."""
         before = self.model.conversation
         self.model.conversations.promote(agent)
         before.kind, self._recorded = "aside", None

@@ -319,6 +319,7 @@ class _Step:
     call: Callable[[], Awaitable[Any]]
     context: contextvars.Context
     done: concurrent.futures.Future[Any] = field(default_factory=concurrent.futures.Future)
+    is_begun: bool = False
     is_cancelled: bool = False
 
 
@@ -333,6 +334,7 @@ class OwnLoop:
         self._loop = asyncio.new_event_loop()
         self._steps: asyncio.Queue[_Step | None] = asyncio.Queue()
         self._running: _Step | None = None
+        self._is_blocked = False  # a step was given up before it began; none has begun since
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -348,7 +350,8 @@ class OwnLoop:
         A call that is cancelled is cancelled there too, and abandoned if it has not ended 0.5 s later.
 
         Raises:
-            ToolError: The function raised SystemExit, or another exception that would end the loop.
+            ToolError: The function raised SystemExit, or another exception that would end the loop; or an earlier
+                function blocks the loop, for so long that another call was given up. This one is made when it ends.
             Exception: Whatever else the function raises.
         """
         if asyncio.get_running_loop() is self._loop:
@@ -357,12 +360,15 @@ class OwnLoop:
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
         result.add_done_callback(_retrieve)  # nobody else does where this call is cancelled
+        if self._is_blocked:
+            raise ToolError("the event loop of its program is still blocked")
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:
             with suppress(RuntimeError):  # the loop has ended meanwhile
                 self._loop.call_soon_threadsafe(self._cancel, step)
             await asyncio.wait({result}, timeout=_STEP_CLEANUP_S)
+            self._is_blocked = not step.is_begun
             raise
 
     def _work(self) -> Callable[[], None]:
@@ -377,6 +383,7 @@ class OwnLoop:
     async def _take_steps(self) -> None:
         task = cast("asyncio.Task[None]", self._task)
         while (step := await self._next_step()) is not None:
+            self._is_blocked, step.is_begun = False, True
             if step.is_cancelled:
                 continue
             for variable in step.context:

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 _LAST_OUTPUT_BYTES: Final = 4096
 _CANCEL_S: Final = 1.0
+_OTHER_MAIN: Final = "its main conversation has become another"
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
 # of this process's environment; what else is in it, such as keys, is none of the policy's business
 _INHERITED: Final = re.compile(
@@ -161,6 +162,7 @@ class _Run:
         self.names = {call["toolUseId"]: call["name"] for call in calls}
         self.counted = {call["id"] for call in begun.calls}
         self.process: ProcessEnd | None = None
+        self.recorded: Conversation | None = None  # that the journal is told of
 
     async def play(self, should_abort: Callable[[], bool], engine_grace_s: EngineGrace) -> Episode:
         limit_s = self.limits.episode_timeout_s
@@ -228,9 +230,14 @@ class _Run:
 
     def _record_turn(self, journal: Journal) -> None:
         """Let another process answer the main conversation's turns as they were; its calls are made again there."""
-        if self.model.conversation.segments:
+        main = self.model.conversation
+        if main.segments:
             journal.close(SEVERAL_SEGMENTS)
             return
+        if self.recorded not in (None, main):
+            journal.close(_OTHER_MAIN)
+            return
+        self.recorded = main
         stats, duration_s = self.stats, self.begun.duration_s + time.monotonic() - self.started
         used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
         counts = (self.model.conversation.last.covered_messages, *used, duration_s)

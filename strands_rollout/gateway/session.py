@@ -207,6 +207,7 @@ class Session:
         self._threads: list[_Thread] = []  # that of the newest answer last
         self._tasks: set[asyncio.Task[Reply]] = set()
         self._recorded: _Thread | None = None  # of an earlier attempt, until its record is used up
+        self._resumed: Conversation | None = None  # that the earlier attempt began
         self._repeated: int | None = None  # the last place in it that was answered from it
         self._is_interrupted = False  # the main conversation, before its first turn
         self._ended: Exception | None = None
@@ -241,7 +242,7 @@ class Session:
         for at, turn in zip(reversed(answers), reversed(finished), strict=False):
             thread.replies[at] = _reply_of_turn(messages[at], turn, messages[at].get("metadata", {}).get("usage"))
         thread.is_head_known = False
-        self._threads, self._recorded = [thread], thread
+        self._threads, self._recorded, self._resumed = [thread], thread, conversation
 
     def end(self, error: Exception) -> None:
         """Answer nothing more; requests that wait get this error."""
@@ -391,10 +392,26 @@ class Session:
 
     def _new_conversation(self, request: TurnRequest) -> Conversation:
         """The main one for the first request with tools; the first of all becomes it later, where none has any."""
+        if not request.tools:
+            return self.model.conversations.begin("aside")
         main = self.model.conversation
-        if request.tools and not any(one.conversation is main for one in self._threads):
+        own = [one for one in self._threads if one.conversation is main]
+        if not own:
             return main
-        return self.model.conversations.begin("agent" if request.tools else "aside")
+        agent = self.model.conversations.begin("agent")
+        if not any(one.tools for one in own):
+            self._make_main(agent)
+        return agent
+
+    def _make_main(self, agent: Conversation) -> None:
+        """Make it the main one in place of the first of all: an earlier attempt had ended before the agent asked."""
+        before = self.model.conversation
+        self.model.conversations.promote(agent)
+        before.kind, self._recorded = "aside", None
+        if before is self._resumed:  # which stays beside it, and is counted there
+            self.facts.diverged, self.facts.dropped_tokens = "its main conversation is another", 0
+            if self._watch is not None:
+                self._watch.left_record(agent, (), ())
 
     async def _turn(
         self, thread: _Thread, request: TurnRequest, given: list[Message], messages: list[Message]
@@ -551,8 +568,7 @@ class Session:
         thread, n = match.thread, match.length
         if n < len(thread.messages) or not (any_head or thread.has_head_of(request)):
             return False
-        # an open turn is continued by the request that it answers, which tells nothing new
-        # and has no grammar, which bounds whole turns
+        # an open turn is continued by the request that it answers, which tells nothing new; grammars bound whole turns
         is_open = thread.segment.trajectory.is_open
         is_next = (len(match.given) == n and not request.grammar) if is_open else (len(match.given) > n)
         return is_next and not self._is_busy(thread.conversation)

@@ -49,6 +49,12 @@ async def titled(task: Any, endpoint: Any) -> str:
     return await chat(task, endpoint)
 
 
+async def titled_slowly(task: Any, endpoint: Any) -> None:
+    """Asks for a title, and for nothing else."""
+    await post(endpoint, {"messages": [{"role": "user", "content": f"A title for: {task.text}"}]})
+    await asyncio.sleep(600)
+
+
 async def changing(task: Any, endpoint: Any) -> str:
     """Asks something else each time that it is started."""
     told.append("start")

@@ -16,6 +16,7 @@ from strands.agent.conversation_manager import SummarizingConversationManager
 from strands.models.openai import OpenAIModel
 from strands.vended_plugins.steering import LLMSteeringHandler
 
+from strands_rollout.agent import environment
 from strands_rollout.agent.environment import current_task
 from strands_rollout.samples import SCORE_KEY
 
@@ -214,3 +215,24 @@ async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, 
     gc.collect()
     assert played.facts["stop_reason"] == "aborted"
     assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_resources_of_a_program_that_blocks_are_waited_for_once_and_closed_when_it_ends(
+    shipped_tokenizer, monkeypatch, caplog
+):
+    monkeypatch.setattr(environment, "CLOSE_LIMIT_S", 0.5)
+    pools.clear()
+    resources = dict.fromkeys(("first", "second", "third"), f"{__name__}.pool")
+    settings = {"agent_program": f"{__name__}.blocks", "episode_timeout_s": 0.5, "resources": resources}
+    try:
+        played = await run(shipped_tokenizer, [DONE], settings=settings)
+        words = [record.getMessage() for record in caplog.records if "not_closed" in record.getMessage()]
+    finally:
+        let_go.set()
+    assert played.facts["stop_reason"] == "episode_timeout"
+    assert ["TimeoutError" in one for one in words] == [True, False, False]
+    assert all("is still blocked" in one for one in words[1:])
+    async with asyncio.timeout(60):
+        while any(one.left_by is None for one in pools[:2]):
+            await asyncio.sleep(0.01)
+    let_go.clear()

@@ -273,6 +273,46 @@ async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force
     assert sum(sample.loss_mask) == sum(len(ids_of(shipped_tokenizer, text)) for text in TURNS)
 
 
+@pytest.mark.parametrize("cut", [0, 3, None])
+@pytest.mark.parametrize("has_title_again", [True, False])
+async def test_an_agent_is_the_main_conversation_also_where_the_first_attempt_ended_before_it_asked(
+    shipped_tokenizer, cut, has_title_again
+):
+    """In the request for a title, after so many tokens, or after it."""
+    flag, title = _Flag(), ids_of(shipped_tokenizer, "A title.<|im_end|>")
+    is_first, tokens = True, 0
+
+    def script(body: dict[str, Any], _number: int) -> Reply:
+        nonlocal tokens
+        text = shipped_tokenizer.decode(body["input_ids"])
+        begun = text.rpartition("<|im_start|>assistant\n")[2]
+        if "A title for" not in text:
+            reply = Reply.tokens(ids_of(shipped_tokenizer, TURNS[text.count("is done\n</tool_response>")]))
+        elif is_first and cut is not None:
+            flag.is_up = True
+            reply = Reply.abort(title[:cut])
+        else:
+            reply = Reply.tokens(title[len(ids_of(shipped_tokenizer, begun)) if begun else 0 :])
+            flag.is_up = is_first
+        tokens += len(reply.ids)
+        return reply
+
+    sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
+    for program in ("titled_slowly", "titled" if has_title_again else "chat"):
+        flag.is_up = False
+        async with FakeSGLang(script, context_length=8192) as fake:
+            given = {"agent_program": f"programs.{program}", "should_abort": flag, "resumable": "replay"}
+            settings = {**given, "fan_out": False}
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=settings, partial_rollout=True)
+            sample = await generate(args, sample, {"temperature": 1.0, "max_new_tokens": 4096})
+        is_first = False
+    facts = sample.metadata["strands_rollout"]
+    assert (sample.status.value, facts["turns"], facts["tool_calls"], len(facts["calls"])) == ("completed", 3, 2, 2)
+    assert sum(sample.loss_mask) == facts["sampled_tokens"] == sum(len(ids_of(shipped_tokenizer, t)) for t in TURNS)
+    assert facts["sampled_tokens"] + facts["dropped_sampled_tokens"] == tokens
+    assert violations(sample) == []
+
+
 @pytest.mark.parametrize(
     ("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5)), ("retooling", (2, 4)), ("retooling_anew", (2, 4))]
 )

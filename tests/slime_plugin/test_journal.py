@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,6 +240,57 @@ async def test_after_each_turn_of_a_program_another_process_starts_it_again_and_
         assert asked == titles + 3 - count  # the others are answered from the record
         assert ran == ["a", "b", "c"]  # its calls are made again
         assert without_replays(again) == without_replays(whole)
+
+
+async def other_program(task: Any, endpoint: Any) -> str:
+    """The same, which asks something else."""
+    return await program(replace(task, messages=[{"role": "user", "content": [{"text": "And 2 * 17?"}]}]), endpoint)
+
+
+async def test_a_program_that_has_left_its_record_is_continued_from_what_it_has_done_since(shipped_tokenizer) -> None:
+    turns, first, second = (TWO, call_text("c", "work"), ANSWER), Kept(), Kept()
+    await play(shipped_tokenizer, kept=first, settings=PROGRAM, turns=turns)
+    settings = PROGRAM | {"agent_program": f"{__name__}.other_program"}
+    second.records = first.written[:2]
+    whole = await play(shipped_tokenizer, kept=second, settings=settings, turns=turns)
+    facts = whole.metadata["strands_rollout"]
+    assert (whole.status, "message 0" in facts["gateway"]["diverged"]) == (Sample.Status.COMPLETED, True)
+    for count in range(1, 4):
+        again = await play(shipped_tokenizer, kept=Kept(second.written[:count]), settings=settings, turns=turns)
+        facts = again.metadata["strands_rollout"]
+        assert (again.status, facts["gateway"]["diverged"]) == (Sample.Status.COMPLETED, "")
+        assert (again.tokens, again.loss_mask) == (whole.tokens, whole.loss_mask)
+        assert again.rollout_log_probs == whole.rollout_log_probs
+        assert contract_violations(replace(again, reward=1.0)) == []
+
+
+async def test_a_journal_ends_where_another_conversation_becomes_the_main_one(shipped_tokenizer) -> None:
+    """The first attempt had asked for a title alone, whose last tokens the second one samples and writes down."""
+    title, kept, is_up = ids_of(shipped_tokenizer, TITLE), Kept(), False
+
+    def script(body: dict[str, Any], _number: int) -> Reply:
+        nonlocal is_up
+        text = shipped_tokenizer.decode(body["input_ids"])
+        if "A title?" not in text:
+            return Reply.tokens(ids_of(shipped_tokenizer, ANSWER))
+        is_up = text.endswith("assistant\n")
+        return Reply.abort(title[:2]) if is_up else Reply.tokens(title[2:])
+
+    def should_abort() -> bool:
+        return is_up
+
+    sample = new_sample()
+    for _ in range(2):
+        is_up = False
+        async with FakeSGLang(script, context_length=8192) as fake:
+            player = {"agent_program": f"{__name__}.titled_program", "should_abort": should_abort}
+            args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=PROGRAM | player, partial_rollout=True)
+            params = {"temperature": 1.0, "max_new_tokens": 4096}
+            await play_sample(args, sample, params, evaluation=False, kept=kept)
+    assert sample.status is Sample.Status.COMPLETED
+    assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
+    assert [b'"turns"' in record for record in kept.written] == [True, False]
+    assert b"has become another" in kept.written[1]
 
 
 async def test_a_program_that_may_not_be_started_again_fails_with_its_process(shipped_tokenizer) -> None:

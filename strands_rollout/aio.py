@@ -350,6 +350,8 @@ class OwnLoop:
         step = _Step(functools.partial(function, *args, **kwargs), contextvars.copy_context())
         self._loop.call_soon_threadsafe(self._steps.put_nowait, step)
         result: asyncio.Future[Result] = asyncio.wrap_future(step.done)
+        # asyncio logs what nobody asks for, as of a call that is cancelled
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await asyncio.shield(result)
         except asyncio.CancelledError:

@@ -6,7 +6,8 @@ often hold that in the list's place:
 - with an item in quotes, as Python, pandas, NumPy and JSON write them, nested ones too: `['34', '35']`, `["34"]`,
   `('34',)`, `{'34'}`, `['34' '35']`, `[np.str_('34')]`;
 - in a call of NumPy's, whatever its items: `array([34, 35])`, `[np.int64(34), np.int64(35)]`;
-- of numbers in square brackets without commas, as NumPy prints them: `[34 35]`.
+- of numbers in square brackets without commas, as NumPy prints them: `[34 35]`;
+- any of these that CSV or JSON has quoted once more: `"[""34"", ""35""]"`, `"[\"34\"]"`.
 
 Other text in brackets is mathematics: `[1, 2]` is an interval, a vector or a list whose order counts, `(1, 2)` a pair,
 `\{1, 2\}` a set, `[[1, 2], [3, 4]]` a matrix, and `[34]` is 34.
@@ -27,6 +28,7 @@ _LIST_TOKEN: Final = re.compile(
     r"|(?P<absent>(?:None|null|nan|NaN)\b)|(?P<dtype>dtype=[^()\[\]]*+)",
     re.DOTALL,
 )
+_QUOTES: Final = "'\""
 _ITEMS: Final = frozenset({"quoted", "number", "absent", "dtype"})
 _COMMAND_UNESCAPED: Final = re.compile(r"(?<!\\)(?:\\\\)*+\\(?!u[\da-fA-F]{4}|x[\da-fA-F]{2})[A-Za-z]{2}")
 _ESCAPE: Final = re.compile(r"\\(?:u(?P<four>[\da-fA-F]{4})|x(?P<two>[\da-fA-F]{2})|(?P<one>.))", re.DOTALL)
@@ -63,6 +65,15 @@ def label_texts(label: object, depth: int = 0) -> tuple[str, ...]:
 def listed_items(text: str) -> list[str] | None:
     """The items of a text that a program wrote of a list, nested lists as one; None for any other text."""
     text = text.strip()
+    forms = [text]
+    if len(text) > 1 and text[0] == text[-1] and text[0] in _QUOTES:
+        forms += [text[1:-1].replace(text[0] * 2, text[0]), _unquoted(text)]
+    elif '""' in text:
+        forms.append(text.replace('""', '"'))
+    return next((items for form in forms if (items := _items_of(form.strip())) is not None), None)
+
+
+def _items_of(text: str) -> list[str] | None:
     items: list[str] = []
     kinds: set[str] = set()
     position, depth, deepest, before = 0, 0, 0, ""

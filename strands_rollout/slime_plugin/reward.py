@@ -1,4 +1,4 @@
-"""slime's reward function: a sample in, a number or a dict of plain JSON values out, and never an exception."""
+"""slime's reward function: a sample in, a number or a dict of plain JSON values out; it raises only what ends a run."""
 
 from __future__ import annotations
 

@@ -573,10 +573,11 @@ class WorkerPool:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.told = told
-            if job.worker is not None:
+            if job.worker is None:
+                if not job.records:
+                    job.end(None)
+            elif job.key in job.worker.jobs:  # else its worker has died, and it is handed on with what is told now
                 by_worker[job.worker].append(job.key)
-            elif not job.records:
-                job.end(None)
         for worker, keys in by_worker.items():
             worker.aborted.append((keys, told))
         calls = [self._tell(worker, worker.actor) for worker in by_worker]

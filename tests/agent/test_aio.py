@@ -13,7 +13,7 @@ import pytest
 from harness import ANSWER, run
 
 from strands_rollout import aio
-from strands_rollout.aio import freeze_long_lived, in_own_thread, once, own_pass
+from strands_rollout.aio import OwnLoop, freeze_long_lived, in_own_thread, once, own_pass
 from strands_rollout.errors import ToolError
 
 TASKS = 50
@@ -158,3 +158,31 @@ async def test_an_exception_belongs_to_the_caller() -> None:
         await in_own_thread(fail)()
     with pytest.raises(ToolError, match="SystemExit"):
         await in_own_thread(sys.exit)()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_a_cancelled_call_raises_is_no_error_in_the_log(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.aio._STEP_CLEANUP_S", 0.0 if late else 60.0)
+    begun, over, told = asyncio.Event(), asyncio.Event(), list[Any]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, about: told.append(about))
+
+    async def call() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            loop.call_soon_threadsafe(over.set)
+            raise ConnectionError("the endpoint is closed")
+
+    async with OwnLoop() as own:
+        running = asyncio.ensure_future(own.run(call))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await over.wait()
+        assert await own.run(asyncio.sleep, 0, "the next") == "the next"
+    del running
+    gc.collect()
+    assert told == []

@@ -69,6 +69,12 @@ def test_labels_come_in_many_shapes(label: object, texts: tuple[str, ...]) -> No
         (r"""["it's", 'say "hi"', 'it\'s']""", ("it's", 'say "hi"', "it's")),
         (r'["\u00e9t\u00e9 \ud83d\ude00"]', ("été \U0001f600",)),
         ("['']", ()),
+        ("\"['34', '35']\"", ("34", "35")),
+        ('"[""34"", ""35""]"', ("34", "35")),
+        ('[""34"", ""35""]', ("34", "35")),
+        (json.dumps(json.dumps(["34", r"\frac{1}{2}"])), ("34", r"\frac{1}{2}")),
+        ("'[''34'']'", ("34",)),
+        ('["", "34"]', ("34",)),
     ],
 )
 def test_the_text_of_a_list_is_its_alternatives(label: Any, texts: tuple[str, ...]) -> None:

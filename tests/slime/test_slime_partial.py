@@ -28,15 +28,18 @@ class Cuts:
     Args:
         at: By turn, after how many tokens; or what happens instead.
         only_first: Whether the first sample of a group alone is held.
+        quick_s: When a quick task is answered, by when the slow ones must have asked; a program is started first.
     """
 
-    def __init__(self, at: dict[int, int | Reply | Change] | None = None, *, only_first: bool = False) -> None:
-        self.at, self.only_first = at or {}, only_first
+    def __init__(
+        self, at: dict[int, int | Reply | Change] | None = None, *, only_first: bool = False, quick_s: float = 0.3
+    ) -> None:
+        self.at, self.only_first, self.quick_s = at or {}, only_first, quick_s
         self._first: dict[str, str] = {}
 
     def __call__(self, asked: Asked) -> Reply | Change | None:
         if asked.name == "quick":
-            return lambda rest: rest.after(0.3)
+            return lambda rest: rest.after(self.quick_s)
         first = self._first.setdefault(asked.task, asked.key)
         cut = self.at.get(asked.turn) if asked.key == first or not self.only_first else None
         return hold_after(cut) if isinstance(cut, int) else cut
@@ -65,7 +68,7 @@ async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
 
 @pytest.mark.parametrize(("mask", "player"), [(False, {}), (True, {}), (False, PROGRAM), (True, PROGRAM)])
 async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token(begin, mask, player) -> None:
-    cuts = Cuts()
+    cuts = Cuts(quick_s=1.5 if player else 0.3)
     scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask, **player)
     for number, cuts.at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
         await one_rollout(scene, number)

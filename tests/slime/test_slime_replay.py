@@ -116,7 +116,7 @@ async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(be
 
     def disturb(asked: Asked) -> Change | None:
         if asked.name == "quick":
-            return lambda rest: rest.after(0.3)
+            return lambda rest: rest.after(1.5 if player else 0.3)  # a program is started first
         return hold_after(held[asked.turn]) if asked.turn in held else None
 
     sizes = {"rollout_batch_size": 1, "over_sampling_batch_size": 2, "partial_rollout": True}

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -483,6 +483,27 @@ def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have
         job = workers._Job(None, Sample(), None, fresh=sent)
         job.has_died(left)
         assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
+
+
+async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follows() -> None:
+    """The abort comes while what the dead one has left is looked for."""
+    told, loop = list[Any](), asyncio.get_running_loop()
+    actor = SimpleNamespace(hand=SimpleNamespace(remote=lambda *given: told.append(given)))
+    place = workers._Worker(0, None, actor=actor)
+    pool = object.__new__(workers.WorkerPool)
+    pool.loop, pool._setting, pool._workers = loop, SimpleNamespace(max_episodes=None), [place]
+    pool._groups, pool._queue = OrderedDict(), deque()
+    lost = workers._Job(None, Sample(index=1), None, key=1, done=loop.create_future(), worker=place)
+    assert pool._tell_of_abort([lost], (True, False)) == []
+    lost.has_died([b"a turn"])
+    later = workers._Job(None, Sample(index=2), None, key=2, done=loop.create_future())
+    place.is_ready = True
+    pool._queue.extend([lost, later])
+    pool._assign()
+    await until(lambda: bool(told))
+    ((handed, aborted, cancelled),) = told
+    assert [(one.key, one.told[0]) for one in handed] == [(1, True), (2, False)]
+    assert (aborted, cancelled) == ([], [])
 
 
 async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:

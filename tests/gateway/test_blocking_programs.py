@@ -233,6 +233,6 @@ async def test_resources_of_a_program_that_blocks_are_waited_for_once_and_closed
     assert ["TimeoutError" in one for one in words] == [True, False, False]
     assert all("is still blocked" in one for one in words[1:])
     async with asyncio.timeout(60):
-        while any(one.left_by is None for one in pools[:2]):
+        while any(one.left_by is None for one in pools[:2]):  # noqa: ASYNC110 - in another thread
             await asyncio.sleep(0.01)
     let_go.clear()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from fake_sglang import Reply
 from harness import ids_of, run
-from processes import until
 from programs import post
 from strands import Agent
 from strands.agent.conversation_manager import SummarizingConversationManager
@@ -233,5 +232,7 @@ async def test_resources_of_a_program_that_blocks_are_waited_for_once_and_closed
     assert played.facts["stop_reason"] == "episode_timeout"
     assert ["TimeoutError" in one for one in words] == [True, False, False]
     assert all("is still blocked" in one for one in words[1:])
-    await until(lambda: all(one.left_by is not None for one in pools[:2]))
+    async with asyncio.timeout(60):
+        while any(one.left_by is None for one in pools[:2]):  # noqa: ASYNC110 - in another thread
+            await asyncio.sleep(0.01)
     let_go.clear()

@@ -217,6 +217,7 @@ async def test_a_line_that_blocks_the_loop_is_named_in_the_log_once(shipped_toke
     assert f"{__file__}, line {number}, in _blocks" in words
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_watch")
 async def test_a_loop_that_is_merely_busy_is_no_blocked_loop(shipped_tokenizer, caplog) -> None:
     """So many short steps that the loop is late all the time, and none of them for long."""

@@ -391,8 +391,8 @@ ROW = {"strands_rollout_settings": {"max_tool_calls": 9}, "task": 1}
     [
         (ROW, {}, 1),
         (ROW | {"strands_rollout_settings": {"max_tool_calls": 8}}, {}, 0),
-        (ROW | {"task": 2}, {}, 0),
-        (ROW, {"temperature": 0.5}, 0),
+        pytest.param(ROW | {"task": 2}, {}, 0, marks=pytest.mark.slow),
+        pytest.param(ROW, {"temperature": 0.5}, 0, marks=pytest.mark.slow),
     ],
     ids=["the same", "other settings of the row", "another row", "another temperature"],
 )

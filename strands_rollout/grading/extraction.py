@@ -21,6 +21,8 @@ _BARE_BOX: Final = re.compile(r"[^\s${}\\]+")
 _BEGUN: Final = re.compile(r"(?:<[|/\w:-]+|\\(?:bo(?:xe?)?|fbo?))$")  # of a tag, or of a box
 _LONGEST_TAG: Final = 40
 _MATH_SPAN: Final = re.compile(r"\$\$?([^$]+)\$?\$|\\\((.+?)\\\)|\\\[(.+?)\\\]")
+_SIGN: Final = re.compile(r"(?:^|(?<=\s))[-−±<>≤≥]$")  # noqa: RUF001 - a minus
+_UNIT: Final = re.compile(r"\s?[%‰°]")
 _MARKUP: Final = " \t*_`"
 _SEARCHED_CHARS: Final = 50_000  # from the end, so that a very long text costs no more
 _LONGEST_LINE: Final = 1000  # a longer line is no answer, and is not searched for formulas
@@ -171,13 +173,18 @@ def last_answer_line(text: str) -> str:
 
 
 def _formula_of(line: str) -> str:
-    """The one formula of a line whose other words hold no digits ("the sum is $42$."), else the line itself."""
+    """The one formula of a line whose other words hold no digits ("the sum is $42$."), else the line itself.
+
+    A sign right before the formula, and a unit right after it, are parts of it.
+    """
     if len(line) > _LONGEST_LINE:
         return line
     spans = list(_MATH_SPAN.finditer(line))
     around = _MATH_SPAN.sub(" ", line)
     if len(spans) == 1 and not any(character.isdigit() for character in around) and not NEGATION.search(around):
-        return next(group for group in spans[0].groups() if group is not None).strip()
+        sign, unit = _SIGN.search(line[: spans[0].start()]), _UNIT.match(line, spans[0].end())
+        formula = next(group for group in spans[0].groups() if group is not None).strip()
+        return f"{sign[0] if sign else ''}{formula}{unit[0] if unit else ''}"
     return _whole_formula(line)
 
 

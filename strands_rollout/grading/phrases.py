@@ -8,7 +8,8 @@ import re
 from typing import Final
 
 _WORDS: Final = (
-    r"\b(?:answer|respuesta|r[ée]ponse|antwort|resposta|risposta|ответ|antwoord|odpowied[źz]|cevap|jawaban)"
+    r"\b(?:answer|(?:respuesta|r[ée]ponse|resposta|risposta)(?: finale?| correct[ae]| corrett?a)?"
+    r"|antwort|ответ|antwoord|odpowied[źz]|cevap|jawaban(?: akhir)?)"
     r"|(?:最[终終后後])?答案|答え|解答|정답|đáp án|उत्तर|الإجابة|الجواب"
 )
 _SO: Final = (

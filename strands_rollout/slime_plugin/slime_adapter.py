@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
@@ -77,13 +78,22 @@ def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None
     return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
-@functools.lru_cache(maxsize=8)
+_LOADING: Final = threading.Lock()
+"""Held while transformers is imported, which several threads can't do at once, and while it loads."""
+
+
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id, loaded once per process.
+    """Return the tokenizer of a folder or hub id, which is loaded once per process.
 
     Raises:
         ConfigError: It can't be loaded.
     """
+    with _LOADING:
+        return _loaded_tokenizer(checkpoint)
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for what can't be a path
     if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
@@ -120,7 +130,10 @@ def hub_obstacle() -> str | None:
 def vocab_size_of(args: SlimeArgs) -> int | None:
     """Rows of the embedding by the model's config, maybe more than the tokenizer knows; None without a config."""
     checkpoint = getattr(args, "hf_checkpoint", None)
-    return _load_vocab_size(str(checkpoint)) if checkpoint else None
+    if not checkpoint:
+        return None
+    with _LOADING:
+        return _load_vocab_size(str(checkpoint))
 
 
 @functools.lru_cache(maxsize=8)

@@ -284,7 +284,7 @@ CHANGES = {
     "another limit": ({"settings": {"max_tool_calls": 7}}, "max_tool_calls"),
     "another system prompt": ({"settings": {"system_prompt": "Be brief."}}, "system_prompt"),
     "another temperature": ({"params": {"temperature": 0.5}}, "temperature"),
-    "another budget": ({"params": {"max_new_tokens": 1024}}, "max_new_tokens"),
+    "another budget": ({"params": {"max_new_tokens": 1024, "min_new_tokens": 1}}, None),
     "another context limit": ({"rollout_max_context_len": 4096}, "the context limit"),
     "other template arguments": ({"apply_chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
     "another reward": ({"settings": {"reward": {"wrong": 0.0}}}, None),

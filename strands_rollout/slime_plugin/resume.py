@@ -27,7 +27,8 @@ from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 logger = logging.getLogger(__name__)
 RESUME_VERSION: Final = 1
-_BUDGETS: Final = frozenset({"max_new_tokens", "min_new_tokens"})  # those of the step in which a sample is resumed hold
+# of these, those of the step in which a sample is resumed hold: its budgets, and where code runs
+_MAY_CHANGE: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ def _resume_state(sample: SampleLike, facts: Mapping[str, Any], conditions: Mapp
     else:
         # those of a state that an older version has saved are not known
         changed = changed_conditions(saved.get("conditions") or conditions, conditions)
-        changed = [name for name in changed if name not in _BUDGETS]
+        changed = [name for name in changed if name not in _MAY_CHANGE]
         if not changed:
             return state
         why = f"it was begun with other values of {', '.join(changed)}"

@@ -287,6 +287,7 @@ CHANGES = {
     "another budget": ({"params": {"max_new_tokens": 1024, "min_new_tokens": 1}}, None),
     "another context limit": ({"rollout_max_context_len": 4096}, "the context limit"),
     "other template arguments": ({"apply_chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs"),
+    "another executor": ({"settings": {"executor": {"name": "local", "isolation": "rlimits"}}}, None),
     "another reward": ({"settings": {"reward": {"wrong": 0.0}}}, None),
     "other weights, another seed": ({"version": "2", "params": {"sampling_seed": 9}}, None),
 }

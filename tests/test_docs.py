@@ -24,6 +24,7 @@ import yaml
 from typer.main import get_command
 
 from strands_rollout import SGLangModel, StopReason, Task, Trajectory
+from strands_rollout.agent.loop import HAS_MIDDLEWARE
 from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
@@ -121,6 +122,8 @@ OF_USERS = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.s
 def test_named_files_exist(name: str) -> None:
     """Named from the repository, the package or Strands on, or by their name alone."""
     roots = [REPOSITORY, REPOSITORY / "strands_rollout", Path(strands.__file__).parent]
+    if not HAS_MIDDLEWARE:
+        pytest.skip("this Strands lacks files that the newest has")
     missing = []
     for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)):
         for path in (path for word in span.split() for path in SOURCE.findall(word)):

@@ -17,6 +17,7 @@ def test_losses_of_the_installed_strands_are_none() -> None:
     assert (IMPORT_FAULT, losses(IMPORT_FAULT)) == ("", {})
 
 
+@pytest.mark.skipif(bool(IMPORT_FAULT), reason="this Strands lacks names already")
 async def test_an_episode_on_a_strands_that_lacks_a_name_runs_in_its_loop_and_says_so_once(
     shipped_tokenizer, monkeypatch, caplog
 ) -> None:

@@ -419,7 +419,7 @@ def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tm
     monkeypatch.chdir(tmp_path)
     for name, words in (("first", "Double."), ("second", "Triple.")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "own.py").write_text(TOOL_FILE.format(words))
+        (tmp_path / name / "double_tool.py").write_text(TOOL_FILE.format(words))
 
     def conditions(*, evaluation: bool = False, **settings: Any) -> dict[str, str]:
         whole = settings_from_args(SimpleNamespace(strands_rollout=settings))
@@ -433,10 +433,10 @@ def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tm
     assert changed(evaluation=True) == ["the context limit"]
     assert changed(max_turn_tokens=9) == ["max_turn_tokens"]
     assert changed(executor={"name": "local", "isolation": "rlimits"}) == ["executor"]
-    quiet = {"reward": {"wrong": 0.0}, "fan_out": True, "dump_dir": "x", "row_tools": ["./first/own.py"]}
+    quiet = {"reward": {"wrong": 0.0}, "fan_out": True, "dump_dir": "x", "row_tools": ["./first/double_tool.py"]}
     assert changed(**quiet, engine_patience_s=1.0, max_failed_groups=1, max_staleness=1) == []
-    first, second = conditions(tools=["./first/own.py"]), conditions(tools=["./second/own.py"])
-    digests = first["the code of ./first/own.py"], second["the code of ./second/own.py"]
+    first, second = conditions(tools=["./first/double_tool.py"]), conditions(tools=["./second/double_tool.py"])
+    digests = first["the code of ./first/double_tool.py"], second["the code of ./second/double_tool.py"]
     assert digests[0] != digests[1]
 
 

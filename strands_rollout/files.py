@@ -24,8 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
-import orjson
-
 from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,6 +93,8 @@ def encode_json(value: Json) -> bytes:
     Raises:
         TypeError, ValueError: It is no value of JSON, nested too deeply, or has an integer of more than 4,300 digits.
     """
+    import orjson  # the sandbox, whose code imports this module, may run where it is not installed
+
     try:
         return orjson.dumps(value)
     except TypeError:  # orjson knows no integers above 64 bits, and no halves
@@ -111,6 +111,8 @@ def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
     Raises:
         ValueError: It is no JSON, nested too deeply, or has an integer of more than 4,300 digits.
     """
+    import orjson  # as above
+
     raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # of which orjson makes floats
         with suppress(orjson.JSONDecodeError):

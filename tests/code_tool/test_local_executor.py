@@ -20,6 +20,7 @@ from processes import is_running
 from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.supervisor import Supervisor
+from strands_rollout.code_tool.sandbox.watch import unnamed_memory
 from strands_rollout.code_tool.supervisor_link import SupervisorLink
 from strands_rollout.errors import ConfigError, SandboxError
 
@@ -703,12 +704,27 @@ async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_
     hold_half += "for i in range({0}):\n    if i % 100 == 0: kept.append(socket.socketpair())\n"
     hold_half += "    os.ftruncate(file, 0)\n    os.pwrite(file, bytes(2 << 20), 0)\n"
     hold_half += "    os.sendfile(kept[-1][0].fileno(), file, 0, 1)\nos.ftruncate(file, 0)\ntime.sleep(0.3)"
-    for count, told in ((10, 0), (400, 1)):
-        async with bare(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
-            result = await executor.run(hold_half.format(count), timeout_s=60)
-            assert (result.exit_code, result.stderr) == (0, "")
-            await until(lambda: "belonged to no process" in caplog.text, within_s=20 if told else 1)
-        assert caplog.text.count("belonged to no process") == told
+    held = 0
+
+    async def run(executor: LocalExecutor, count: int) -> bool:
+        nonlocal held
+        before = unnamed_memory()
+        running = asyncio.ensure_future(executor.run(hold_half.format(count), timeout_s=60))
+        while not running.done():
+            await asyncio.wait([running], timeout=0.05)
+            held = max(held, unnamed_memory() - before)
+        assert (running.result().exit_code, running.result().stderr) == (0, "")
+        with contextlib.suppress(TimeoutError):
+            await until(lambda: "belonged to no process" in caplog.text, within_s=3)
+        return "belonged to no process" in caplog.text
+
+    async with bare(memory_mb=256, isolation="rlimits", disabled_layers=["syscalls"]) as executor:
+        assert not await run(executor, 10)
+        # what others take meanwhile may hide it
+        is_told = any([await run(executor, 400) for _ in range(3)])
+    if not is_told and held < 600 << 20:
+        pytest.skip("the page cache has no large folios to spare now, as where memory is in pieces")
+    assert is_told
 
 
 _WRITES_MODULES = """

@@ -392,7 +392,7 @@ class OwnLoop:
             try:
                 with exits_as_errors("it"):
                     step.done.set_result(await step.call())
-            except BaseException as e:
+            except BaseException as e:  # the user's code may raise anything, and the caller is told
                 step.done.set_exception(e)
             self._running = None
             while task.cancelling():  # the step was cancelled, not those that follow

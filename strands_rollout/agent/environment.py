@@ -125,7 +125,7 @@ async def own_loop() -> AsyncIterator[None]:
 
 
 async def _awaited(call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
-    """What the user's async function gives, on the loop that is the user's."""
+    """Call the user's async function on the user's own loop, where there is one, and return its result."""
     loop = _OWN_LOOP.get()
     return await (call(*given) if loop is None else loop.run(call, *given))
 

@@ -41,7 +41,7 @@ _LOST: Final[Mapping[str, tuple[str, str]]] = {
 
 
 def lacks(owner: object, name: str) -> bool:
-    """Whether an object has no attribute of a dotted name."""
+    """Return whether an object lacks the attribute of a dotted name."""
     for part in name.split("."):
         if not hasattr(owner, part):
             return True
@@ -55,7 +55,7 @@ def missing_of_loop(agent: Agent) -> list[str]:
 
 
 def losses(import_fault: str) -> dict[str, str]:
-    """What the installed Strands lacks, and what is lost with each.
+    """Return the names that the installed Strands lacks, each with what is lost.
 
     Args:
         import_fault: Why `loop` could not import what it needs; "" where it could.
@@ -69,7 +69,7 @@ def losses(import_fault: str) -> dict[str, str]:
 
 
 def _offers(feature: str) -> bool:
-    """Whether this Strands has a parameter of agents or conversation managers, a method of agents, or a model."""
+    """Return whether this Strands has a feature: a parameter or method of agents, a manager's parameter, or a model."""
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 

@@ -60,7 +60,9 @@ def test_a_turn_that_was_cut_is_reasoning_and_text_and_nothing_of_it_is_lost(kno
             assert (thought, said) == (Reasoning(turn[len(opening) : end]), []), end
         if end >= len(opening) + len("hm, so") + len(closing):
             assert thought == Reasoning("hm, so"), end
-            assert set(map(type, said)) <= {Text, Reasoning}, end  # a header that was cut is said to nobody
+            # in these formats a header that was cut is said to nobody
+            has_headers = known.parser in ("gpt_oss", "muse_glimmer")
+            assert set(map(type, said)) <= ({Text, Reasoning} if has_headers else {Text}), end
             assert known.stripped("".join(one.text for one in said)) in known.stripped(turn[:end]), end
     assert "f" in "".join(one.text for one in said)
 

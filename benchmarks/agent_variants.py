@@ -170,7 +170,7 @@ class SubAgents:
             conversation_manager=NullConversationManager(),
         )
         await agent.invoke_async(script.question)
-        read = next(one for one in model.conversations if one.agent() is agent).last.trajectory
+        read = next(one for one in model.record if one.agent is agent).branch.trajectory
         mask, logprobs = read.loss_mask[read.prompt_length :], read.logprobs[read.prompt_length :]
         sample = _sample(self._tokenizer, read.token_ids, mask, logprobs)
         return Played(sample.tokens, sample.loss_mask, sample.rollout_log_probs, sample)

@@ -214,18 +214,21 @@ class ChatPolicy(OpenAIModel):
         """The limit that cut the last turn."""
         return self._chat.cut_by
 
+    def know_tools(self, conversation: object, tool_specs: object) -> None:
+        """The endpoint reads calls."""
+
 
 class _ChatHistory:
     """What an episode asks of a conversation, of one that keeps no tokens."""
 
-    covered_messages: Final = 0
+    covered: Final = 0
 
     def __init__(self, chat: RecordedChat) -> None:
         self._chat = chat
 
     @property
-    def last(self) -> _ChatHistory:
-        """Its only segment."""
+    def branch(self) -> _ChatHistory:
+        """Its only branch."""
         return self
 
     @property
@@ -233,14 +236,12 @@ class _ChatHistory:
         """Turns that were answered."""
         return len(self._chat.turns)
 
-    def drop_empty_segment(self) -> None:
-        """There are no segments."""
+    def drop_new_branch(self) -> bool:
+        """There is one branch."""
+        return False
 
     def bind(self, agent: object, signal: object = None) -> None:
         """Every request is the agent's."""
-
-    def know_tools(self, tool_specs: object) -> None:
-        """The endpoint reads calls."""
 
 
 def request_params(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strands_rollout.gateway.program import Endpoint
     from strands_rollout.model.sampling import TokenLimits
     from strands_rollout.model.sglang_model import SGLangModel
-    from strands_rollout.model.trajectory import Trajectory
+    from strands_rollout.record.tokens import Trajectory
     from strands_rollout.samples import Sample
     from strands_rollout.slime_plugin.generate import generate
     from strands_rollout.slime_plugin.metrics import log_eval, log_rollout

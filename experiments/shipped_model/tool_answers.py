@@ -12,7 +12,7 @@ from strands.types.tools import AgentTool, ToolUse
 from strands_rollout.code_tool import SubprocessExecutor
 from strands_rollout.code_tool.tool import code_tool
 from strands_rollout.errors import SandboxError
-from strands_rollout.model.history import failure_message
+from strands_rollout.model.answers import failure_message
 from strands_rollout.template.messages import tool_result_text
 from strands_rollout.tool_parsers import ParseFailure, ToolCall, get_parser
 

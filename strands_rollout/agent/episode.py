@@ -256,7 +256,8 @@ class _Run:
             reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
         is_resumable = self.team is None or self.team.is_alone
         history = self.begun.messages if self.main is None else self.main.messages
-        self.model.conversation.drop_empty_segment()
+        if self.model.conversation.drop_new_branch():
+            self.model.conversation.branch.forget_history()
         duration_s = self.begun.duration_s + time.monotonic() - started
         return Episode(
             stop_reason=reason,
@@ -304,7 +305,7 @@ class _Run:
         if setting.journal is not None and not team.is_alone:
             setting.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # not public in older Strands
-        conversation.know_tools(main.tool_registry.get_all_tool_specs())
+        self.model.know_tools(conversation, main.tool_registry.get_all_tool_specs())
 
     async def _turn(self, team: Team) -> StopReason | None:
         """Let the agents answer what was said last; why the episode ends, or None where something else is said."""
@@ -339,15 +340,15 @@ class _Run:
 
     def _settle_main(self, team: Team, runner: MultiAgentBase) -> None:
         """Make the agent whose answer is that of the swarm or graph the main one: of those that spoke, the last."""
-        conversations = self.model.conversations
-        spoke = {agent: one for agent in team.candidates if (one := conversations.of_agent(agent)) is not None}
+        record = self.model.record
+        spoke = {agent: one for agent in team.candidates if (one := record.last_of(agent)) is not None}
         if not spoke:
             return
         # a user's own structure may tell nothing of its nodes
         by_time = sorted(spoke, key=lambda agent: spoke[agent].last_request_at_s, reverse=True)
         main = next(agent for agent in (*self.visits.last_agents(runner), *by_time) if agent in spoke)
         self.main, self.limiter = main, self.limiters[main]
-        conversations.promote(spoke[main])
+        record.promote(spoke[main])
 
     def _progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
         limiter, stats = self.limiter, self.stats
@@ -356,7 +357,7 @@ class _Run:
         iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
         return EpisodeProgress(
             messages=history,
-            covered=self.model.conversation.last.covered_messages,
+            covered=self.model.conversation.branch.covered,
             finished=stats.finished if in_tools else {},
             tool_iterations=iterations,
             tool_calls=calls,
@@ -409,11 +410,11 @@ class _JournalHook(HookProvider):
     def _step(self) -> Step | None:
         run, main = self._run, cast("Agent", self._run.main)
         conversation, stats = run.model.conversation, run.stats
-        if conversation.segments:
+        if len(conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
         duration_s = run.begun.duration_s + time.monotonic() - run.started
-        used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
+        used = conversation.branch.covered, *run.limiter.before_turn, stats.errors, stats.timeouts
         return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
 
 

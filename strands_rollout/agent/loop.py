@@ -33,8 +33,8 @@ from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 from strands_rollout.agent.strands_names import missing_of_loop, report_losses
 from strands_rollout.agent.tool_call import BoundedTool
 from strands_rollout.errors import foreign_code
-from strands_rollout.model.history import Answer
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.branch import Answer
 from strands_rollout.template.messages import error_result, error_words
 
 try:

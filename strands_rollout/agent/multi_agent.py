@@ -287,7 +287,7 @@ class AgentModels:
             _CURRENT.reset(token)
             episode.models = None
             for model in self.made:  # however the episode ends
-                model.conversations.close()
+                model.record.close()
 
     def new(self) -> SGLangModel:
         """A model for an agent of the tool call that runs here; its name is that call's and a number."""

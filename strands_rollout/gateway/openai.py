@@ -9,12 +9,10 @@ from typing import Any, ClassVar, Final
 from strands_rollout.errors import PromptError
 from strands_rollout.files import encode_json
 from strands_rollout.gateway.protocols import (
-    Block,
     Item,
     ItemCache,
     Piece,
     Protocol,
-    Reply,
     TurnRequest,
     blocks_of,
     call_block,
@@ -32,6 +30,7 @@ from strands_rollout.gateway.protocols import (
     tool_spec,
     unheeded,
 )
+from strands_rollout.record.branch import Block, Reply
 
 
 class ChatCompletions(Protocol):

@@ -39,10 +39,10 @@ from strands_rollout.agent.limits import (
 )
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.aio import EngineGrace, EpisodeDeadline, began_at_s
-from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
-from strands_rollout.model.sglang_model import Conversation, SGLangModel
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.branch import Conversation, Reply, StrandsMessages
 from strands_rollout.settings import AgentCommand
 from strands_rollout.user_code import beside
 
@@ -189,7 +189,7 @@ class _Run:
         told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
         return self._episode(reason, error, duration_s, told)
 
-    def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
+    def asked(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
         fresh = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
@@ -231,7 +231,7 @@ class _Run:
     def _record_turn(self, journal: Journal) -> None:
         """Let another process answer the main conversation's turns as they were; its calls are made again there."""
         main = self.model.conversation
-        if main.segments:
+        if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
             return
         if self.recorded not in (None, main):
@@ -240,14 +240,14 @@ class _Run:
         self.recorded = main
         stats, duration_s = self.stats, self.begun.duration_s + time.monotonic() - self.started
         used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
-        counts = (self.model.conversation.last.covered_messages, *used, duration_s)
+        counts = (self.model.conversation.branch.covered, *used, duration_s)
         journal.call_ended(Step(self.session.main_messages, {}, stats.calls, counts))
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
         self.tripped.set()
 
-    def left_record(self, conversation: Conversation, messages: Sequence[Message], kept: Sequence[Reply]) -> None:
+    def left_record(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
         """Count what is kept of an earlier attempt, and nothing else of it."""
         calls = [len(reply.calls) for reply in kept]
         self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
@@ -289,7 +289,7 @@ class _Run:
         """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
-        was_cut = conversation.last.stop_reason == "max_tokens"
+        was_cut = conversation.branch.stop_reason == "max_tokens"
         if self.limit is not None:
             return self.limit, None
         if fault is not None:
@@ -315,7 +315,7 @@ class _Run:
         iterations, calls = self.counts.get(self.model.conversation, [0, 0])
         progress = EpisodeProgress(
             messages=self.session.main_messages,
-            covered=self.model.conversation.last.covered_messages,
+            covered=self.model.conversation.branch.covered,
             tool_iterations=iterations,
             tool_calls=calls,
             tool_errors=stats.errors,

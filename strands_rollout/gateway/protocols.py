@@ -19,11 +19,11 @@ import orjson
 
 from strands_rollout.errors import PromptError
 from strands_rollout.files import decode_json, encode_json
-from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sampling import GRAMMARS
+from strands_rollout.record.branch import Block, Reply
+from strands_rollout.record.client_request import shared_length
 from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 
-Block = dict[str, Any]
 Message = dict[str, Any]
 Item = Mapping[str, Any]
 Piece = tuple[str, list[Block]]
@@ -112,58 +112,6 @@ class TurnRequest:
     def is_repeated_by(self, other: TurnRequest) -> bool:
         """Whether another asks for the same turn."""
         return self.messages == other.messages and self.grammar == other.grammar
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A turn as a client is sent it.
-
-    Attributes:
-        reasoning: The policy's reasoning.
-        text: Its text, and calls that could not be parsed.
-        calls: Blocks of Strands' `toolUse`.
-        stop_reason: Strands' stop reason.
-        usage: As that of Strands: inputTokens, outputTokens, cacheReadInputTokens.
-        stop: The stop string that ended it, which is not part of the text.
-    """
-
-    reasoning: str
-    text: str
-    calls: Sequence[Mapping[str, Any]]
-    stop_reason: str
-    usage: Mapping[str, int] = field(default_factory=dict)
-    stop: str | None = None
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether it has neither text nor calls; some clients leave such a message out."""
-        return not self.calls and not self.text.strip()
-
-
-def reply_of(
-    message: Mapping[str, Any], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None
-) -> Reply:
-    """A Strands message of the policy's as a client is sent it.
-
-    A call that can't be parsed is text, as engines' own endpoints send it: a client would not know its tool.
-    """
-    reasoning, texts, calls = [], [], []
-    for block in map(sent_block, message["content"]):
-        if "reasoningContent" in block:
-            reasoning.append(block["reasoningContent"]["reasoningText"]["text"])
-        elif "text" in block:
-            texts.append(block["text"])
-        else:
-            calls.append(block["toolUse"])
-    text = "".join(texts).strip("\n")
-    reason = "end_turn" if stop_reason == "tool_use" and not calls else stop_reason
-    return Reply("".join(reasoning).strip("\n"), text.removesuffix(stop or ""), calls, reason, usage or {}, stop)
-
-
-def sent_block(block: Block) -> Block:
-    """A block of the policy's as a client is sent it: a call that can't be parsed is text."""
-    is_unparsed = "toolUse" in block and block["toolUse"]["toolUseId"].endswith(UNPARSED)
-    return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,13 +224,6 @@ class ItemCache:
             got = "no message" if not made.messages else "a history that ends with the assistant"
             raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
         return "\n\n".join(text for text in (*system, *made.system) if text) or None, made.messages
-
-
-def shared_length(one: Sequence[Item], other: Sequence[Item]) -> int:
-    """How many items two lists begin with that are equal."""
-    if one == other[: len(one)]:  # one comparison in C
-        return len(one)
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 class Protocol(ABC):

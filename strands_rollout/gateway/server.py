@@ -20,7 +20,8 @@ from strands_rollout.files import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
 from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError
-from strands_rollout.model.history import ModelCall, token_count
+from strands_rollout.model.context import token_count
+from strands_rollout.record.agent_request import AgentRequest
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Gateway:
     async def _counted(
         self, _request: web.Request, session: Session, _protocol: Protocol, asked: TurnRequest
     ) -> web.StreamResponse:
-        call = ModelCall(asked.messages, asked.tools, asked.system)
+        call = AgentRequest(asked.messages, asked.tools, asked.system)
         return _json({"input_tokens": await token_count(session.model.template, call)})
 
 

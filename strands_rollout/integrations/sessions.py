@@ -167,7 +167,7 @@ def samples_of(one: _Open) -> list[SampleLike]:
     session, model = one.session, one.session.model
     session.settle_main()
     sample = Sample(prompt="", index=one.options.index, label=one.options.label, metadata={**one.options.metadata})
-    reason = StopReason.COMPLETED if model.conversation.last.stop_reason != "max_tokens" else StopReason.TURN_LENGTH
+    reason = StopReason.COMPLETED if model.conversation.branch.stop_reason != "max_tokens" else StopReason.TURN_LENGTH
     calls = sum(message["role"] == "assistant" for message in session.main_messages)
     episode = Episode(
         reason,
@@ -177,7 +177,7 @@ def samples_of(one: _Open) -> list[SampleLike]:
         ToolStats(),
         time.monotonic() - one.started,
         EpisodeLimits(),
-        EpisodeProgress(session.main_messages, model.conversation.last.covered_messages),
+        EpisodeProgress(session.main_messages, model.conversation.branch.covered),
     )
     sample_writer.write_episode(_ARGS, sample, model, episode, may_abort=False)
     sample.metadata[METADATA_KEY]["gateway"] = session.facts.record()

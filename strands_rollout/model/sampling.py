@@ -19,8 +19,9 @@ from strands_rollout.client.client import FinishReason, Flight, Generation, SGLa
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.client.transport import Fault
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
-from strands_rollout.model.trajectory import Trajectory, missing_replay_data, request_fields
-from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.model.replay_data import missing_replay_data, request_fields
+from strands_rollout.record.tokens import Trajectory
+from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,16 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-Each agent that it serves has a conversation, whose trajectory grows as long as the agent extends its history. One that
-was rewritten begins a new segment, with all of it as prompt.
+A request finds its place in the record, new messages become context tokens, the engine samples a turn, and the turn is
+recorded and read. What was sampled is never tokenised again: a branch of the record only grows.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 import httpx
 from pydantic import BaseModel
@@ -22,24 +19,18 @@ from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.aio import ABORT_POLL_S, CURRENT_CALL, own_pass
+from strands_rollout.aio import ABORT_POLL_S, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.transport import PATIENCE_S, Fault
-from strands_rollout.errors import BudgetExhaustedError, ConfigError, EngineAbortedError, TrajectoryError
+from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
-from strands_rollout.model.history import (
-    Answer,
-    HistorySegment,
-    Messages,
-    ModelCall,
-    StreamEvent,
-    answer_events,
-    is_same_history,
-    token_count,
-    validated_output,
-    who_asks,
-)
-from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_events, validated_output
+from strands_rollout.model.context import first_prompt, token_count, turn_context
+from strands_rollout.record.agent_request import AgentRequest, calling_agent
+from strands_rollout.record.branch import Answer, Conversation, Head, StrandsMessages
+from strands_rollout.record.place import Place
+from strands_rollout.record.record import Record
+from strands_rollout.record.tokens import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, for_tool_specs, format_of_call, get_parser
 
@@ -48,243 +39,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=BaseModel)
 _AT_ONCE: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
-Kind = Literal["main", "agent", "aside"]
-
-
-class Conversation:
-    """All segments of one agent's conversation; a new one is made for each.
-
-    Args:
-        template, parser, sampler: The policy's.
-        kind: Whose it is: the main agent's, another agent's, or nobody's, as what a context manager asks.
-        number: Tells its tool-use ids and seeds from those of the model's other conversations; 0 of the main one.
-        shown_ids: Those of the others, whose history it may begin with.
-
-    Attributes:
-        last: The segment that the next turn extends.
-        segments: Those before it, each up to where the history was rewritten.
-        call: Id of the tool call in which it began; "" outside of one.
-        is_busy: Whether a turn is under way.
-        agent: Gives the agent whose it is; None where that is not known, or the agent is gone.
-    """
-
-    def __init__(
-        self,
-        template: ChatTemplate,
-        parser: ToolParser,
-        sampler: sampling.TurnSampler,
-        kind: Kind = "main",
-        number: int = 0,
-        shown_ids: Mapping[str, str] | None = None,
-    ) -> None:
-        self._template = template
-        self._parser = parser
-        self.sampler = sampler
-        self.kind = kind
-        self.number = number
-        self.call = CURRENT_CALL.get()
-        self.last = HistorySegment(template, shown_ids)
-        self.segments: list[HistorySegment] = []
-        self.is_busy = False
-        # weak: an agent refers to its model
-        self.agent: Callable[[], Any] = _nobody
-        self._signal: Callable[[], Any] = _nobody
-        self._is_unread = False
-        self._knows_tools = False
-
-    def __iter__(self) -> Iterator[HistorySegment]:
-        return iter((*self.segments, self.last))
-
-    @property
-    def turn_count(self) -> int:
-        """Turns in all segments."""
-        return sum(len(segment.trajectory.turns) for segment in (*self.segments, self.last))
-
-    @property
-    def earlier_response_length(self) -> int:
-        """Response tokens of the segments before the last."""
-        return sum(segment.trajectory.response_length for segment in self.segments)
-
-    @property
-    def last_request_at_s(self) -> float:
-        """When the last turn was asked for, in seconds since the episode began; there is one."""
-        segment = self.last if self.last.trajectory.turns else self.segments[-1]
-        return segment.trajectory.turns[-1].parts[-1].at_s or 0.0
-
-    def bind(self, agent: object, signal: object = None) -> None:
-        """Make it this agent's; what is None changes nothing."""
-        self.agent = self.agent if agent is None else weakref.ref(agent)
-        self._signal = self._signal if signal is None else weakref.ref(signal)
-
-    def is_of(self, call: ModelCall) -> bool:
-        """Whether the agent that asks is known to be its own, and has no turn under way."""
-        by_agent = call.agent is not None and self.agent() is call.agent
-        return not self.is_busy and (by_agent or (call.signal is not None and self._signal() is call.signal))
-
-    def may_be_of(self, call: ModelCall) -> bool:
-        """Whether a call of an agent that has none, or that is not known, may belong here, by its history."""
-        if self.is_busy:
-            return False
-        if (agent := self.agent()) is not None:
-            is_unknown = call.agent is None and call.signal is None
-            return is_unknown and is_same_history(agent.messages, call.messages)
-        if self.agent is not _nobody or self._signal is not _nobody:
-            return False  # of an agent that is gone
-        last = self.last
-        if not last.trajectory.turns:
-            return self.kind == "main"
-        is_open = last.trajectory.is_open or self._is_unread
-        return last.is_continued_by(call.messages) or (is_open and last.is_covered(call.messages))
-
-    def know_tools(self, tool_specs: Messages | None) -> None:
-        """Read calls by the tools' schemas, where the format needs them; the first tools count.
-
-        What was resumed was read without them, and is read again.
-        """
-        if self._knows_tools or not tool_specs:
-            return
-        self._knows_tools = True
-        before, self._parser = self._parser, for_tool_specs(self._parser, tool_specs)
-        if self._parser is not before and not self.segments:
-            self._read_all()
-
-    def resume(self, trajectory: Trajectory, messages: Messages, covered: int) -> None:
-        """Continue a conversation that was begun elsewhere.
-
-        Args:
-            trajectory: Its tokens and turns; owned by this conversation from here on. If it is open, its last turn is
-                continued.
-            messages: Its Strands messages.
-            covered: How many of them the policy has read, so that the trajectory covers them and the turn after them.
-        """
-        self.last.trajectory = trajectory
-        self.last.prompt_ids = trajectory.token_ids[: trajectory.prompt_length]
-        self._read_all()
-        self.last.accept(messages[:covered])
-        # the turn was sampled, and the agent was stopped before it had the message
-        self._is_unread = len(messages) == covered and not trajectory.is_open
-
-    def takes_unread_turn(self, call: ModelCall) -> bool:
-        """Whether a call was answered already, by a turn that the agent has not seen; true once."""
-        is_unread, self._is_unread = self._is_unread, False
-        return is_unread and self.last.covers(call)
-
-    def begin_segment_for(self, call: ModelCall) -> None:
-        """Begin a segment where a history does not extend what the policy has read, or its prompt or tools changed."""
-        last = self.last
-        if not last.trajectory.turns:
-            return
-        is_covered = last.covers(call)
-        is_asked_again = is_covered and not (last.trajectory.is_open or self._is_unread)
-        is_extended = is_covered or last.is_extended_by(call.messages)
-        if is_extended and not is_asked_again and not last.changes_in_head(call):
-            return
-        self.begin_segment(last.why_not_extended_by(call))
-
-    def begin_segment(self, why: str) -> None:
-        """Begin a segment, for this reason."""
-        (last := self.last).ended_by = why
-        self.segments.append(last)
-        self.last = HistorySegment(self._template, last.shown_ids)
-        self.last.final_text, self.last.stop_reason = last.final_text, last.stop_reason  # until there is another answer
-
-    def return_to(self, segment: HistorySegment) -> None:
-        """Extend an earlier segment next, to whose history the agent has come back."""
-        self.last.ended_by, segment.ended_by = "the agent came back to an earlier history", ""
-        self.segments = [one for one in (*self.segments, self.last) if one is not segment]
-        self.last = segment
-
-    def drop_empty_segment(self) -> None:
-        """Forget a segment whose first generation failed; the one before covers none of the rewritten history."""
-        if self.segments and not self.last.trajectory.turns:
-            self.last = self.segments.pop()
-            self.last.ended_by = ""
-            self.last.forget_history()
-
-    def last_answer(self) -> Answer:
-        """The last turn as Strands takes it."""
-        return self.last.read_turn(-1, self.turn_count, self._parser, self.number)
-
-    def _read_all(self) -> None:
-        """Read the turns of the last segment, but an open one."""
-        self.last.parse_failures.clear()
-        for index, turn in enumerate(self.last.trajectory.turns):
-            if turn.finish_reason != "abort":
-                self.last.read_turn(index, index + 1, self._parser, self.number)
-
-
-def _nobody() -> None:
-    """In the place of a reference."""
-
-
-class Conversations:
-    """The conversations that one model has at once, that of the main agent first."""
-
-    def __init__(
-        self, template: ChatTemplate, parser: ToolParser, new_sampler: Callable[[], sampling.TurnSampler]
-    ) -> None:
-        self._shared = template, parser
-        self._new_sampler = new_sampler
-        self._numbers = itertools.count(1)
-        self.main = Conversation(*self._shared, new_sampler())
-        self.others: list[Conversation] = []
-        self._known: dict[int, Conversation] = {}  # by the ids of agents and signals, which may have died
-        self._is_closed = False
-
-    def __iter__(self) -> Iterator[Conversation]:
-        return iter((self.main, *self.others))
-
-    def close(self) -> None:
-        """Let no request follow."""
-        self._is_closed = True
-        for one in self:
-            one.sampler.is_closed = True
-
-    def of(self, call: ModelCall) -> Conversation:
-        """Its agent's; where nobody says who asks, that whose history it extends; else a new one.
-
-        An agent that asks twice at once has two.
-        """
-        if self.main.is_of(call):
-            return self.main
-        who = [one for one in (call.agent, call.signal) if one is not None]
-        known = [self._known[id(one)] for one in who if id(one) in self._known]
-        if known and known[0].is_of(call):
-            return known[0]
-        found = next((one for one in self if one.may_be_of(call)), None) or self.begin("agent" if who else "aside")
-        found.bind(call.agent, call.signal)
-        self._known.update((id(one), found) for one in who)
-        return found
-
-    def restart_main(self) -> None:
-        """Begin the main one anew."""
-        self.main = Conversation(*self._shared, self._new_sampler())
-
-    def of_agent(self, agent: object) -> Conversation | None:
-        """The newest one in which this agent has spoken."""
-        return next(
-            (one for one in (*reversed(self.others), self.main) if one.agent() is agent and one.turn_count), None
-        )
-
-    def promote(self, conversation: Conversation) -> None:
-        """Make it the main one; the one before stays beside it, unless it has no turn."""
-        before = self.main
-        if conversation is before:
-            return
-        self.others.remove(conversation)
-        self.main, conversation.kind = conversation, "main"
-        if before.turn_count:
-            before.kind = "agent"
-            self.others.insert(0, before)
-            self._known[id(before.agent())] = before
-
-    def begin(self, kind: Kind) -> Conversation:
-        """A new one beside the others."""
-        if self._is_closed:
-            raise EngineAbortedError("the episode has ended before an agent's first request")
-        shown_ids = {use_id: shown for one in self for use_id, shown in one.last.shown_ids.items()}
-        self.others.append(Conversation(*self._shared, self._new_sampler(), kind, next(self._numbers), shown_ids))
-        return self.others[-1]
 
 
 class SGLangModel(Model):
@@ -328,7 +82,7 @@ class SGLangModel(Model):
             `SGLangClient` has its own.
 
     Attributes:
-        conversations: All conversations, the first agent's first.
+        record: What it has read and written, in a conversation for each agent; the main agent's first.
         tool_parser: The parser's name; None of one that was handed over.
 
     Raises:
@@ -379,68 +133,90 @@ class SGLangModel(Model):
 
     def reset(self) -> None:
         """Start a new trajectory; references to the old one stay valid."""
-        self.conversations = Conversations(self.template, self._parser, self._new_sampler)
+        self.record = Record(self._new_sampler)
 
     @property
     def conversation(self) -> Conversation:
-        """That of the main agent: the first, or the episode's."""
-        return self.conversations.main
+        """The main agent's: the first, or the episode's."""
+        return self.record.main
 
     @property
     def trajectory(self) -> Trajectory:
         """Tokens, mask, logprobs and turns of the conversation so far."""
-        return self.conversation.last.trajectory
+        return self.conversation.branch.trajectory
 
     @property
     def parse_failures(self) -> list[ParseFailure]:
         """Tool calls of the conversation that could not be parsed."""
-        return [failure for segment in self.conversation for failure in segment.parse_failures]
+        return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     @property
     def prompt_ids(self) -> list[int]:
         """The first prompt, also where its generation failed."""
-        return self.conversation.last.prompt_ids
+        return self.conversation.branch.prompt_ids
 
     @property
     def final_text(self) -> str:
         """The last turn as text, control tokens included but its end of turn."""
-        return self.conversation.last.final_text
+        return self.conversation.branch.final_text
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Continue a conversation that another model began, perhaps in another process; see `Conversation.resume`."""
+        """Continue a conversation that another model began, perhaps in another process; see `Branch.restore`."""
         self.reset()
-        self.conversation.resume(trajectory, messages, covered)
+        self.restore_main(trajectory, messages, covered)
+
+    def restore_main(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
+        """Let the main conversation, which is new, go on where an attempt before this one has left it."""
+        conversation = self.conversation
+        conversation.branch.restore(trajectory, messages, covered)
+        self._reader(conversation).read_all(conversation.branch)
+        # the turn was sampled, and the agent was stopped before it had the message
+        conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
+
+    def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
+        """Read the calls of a conversation by the tools' schemas, where the format needs them; the first tools count.
+
+        What was resumed was read without them, and is read again.
+        """
+        if conversation.parser is not None or not tool_specs:
+            return
+        conversation.parser = for_tool_specs(self._parser, tool_specs)
+        if conversation.parser is not self._parser and len(conversation.branches) == 1:
+            self._reader(conversation).read_all(conversation.branch)
+
+    def _reader(self, conversation: Conversation) -> AnswerReader:
+        return AnswerReader(self.template, conversation.parser or self._parser, conversation.number)
 
     @property
     def engine_aborts(self) -> int:
         """Requests that the engine aborted and that were continued in place."""
-        return sum(one.sampler.engine_aborts for one in self.conversations)
+        return sum(one.sampler.engine_aborts for one in self.record)
 
     @property
     def engine_fault(self) -> Fault | None:
         """How the engine failed, while it is asked again; None while it is well."""
-        return next((one.sampler.engine_fault for one in self.conversations if one.sampler.engine_fault), None)
+        return next((one.sampler.engine_fault for one in self.record if one.sampler.engine_fault), None)
 
     @property
     def sent_at(self) -> float | None:
         """When the last of this model's requests that are at the engine was sent; None without any."""
-        flights = [one.sampler.flight for one in self.conversations]
+        flights = [one.sampler.flight for one in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
         """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
-        rids = [rid for one in self.conversations if (rid := one.sampler.flight.rid) is not None]
+        rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
         """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""
-        self.conversations.close()
-        if any(one.is_busy for one in self.conversations):
+        self.record.close()
+        if any(one.is_busy for one in self.record):
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self.stop_generating()
-                    while any(one.is_busy for one in self.conversations):  # noqa: ASYNC110 - perhaps in threads
+                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - perhaps in threads
                         await asyncio.sleep(ABORT_POLL_S / 5)
 
     @property
@@ -473,7 +249,7 @@ class SGLangModel(Model):
 
     async def stream(  # type: ignore[override] # Strands' own providers narrow it the same way
         self,
-        messages: Messages,
+        messages: StrandsMessages,
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
         system_prompt: str | None = None,
         *,
@@ -486,23 +262,21 @@ class SGLangModel(Model):
 
         The request is not streamed from the server; all events come when the turn is complete.
         """
-        agent = who_asks(invocation_state, cancel_signal, messages)
+        agent = calling_agent(invocation_state, cancel_signal, messages)
         request = messages, tool_specs, system_prompt, system_prompt_content
         for event in answer_events(await self.answer(*request, agent, cancel_signal)):
             yield event
 
     async def answer(
         self,
-        messages: Messages,
+        messages: StrandsMessages,
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
         system_prompt: str | None = None,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         agent: object = None,
         signal: object = None,
-        params: Mapping[str, Any] | None = None,
-        conversation: Conversation | None = None,
     ) -> Answer:
-        """One turn: generate it, record it, and read it. A call with a `conversation` is known to be its next.
+        """One turn for an agent: find its place in the record, sample it there, and read it.
 
         Raises:
             TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
@@ -514,28 +288,51 @@ class SGLangModel(Model):
                 trajectory.
             EngineError: The engine did not deliver; the trajectory is as before.
         """
-        asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal, params
-        call = ModelCall(*asked, conversation is not None)
-        if conversation is None:
-            conversation = self.conversation if self.config["conversations"] == "one" else self.conversations.of(call)
-        if conversation.is_busy:
+        is_sole = self.config["conversations"] == "one"
+        asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
+        request = AgentRequest(*asked, is_sole=is_sole)
+        if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_AT_ONCE)
-        conversation.is_busy = True
+        await own_pass()  # reading what is new in the history is the longest step of a turn
+        place, head = self.record.place_of(request), request.head
+        if place.node is not None and isinstance(place.conversation, Conversation):
+            place.conversation.has_unread_turn = False
+            return cast("Answer", place.node.answer)
+        if is_sole and self.conversation.is_busy:
+            raise TrajectoryError(_AT_ONCE)
+        if place.branch is None and not self._may_begin_branch(place.conversation):
+            raise TrajectoryError(_why_refused(place, len(messages), self.conversation.branch.covered))
+        conversation = self.record.enter(place, head)
+        if not is_sole:
+            self.record.bind(conversation, agent, signal)
+        return await self.answer_at(conversation, place, head, request=request)
+
+    async def answer_at(
+        self,
+        conversation: Conversation,
+        place: Place,
+        head: Head,
+        params: Mapping[str, Any] | None = None,
+        request: AgentRequest | None = None,
+    ) -> Answer:
+        """One turn at a place of the record, which `Record.enter` has entered; errors are those of `answer`.
+
+        Args:
+            conversation: The conversation, which is busy until this ends.
+            place: The place.
+            head: The system prompt and the tools.
+            params: Sampling parameters of this turn alone, beside the model's.
+            request: What an agent asks, which may show a text that the agent does not keep.
+        """
         try:
-            await own_pass()  # reading what is new in the history is the longest step of a turn
-            may_rewrite = conversation.kind != "main" or self.config["on_rewritten_history"] == "segment"
-            if may_rewrite and not call.is_matched:
-                conversation.begin_segment_for(call)
-                call = replace(call, is_matched=True)
-            await self._turn(conversation, call)
+            return await self._sample(conversation, place, head, params or {}, request)
         finally:
             conversation.is_busy = False
-        return conversation.last_answer()
 
     async def structured_output(
         self,
         output_model: type[T],
-        prompt: Messages,
+        prompt: StrandsMessages,
         system_prompt: str | None = None,
         **kwargs: object,  # noqa: ARG002 - Strands' signature
     ) -> AsyncGenerator[dict[str, T | Any], None]:
@@ -547,14 +344,13 @@ class SGLangModel(Model):
         Raises:
             StructuredOutputException: The policy's answer is not a valid instance; the message says why.
         """
-        is_one = self.config["conversations"] == "one"
-        beside = Conversations(self.template, self._parser, self._new_sampler) if is_one else self.conversations
-        aside = beside.begin("aside")
+        record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
+        head, place = AgentRequest(prompt, [spec], system_prompt).head, Place("aside", None, new=prompt)
 
         async def events() -> AsyncGenerator[StreamEvent, None]:
-            await self._turn(aside, ModelCall(prompt, [spec], system_prompt))
-            for event in answer_events(aside.last_answer()):
+            aside = record.enter(place, head)
+            for event in answer_events(await self.answer_at(aside, place, head)):
                 yield event
 
         message: dict[str, Any] = {"content": []}
@@ -566,7 +362,7 @@ class SGLangModel(Model):
 
     async def count_tokens(
         self,
-        messages: Messages,
+        messages: StrandsMessages,
         tool_specs: Sequence[Mapping[str, Any]] | None = None,
         system_prompt: str | None = None,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
@@ -574,35 +370,54 @@ class SGLangModel(Model):
         """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
         if self.config["conversations"] == "many":  # who counts compares with the context's length
             await self.conversation.sampler.learn_context(self.client())
-        return await token_count(self.template, ModelCall(messages, tool_specs, system_prompt, system_prompt_content))
+        asked = messages, tool_specs, system_prompt, system_prompt_content
+        return await token_count(self.template, AgentRequest(*asked))
 
     def client(self) -> SGLangClient:
         """The client of the running event loop."""
         base_url = cast("str", self._base_url)
         return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
 
-    async def _turn(self, conversation: Conversation, call: ModelCall) -> None:
-        """Sample the next turn into the conversation, or the rest of the open one."""
-        conversation.know_tools(call.tool_specs)
-        if conversation.takes_unread_turn(call):
-            return
-        segment, sampler, trajectory = conversation.last, conversation.sampler, conversation.last.trajectory
+    def _may_begin_branch(self, conversation: Conversation | str) -> bool:
+        """Whether a history in a conversation may be another than the policy has read."""
+        return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
+
+    async def _sample(
+        self,
+        conversation: Conversation,
+        place: Place,
+        head: Head,
+        params: Mapping[str, Any],
+        request: AgentRequest | None,
+    ) -> Answer:
+        """Sample the next turn into the growing branch of a conversation, or the rest of its open one; read it."""
+        self.know_tools(conversation, head.tools)
+        branch, sampler, trajectory = conversation.branch, conversation.sampler, conversation.branch.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
-        if call.params:
-            config = {**config, "sampling_params": {**config["sampling_params"], **call.params}}
-        may_rewrite = conversation.kind != "main" or config["on_rewritten_history"] == "segment"
+        if params:
+            config = {**config, "sampling_params": {**config["sampling_params"], **params}}
+        may_rewrite = self._may_begin_branch(conversation)
         client = self.client()
         await sampler.learn_context(client)
         room = sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
             room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
-        context_ids = await segment.new_context(call, room, config["limits"].min_turn_tokens)
+        branch.new_images = ()
+        goes_on = branch.is_open and not place.new  # with an open turn, to which nothing is added
+        if branch.is_new:
+            context_ids = await first_prompt(self.template, branch, head, place.new)
+        elif goes_on:
+            context_ids = []
+        else:
+            least = config["limits"].min_turn_tokens
+            context_ids = await turn_context(self.template, branch, place, head, room, least)
         asked = sampling.TurnRequest(
-            client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
+            client, config, trajectory, context_ids, branch.new_images, self._should_abort, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
+        new = place.new if place.answered is None else (place.answered, *place.new)
         # before the agent gets further messages
-        kept = {} if call.messages is getattr(call.agent, "messages", None) else segment.without_transient(call)
+        kept = {} if request is None else request.as_kept(branch.covered, new)
         try:
             await sampler.sample(asked, turn=f"{conversation.number}/{number}" if conversation.number else number)
         except BudgetExhaustedError as e:
@@ -610,9 +425,29 @@ class SGLangModel(Model):
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
-            if len(trajectory.token_ids) > tokens_before:
-                segment.transient_texts += len(kept)
-                segment.accept(call.messages, kept if config["transient_context"] == "keep" else {})
+            if not goes_on and len(trajectory.token_ids) > tokens_before:
+                branch.transient_texts += len(kept)
+                branch.append_read(new, kept if config["transient_context"] == "keep" else {})
+        answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
+        branch.append_answer(answer)
+        return answer
+
+
+def _why_refused(place: Place, got: int, read: int) -> str:
+    """Why a history that is not what the policy has read is refused."""
+    if place.changes_in_head:
+        return (
+            f"got a request that changes {', '.join(place.changes_in_head)} in mid-conversation; expected what the "
+            "policy has read in its first prompt, which stays as it is. Set the system prompt and all tools before "
+            "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
+            "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'."
+        )
+    return (
+        f"got a history of {got} messages that does not extend the {read} messages and the "
+        "answer that the policy has read; expected only new messages at its end. Call model.reset() before a "
+        "new conversation, and use NullConversationManager: a manager that drops or rewrites messages breaks "
+        "token exactness."
+    )
 
 
 def _format_name(name: str, template: ChatTemplate) -> str:

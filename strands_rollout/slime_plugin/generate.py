@@ -27,9 +27,9 @@ from strands_rollout.aio import (
     watch_running_loop,
 )
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.model.replay_data import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.model.trajectory import ASK_EXPERTS
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
@@ -217,7 +217,7 @@ def _beginning(job: RolloutJob, finished: _Finished) -> Beginning:
 def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
     """Why an episode that was aborted can't be resumed; "" if it can."""
     # neither tokens of siblings can be saved, nor what is outside of the messages
-    if finished.model.conversation.segments or (job.fans_out and has_siblings):
+    if len(finished.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
         return "it has several segments"
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
@@ -270,7 +270,7 @@ async def _run(job: RolloutJob) -> _Finished:
     play = _play_program if settings.has_program else _play
     # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
     loop = own_loop() if settings.agent_program is not None else nullcontext()
-    with closing(model.conversations), sub_agents.active(), episode_clock():  # in which an agent needs a model
+    with closing(model.record), sub_agents.active(), episode_clock():  # in which an agent needs a model
         async with loop, episode_code_tool(settings, code_calls) as code_tool:
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)

@@ -28,9 +28,9 @@ from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
 from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode_json
-from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.record.branch import UNPARSED
+from strands_rollout.record.tokens import Trajectory
 from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.conditions import digest_of, row_of
@@ -127,7 +127,7 @@ class EpisodeJournal:
 
     def _record(self, step: Step) -> bytes | None:
         model, trajectory = self._model, self._model.trajectory
-        is_alone = not self._made and not model.conversations.others
+        is_alone = not self._made and not model.record.others
         dropped = 0 if is_alone else self._sampled_beside()
         if dropped and self._fans_out:
             self.close("its further agents' samples are not kept")
@@ -171,7 +171,7 @@ class EpisodeJournal:
 
     def _sampled_beside(self) -> int:
         """Tokens that other agents, and side conversations, have sampled."""
-        conversations = [*self._model.conversations.others, *(one for each in self._made for one in each.conversations)]
+        conversations = [*self._model.record.others, *(one for each in self._made for one in each.record)]
         return sum(segment.trajectory.sampled_length for one in conversations for segment in one)
 
 

@@ -39,6 +39,7 @@ from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPoli
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
 from strands_rollout.files import Json
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.branch import Head
 from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
@@ -267,12 +268,18 @@ _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 def evaluated_record(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """What evaluators read of an episode, as plain JSON: the main agent's part, and the environment's state."""
-    system, tools = model.conversation.last.head
+    head = model.conversation.branch.head or Head()
     messages = [saved_message(message) for message in episode.messages]
     used = {block["toolUse"]["toolUseId"] for one in messages for block in one["content"] if "toolUse" in block}
     own = [str(call["id"]) for call in episode.tools.calls if str(call["id"]).startswith("call_")]  # the main agent's
     is_whole = episode.is_resumable and used.issuperset(own)  # no swarm or graph, whose agents have a history each
-    record = {"messages": messages, "tools": tools, "system_prompt": system, "state": state, "is_whole": is_whole}
+    record = {
+        "messages": messages,
+        "tools": [*head.tools],
+        "system_prompt": head.system,
+        "state": state,
+        "is_whole": is_whole,
+    }
     return dict(json.loads(json.dumps(record, default=lambda held: str(held)[:100])))
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
-from strands_rollout.model.trajectory import Part, Trajectory
+from strands_rollout.record.tokens import Part, Trajectory
 from strands_rollout.samples import (
     METADATA_KEY,
     METADATA_VERSION,

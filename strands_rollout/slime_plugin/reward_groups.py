@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
-from strands_rollout.model.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
+from strands_rollout.record.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
 from strands_rollout.samples import (
     EPISODE_NUMBER_KEY,
     METADATA_KEY,

@@ -15,11 +15,13 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
-from strands_rollout.model.history import TRANSIENT, HistorySegment
 from strands_rollout.model.images import train_inputs_of
+from strands_rollout.model.replay_data import joined_experts, located_experts
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.model.trajectory import Part, Trajectory, joined_experts, located_experts
-from strands_rollout.model.weight_versions import distinct_numberings, distinct_versions, stale_spans
+from strands_rollout.record.agent_request import TRANSIENT
+from strands_rollout.record.branch import Branch
+from strands_rollout.record.tokens import Part, Trajectory
+from strands_rollout.record.weight_versions import distinct_numberings, distinct_versions, stale_spans
 from strands_rollout.samples import (
     FAN_OUT_KEY,
     METADATA_KEY,
@@ -74,7 +76,7 @@ def write_episode(
     attempts = {"aborts": beginning.aborts, "resumes": beginning.resumes, "engine_aborts": engine_aborts}
     facts = episode_record(model, episode, code_calls) | attempts
     if model.trajectory.sampled_length:
-        if beginning.resume and model.conversation.segments:  # the sample holds what is another segment by now
+        if beginning.resume and len(model.conversation.branches) > 1:  # the sample holds what is another segment by now
             reset_sample(sample)
         facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
         if status is statuses_of(sample).FAILED:
@@ -84,7 +86,7 @@ def write_episode(
             facts |= _saved_progress(model, episode, code_calls, engine_aborts, played_under)
     else:
         # image tokens without their images stop a trainer
-        prompt_ids = [] if model.conversation.last.new_images else model.prompt_ids
+        prompt_ids = [] if model.conversation.branch.new_images else model.prompt_ids
         write_untrained(sample, prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.waited_s
@@ -298,7 +300,7 @@ class SiblingSegment:
 
     kind: str
     model: SGLangModel
-    segment: HistorySegment  # with at least one sampled token
+    segment: Branch  # with at least one sampled token
     is_cut: bool = False  # whether it ended with a tool call that did not end well
 
 
@@ -306,8 +308,8 @@ def sibling_segments(
     main: SGLangModel, others: Sequence[SGLangModel], succeeded: Collection[str]
 ) -> list[SiblingSegment]:
     """All segments of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
-    found = [SiblingSegment("segment", main, one) for one in main.conversation.segments]
-    beside = [(model, one) for model in (main, *others) for one in model.conversations if one is not main.conversation]
+    found = [SiblingSegment("segment", main, one) for one in main.conversation.branches[:-1]]
+    beside = [(model, one) for model in (main, *others) for one in model.record if one is not main.conversation]
     for model, conversation in beside:
         kind = "aside" if conversation.kind == "aside" else "agent"
         # a tool in a thread may still be running one
@@ -387,10 +389,10 @@ def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, max_sta
 
 def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
     """The facts of an episode, those before it was resumed included."""
-    own = [one for one in model.conversations if one.kind != "agent"]
+    own = [one for one in model.record if one.kind != "agent"]
     segments = [segment for one in own for segment in one]
     return {
-        **agent_record(model, model.conversation.last, episode.stop_reason),
+        **agent_record(model, model.conversation.branch, episode.stop_reason),
         "generate_s": sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns),
         "error": None if episode.error is None else error_text(episode.error),
         "tool_iterations": episode.tool_iterations,
@@ -403,14 +405,14 @@ def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) 
         "calls": episode.tools.calls,
         "code": asdict(code_calls),
         "duration_s": episode.duration_s,
-        "segments": len(model.conversation.segments) + 1,
+        "segments": len(model.conversation.branches),
         "stale_tokens": 0,
         "dropped_sampled_tokens": 0,
         "budgets": _budgets_used(model, episode),
     }
 
 
-def agent_record(model: SGLangModel, segment: HistorySegment, stop_reason: StopReason) -> dict[str, Any]:
+def agent_record(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> dict[str, Any]:
     """The facts of one segment of an agent's conversation: its turns and tokens.
 
     `requests` has one entry for each accepted answer of the engine: the turn, from 0, when it was asked for, in seconds

@@ -31,7 +31,7 @@ import numpy as np
 from strands_rollout import __version__
 from strands_rollout.errors import ConfigError, foreign_code
 from strands_rollout.files import EpisodeRecords, RecordLog, left_in
-from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
 from strands_rollout.slime_plugin.generate import play_sample

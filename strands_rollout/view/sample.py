@@ -20,7 +20,7 @@ from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files import Json
-from strands_rollout.model.history import call_id
+from strands_rollout.model.answers import call_id
 from strands_rollout.samples import UNGRADED_METHODS, finite, kept
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations

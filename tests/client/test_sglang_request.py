@@ -12,7 +12,7 @@ from strands_rollout.client.client import EncodedIds, SGLangClient
 from strands_rollout.client.generate_api import EncodedPrompt
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
-from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.record.tokens import Trajectory
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
 CONFIG: SGLangModelConfig = {

@@ -9,7 +9,7 @@ from served_engine import WITNESSES, witnesses
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.errors import EngineOverlongError
-from strands_rollout.model.trajectory import missing_replay_data
+from strands_rollout.model.replay_data import missing_replay_data
 
 
 @pytest.fixture

@@ -198,12 +198,12 @@ async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_ot
             assert sum("got a second turn while one is running" in str(one) for one in asked) == 2
             return
         await asyncio.gather(*(agent.invoke_async("Two") for agent in agents))
-        assert [len(one.last.trajectory.turns) for one in model.conversations] == [2, 2, 2]
-        assert len({turn.parts[0].rid for one in model.conversations for turn in one.last.trajectory.turns}) == 6
+        assert [len(one.branch.trajectory.turns) for one in model.record] == [2, 2, 2]
+        assert len({turn.parts[0].rid for one in model.record for turn in one.branch.trajectory.turns}) == 6
         # who is unknown is told by its history
         said = [await model.answer([_user("Three")]) for _ in range(2)]
         await model.answer([_user("Three"), said[0].message, _user("Four")])
-        assert [one.kind for one in model.conversations] == ["main", "agent", "agent", "aside", "aside"]
+        assert [one.kind for one in model.record] == ["main", "agent", "agent", "aside", "aside"]
         with pytest.raises(TrajectoryError, match="does not extend"):
             await model.answer([_user("Five")], agent=agents[0])
 

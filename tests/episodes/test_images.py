@@ -33,7 +33,7 @@ from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
-from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.record.tokens import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")
@@ -280,7 +280,7 @@ async def test_a_rewritten_history_has_the_images_that_it_kept(processor: Any) -
         model = SGLangModel(processor.tokenizer, fake.base_url, processor=processor, on_rewritten_history="segment")
         for prompt in (QUESTION, other):
             await model.answer([{"role": "user", "content": prompt}])  # type: ignore[list-item]
-    first, last = model.conversation.segments[0].trajectory, model.trajectory
+    first, last = model.conversation.branches[0].trajectory, model.trajectory
     assert [len(one.images) for one in (first, last)] == [1, 2]
     assert [len(one.snapshot().images) for one in (first, last)] == [1, 2]
     assert last.token_ids[: last.prompt_length] == engine.read[1]

@@ -15,7 +15,7 @@ from harness import ANSWER, args_for, ids_of
 from strands import tool
 
 from strands_rollout import Sample, generate
-from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = (

@@ -151,7 +151,7 @@ async def test_another_system_prompt_or_tool_is_refused_by_name_unless_it_may_be
                 assert model.trajectory == before
             else:
                 await model.answer(messages, **{**request, **changes})
-                assert len(model.conversation.segments) == bool(named)
+                assert len(model.conversation.branches) - 1 == bool(named)
 
 
 async def test_the_response_budget_holds_over_all_histories(shipped_tokenizer: Any) -> None:
@@ -202,8 +202,8 @@ async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any
             hooks=[SumsUp()],
         )
     assert done.stop_reason is StopReason.COMPLETED, done.error
-    beside = [*model.conversation.segments, *list(model.conversations)[1].segments, list(model.conversations)[1].last]
-    assert [one.kind for one in model.conversations] == ["main", "aside"]
+    beside = [*model.conversation.branches[:-1], *list(model.record)[1]]
+    assert [one.kind for one in model.record] == ["main", "aside"]
     assert "So far: 2." in shipped_tokenizer.decode(beside[1].trajectory.token_ids)
     assert model.final_text == ANSWER.removesuffix("<|im_end|>")
     sampled = [

@@ -15,7 +15,7 @@ from strands import Agent, tool
 
 from strands_rollout import Sample, SGLangModel
 from strands_rollout.errors import TemplateError, TrajectoryError
-from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.record.tokens import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "episode.json"

@@ -9,8 +9,8 @@ from fake_sglang import Reply
 from harness import call_text, ids_of
 from programs import TOOLS
 
+from strands_rollout.gateway import session
 from strands_rollout.gateway.session import SessionEndedError
-from strands_rollout.model.history import HistorySegment
 
 ASK = {"role": "user", "content": "What is 17 * 2?"}
 CALL = "<think>\nHm.\n</think>\n\nLet me see." + call_text(name="add")
@@ -63,7 +63,7 @@ async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_
     assert (facts.requests, facts.forks, facts.repeats) == (3, 0, 0)
     assert facts.changed_calls == (2 if client is filled else 0)
     assert len(model.trajectory.turns) == 3
-    assert not model.conversation.segments
+    assert len(model.conversation.branches) == 1
     assert made.text.count("Hm.") == 2
     assert made.text.count("<tool_response>\n34\n</tool_response>") == 2
 
@@ -124,7 +124,7 @@ async def test_two_requests_at_once_are_two_conversations(stage):
     async with stage(lambda _body, number: f"{number}.<|im_end|>") as made:
         answers = await asyncio.gather(made.chat([ASK], tools=TOOLS), made.chat([ASK], tools=TOOLS))
         assert {answer["content"] for answer in answers} == {"0.", "1."}
-        assert [one.turn_count for one in made.session.model.conversations] == [1, 1]
+        assert [one.turn_count for one in made.session.model.record] == [1, 1]
 
 
 async def test_two_requests_that_go_on_from_one_history_at_once_are_two_and_the_second_says_why(stage):
@@ -141,7 +141,7 @@ async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
         await made.chat([{"role": "user", "content": "Name this."}])
         await made.chat([ASK], tools=TOOLS)
         await made.session.finish()
-        main, title = made.session.model.conversations
+        main, title = made.session.model.record
     assert "17 * 2" in made.text
     assert (main.turn_count, title.turn_count, title.kind) == (1, 1, "aside")
 
@@ -151,7 +151,7 @@ async def test_another_system_prompt_is_another_agent(stage):
         first = await made.chat([ASK], tools=TOOLS)
         await made.chat([{"role": "system", "content": "You help."}, ASK], tools=TOOLS)
         await made.chat([ASK, first, result(first)], tools=TOOLS)
-        main, other = made.session.model.conversations
+        main, other = made.session.model.record
     assert (main.turn_count, other.turn_count, other.kind) == (2, 1, "agent")
     assert made.session.facts.forks == 0
 
@@ -187,19 +187,19 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
 
 
 async def test_a_request_that_is_compared_with_a_record_when_the_episode_ends_is_not_sampled(stage, monkeypatch):
-    compared, goes_on, new_context = asyncio.Event(), asyncio.Event(), HistorySegment.new_context
+    compared, goes_on, first_prompt = asyncio.Event(), asyncio.Event(), session.first_prompt
 
     async def held(*given: Any) -> Any:
         compared.set()
         await goes_on.wait()
-        return await new_context(*given)
+        return await first_prompt(*given)
 
     async with stage([END, END]) as made:
         await made.chat([ASK], tools=TOOLS)
         saved = made.session.main_messages
         made.session.model.resume(made.session.model.trajectory, saved, 1)
         made.session.restore(saved)
-        monkeypatch.setattr(HistorySegment, "new_context", held)
+        monkeypatch.setattr(session, "first_prompt", held)
         asked = asyncio.create_task(made.post("chat", {"messages": [{**ASK, "content": "Another"}], "tools": TOOLS}))
         await compared.wait()
         made.session.end(SessionEndedError("it is over"))

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from strands.event_loop.streaming import process_stream
 
-from strands_rollout.model.history import ReadTurn, answer_events, turn_answer
-from strands_rollout.model.trajectory import Part, Turn, WeightSpan
+from strands_rollout.model.answers import ReadTurn, answer_events, turn_answer
+from strands_rollout.record.tokens import Part, Turn
+from strands_rollout.record.weight_versions import WeightSpan
 from strands_rollout.tool_parsers import ParseFailure, Reasoning, Segment, Text, ToolCall
 
 CALL = ToolCall("id", "look", {"of": ["é", 1.5, None, {"deep": []}], "empty": ""})

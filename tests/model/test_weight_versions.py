@@ -2,7 +2,7 @@
 
 import pytest
 
-from strands_rollout.model.weight_versions import (
+from strands_rollout.record.weight_versions import (
     NOT_COMPARABLE,
     KnownVersions,
     LastWeights,

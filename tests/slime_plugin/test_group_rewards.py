@@ -15,7 +15,7 @@ from grouped_samples import arguments, group_of, sample_of
 from harness import ANSWER, run
 
 from strands_rollout import normalize_rewards
-from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 
 UNUSABLE = [None, math.nan, -math.inf, 1e39, "0.5", {"score": 1.0}, 10**400, 1j, np.float32("nan"), Decimal("NaN")]
 # worked out by hand: (reward - mean) / (unbiased standard deviation + 1e-6)

@@ -23,7 +23,7 @@ from strands.multiagent import GraphBuilder
 
 from strands_rollout import Sample, files, generate, normalize_rewards
 from strands_rollout.files import RecordLog, left_in
-from strands_rollout.model.weight_versions import KNOWN_VERSIONS
+from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
 from strands_rollout.slime_plugin.generate import play_sample

@@ -107,7 +107,7 @@ def test_what_the_infrastructure_did_is_never_trained(model: SGLangModel, reason
 @pytest.mark.parametrize("reason", StopReason)
 @pytest.mark.parametrize("may_abort", [False, True])
 def test_a_sample_without_one_sampled_token_is_valid_and_untrained(model, reason, may_abort) -> None:
-    model.conversation.last.prompt_ids = ids_of(model, PROMPT)
+    model.conversation.branch.prompt_ids = ids_of(model, PROMPT)
     sample = written(model, reason, may_abort=may_abort)
     assert sample.tokens == [*ids_of(model, PROMPT), model.template.end_of_turn_id]
     assert (sample.response, sample.response_length, sample.loss_mask, sample.rollout_log_probs) == ("", 1, [0], [0.0])

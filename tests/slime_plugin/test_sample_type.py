@@ -15,7 +15,7 @@ import pytest
 from harness import ANSWER, TOOL_CALL, run
 
 from strands_rollout import Sample
-from strands_rollout.model.trajectory import joined_experts
+from strands_rollout.model.replay_data import joined_experts
 from strands_rollout.slime_plugin.reward_groups import rollouts_of
 
 META = {"finish_reason": {"type": "stop"}, "prompt_tokens": 10, "cached_tokens": 4, "weight_version": "v1"}

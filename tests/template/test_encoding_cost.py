@@ -17,8 +17,9 @@ from harness import ANSWER, TOOL_CALL, ids_of, run
 from strands import tool
 from tokenizers import Tokenizer
 
-from strands_rollout.model.history import HistorySegment, ModelCall
-from strands_rollout.model.sampling import Room
+from strands_rollout.model.context import first_prompt
+from strands_rollout.record.agent_request import is_covered, is_extended
+from strands_rollout.record.branch import Branch, Head
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.tokens import TokenEncoder
 
@@ -78,7 +79,7 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(shipped_tokenizer, monke
     template = ChatTemplate(shipped_tokenizer)
     monkeypatch.setattr(TokenEncoder, "encode_rendered", noting)
     messages = [{**message, "content": [{"text": message["content"]}]} for message in chat]
-    await HistorySegment(template).new_context(ModelCall(messages, []), Room(None, "context"), 1)
+    await first_prompt(template, Branch(), Head(), messages)
     assert threads
     assert current_thread() not in threads
 
@@ -132,14 +133,14 @@ def answered(text: str) -> dict[str, Any]:
         lambda messages: messages.pop(0),
     ],
 )
-def test_a_history_that_is_rewritten_in_place_is_seen(shipped_tokenizer: Any, rewrite: Callable[[Any], object]) -> None:
-    segment = HistorySegment(ChatTemplate(shipped_tokenizer))
+def test_a_history_that_is_rewritten_in_place_is_seen(rewrite: Callable[[Any], object]) -> None:
+    branch = Branch()
     messages = [{"role": "user", "content": [{"text": "first"}]}, copy.deepcopy(ASKED), answered("result 1")]
-    segment.accept(messages)
+    branch.append_read(messages)
     messages[1]["metadata"] = {"usage": {"inputTokens": 1}}  # notes beside a message are no rewriting
-    assert segment.is_covered(messages)
+    assert is_covered(branch, messages)
     messages += [copy.deepcopy(ASKED), answered("result 2")]
-    assert segment.is_extended_by(messages)
+    assert is_extended(branch, messages)
     rewrite(messages)
-    assert not segment.is_extended_by(messages)
-    assert not segment.is_covered(messages[: segment.covered_messages])
+    assert not is_extended(branch, messages)
+    assert not is_covered(branch, messages[: branch.covered])

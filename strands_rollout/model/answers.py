@@ -1,0 +1,216 @@
+"""A sampled turn, from its tokens to the Strands message that it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from strands.types.exceptions import StructuredOutputException
+
+from strands_rollout.errors import faults_of
+from strands_rollout.record.branch import UNPARSED, Answer, Branch
+from strands_rollout.record.tokens import Trajectory, Turn
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=BaseModel)
+
+INVALID_TOOL_CALL: Final = "invalid_tool_call"
+
+# parser and error, for one traceback each: a policy may repeat what makes a parser fail
+_LOGGED: Final[set[tuple[type, type]]] = set()
+
+StreamEvent = dict[str, Any]
+
+# of ids that are shown, which templates limit to nine letters and digits; one for each conversation
+_LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTurn:
+    """A turn as text.
+
+    Attributes:
+        text: Everything that was sampled but the token that ended the turn; other control tokens included.
+        segments: Never empty; without calls where the turn was cut.
+        stop_reason: Strands' stop reason.
+    """
+
+    text: str
+    segments: list[Segment]
+    stop_reason: str
+
+
+def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
+    """Decode and parse a turn of a trajectory; one that was cut by length or abort is never searched for calls."""
+    last = turn.parts[-1]
+    ids = trajectory.token_ids[turn.parts[0].start : last.end]
+    ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)
+    text = template.encoder.decode(ids[:-1] if ended else ids)
+    if last.finish_reason != "stop":
+        cut: list[Segment] = []
+        if isinstance(parser, CutTurnParser):
+            cut = _segments(parser, parser.cut_segments, text, in_reasoning=template.opens_reasoning)
+        is_read = cut and not any(isinstance(segment, ToolCall | ParseFailure) for segment in cut)
+        return ReadTurn(text, cut if is_read else [Text(text)], "max_tokens")
+    segments = _segments(parser, parser.segments, text, in_reasoning=template.opens_reasoning) or [Text("")]
+    if any(isinstance(segment, ToolCall | ParseFailure) for segment in segments):
+        return ReadTurn(text, segments, "tool_use")
+    return ReadTurn(text, segments, "stop_sequence" if isinstance(last.matched, str) else "end_turn")
+
+
+def _segments(
+    parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
+) -> list[Segment]:
+    """A turn's segments as a method of the parser splits them; one failure with all of it where the parser raises.
+
+    A parser's input is sampled text alone. Were its error one of the episode's, the sample would not be trained, and
+    the policy could choose not to be.
+    """
+    try:
+        return split(text, in_reasoning=in_reasoning)
+    except MemoryError:
+        raise
+    except Exception as e:  # a user's parser may raise anything; every turn comes here, so no guard is entered
+        kind = (type(parser), type(e))
+        level = logging.DEBUG if kind in _LOGGED else logging.ERROR
+        _LOGGED.add(kind)
+        logger.log(level, "bug in a tool parser parser=%s: it raises over sampled text", kind[0].__name__, exc_info=e)
+        return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerReader:
+    """Reads the turns of one conversation: calls, text and reasoning, and what the policy is told of bad calls.
+
+    Attributes:
+        template: Of the policy's tokenizer.
+        parser: Of tool calls.
+        conversation: Its number; a history may hold calls of several.
+    """
+
+    template: ChatTemplate
+    parser: ToolParser
+    conversation: int
+
+    def read(self, branch: Branch, index: int, number: int) -> Answer:
+        """Parse a turn, and note in its branch what it called and what could not be parsed.
+
+        Args:
+            branch: Holds the turn.
+            index: Of the turn in the branch's trajectory.
+            number: Of the turn in the conversation, from 1.
+        """
+        turn = branch.trajectory.turns[index]
+        read = read_turn(branch.trajectory, turn, self.template, self.parser)
+        branch.final_text, branch.stop_reason = read.text, read.stop_reason
+        call_prefix = f"agent{self.conversation}_call_{number}_" if self.conversation else f"call_{number}_"
+        for at, segment in enumerate(read.segments):
+            use_id = call_id(call_prefix, at, segment)
+            if isinstance(segment, ToolCall | ParseFailure):
+                letter = _LETTERS[self.conversation % len(_LETTERS)]
+                branch.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
+            if isinstance(segment, ToolCall):
+                branch.tool_names[use_id] = segment.name
+            elif isinstance(segment, ParseFailure):
+                branch.tool_names[use_id] = segment.name or INVALID_TOOL_CALL
+                branch.failure_texts[use_id] = failure_message(segment.reason)
+                branch.parse_failures.append(segment)
+        return turn_answer(read, call_prefix, turn)
+
+    def read_all(self, branch: Branch) -> None:
+        """Read the turns of a branch that was begun elsewhere, but an open one."""
+        branch.parse_failures.clear()
+        for node in branch.nodes:
+            if branch.trajectory.turns[node.turn].finish_reason != "abort":
+                node.answer = self.read(branch, node.turn, node.turn + 1)
+
+
+def call_id(call_prefix: str, index: int, segment: Segment) -> str:
+    """The tool-use id of a turn's segment; it alone tells a call that could not be parsed from one of any name."""
+    return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
+
+
+def failure_message(reason: str) -> str:
+    """What the policy reads about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
+    return f"Error: the tool call could not be parsed and was not run: {reason}"
+
+
+def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
+    """A turn as one assistant message, as Strands' loop takes it.
+
+    Empty text is left out, and a `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers
+    it with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
+
+    Args:
+        read: The turn as text.
+        call_prefix: Tool-use ids begin with it.
+        turn: Its tokens and times.
+    """
+    blocks = (_block(segment, call_id(call_prefix, at, segment)) for at, segment in enumerate(read.segments))
+    first, end, latency_s = turn.parts[0], turn.parts[-1].end, sum(part.latency_s for part in turn.parts)
+    usage = {"inputTokens": first.start, "outputTokens": end - first.start, "totalTokens": end}
+    latency_ms = round(latency_s * 1000)
+    if first.cached_tokens is not None:
+        usage["cacheReadInputTokens"] = first.cached_tokens
+    return Answer(
+        message={"role": "assistant", "content": [block for block in blocks if block]},
+        stop_reason=read.stop_reason,
+        usage=usage,
+        metrics={"latencyMs": latency_ms, "timeToFirstByteMs": latency_ms},
+    )
+
+
+def answer_events(answer: Answer) -> Iterator[StreamEvent]:
+    """An answer as a stream: messageStart, the content blocks, messageStop, metadata."""
+    yield {"messageStart": {"role": "assistant"}}
+    for index, block in enumerate(answer.message["content"]):
+        start, delta = _start_and_delta(block)
+        yield {"contentBlockStart": {"contentBlockIndex": index, "start": start}}
+        yield {"contentBlockDelta": {"contentBlockIndex": index, "delta": delta}}
+        yield {"contentBlockStop": {"contentBlockIndex": index}}
+    yield {"messageStop": {"stopReason": answer.stop_reason}}
+    yield {"metadata": {"usage": answer.usage, "metrics": {"latencyMs": answer.metrics["latencyMs"]}}}
+
+
+def _block(segment: Segment, use_id: str) -> dict[str, Any]:
+    """A segment as a content block; empty where Strands has none for it."""
+    if isinstance(segment, Text):
+        return {"text": segment.text} if segment.text else {}
+    if isinstance(segment, Reasoning):
+        return {"reasoningContent": {"reasoningText": {"text": segment.text}}} if segment.text else {}
+    if isinstance(segment, ToolCall):
+        return {"toolUse": {"toolUseId": use_id, "name": segment.name, "input": segment.arguments}}
+    arguments = {"raw": segment.raw, "reason": segment.reason}
+    return {"toolUse": {"toolUseId": use_id, "name": INVALID_TOOL_CALL, "input": arguments}}
+
+
+def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    if "text" in block:
+        return {}, {"text": block["text"]}
+    if "reasoningContent" in block:
+        return {}, {"reasoningContent": {"text": block["reasoningContent"]["reasoningText"]["text"]}}
+    use = block["toolUse"]
+    start = {"toolUse": {"toolUseId": use["toolUseId"], "name": use["name"]}}
+    return start, {"toolUse": {"input": json.dumps(use["input"], ensure_ascii=False)}}
+
+
+def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
+    """The instance that an answer is: the arguments of its call of this tool, or its text."""
+    calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
+    text = "".join(block.get("text", "") for block in message["content"]).strip()
+    arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)
+    try:
+        return output_model.model_validate(json.loads(text) if arguments is None else arguments)
+    except (ValidationError, ValueError, RecursionError) as e:
+        got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
+        why = faults_of(e) if isinstance(e, ValidationError) else e
+        raise StructuredOutputException(
+            f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
+        ) from e

@@ -1,0 +1,149 @@
+"""New messages -> the context tokens that the next request adds to a branch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from strands_rollout.errors import TrajectoryError
+from strands_rollout.model.images import ReadImage, further_tokens, place_images, read_images
+from strands_rollout.model.sampling import Room
+from strands_rollout.record.agent_request import AgentRequest
+from strands_rollout.record.branch import Branch, Head, StrandsMessages, copied
+from strands_rollout.record.place import Place
+from strands_rollout.template.chat_template import ChatTemplate
+from strands_rollout.template.messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
+from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
+
+
+async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messages: StrandsMessages) -> list[int]:
+    """Render the whole first prompt of a branch, and note it there with the head and its images.
+
+    Raises:
+        PromptError: A message holds something else than text and images.
+        TemplateError: The template refuses the messages.
+        ConfigError: There is an image, and no processor that reads it.
+    """
+    branch.chat_tools = to_chat_tools(head.tools)
+    # a copy: the caller may change its specifications
+    branch.head = Head(head.system, copied([*head.tools]))
+    system = [{"role": "system", "content": head.system}] if head.system else []
+    chat = [*system, *_under_shown_ids(branch, to_chat_messages(messages))]
+    images = await _read_images(template, chat)
+    ids = await _off_loop_if_long(chat, lambda: template.prompt_ids(chat, branch.chat_tools))
+    branch.prompt_ids = _with_images(template, branch, ids, images, 0) if images else ids
+    return branch.prompt_ids
+
+
+async def turn_context(
+    template: ChatTemplate, branch: Branch, place: Place, head: Head, room: Room, min_turn_tokens: int
+) -> list[int]:
+    """Render what follows the last answer of a branch; tool results are cut to leave `min_turn_tokens` of the room.
+
+    Raises:
+        TrajectoryError: There is no message after the answer.
+        PromptError: A message holds something else than text and images.
+        TemplateError: The template refuses the messages.
+        ConfigError: There is an image, and no processor that reads it.
+    """
+    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a branch that another model began
+    chat = to_chat_messages(place.new, branch.tool_names, answered=place.answered)
+    if not chat:
+        raise TrajectoryError(
+            "got no message after the policy's last answer; expected tool results or a user turn to answer."
+        )
+    for message in chat:
+        text = branch.failure_texts.get(message.get("tool_call_id", ""))
+        if text is not None:
+            message["content"] = text
+    _under_shown_ids(branch, chat)
+    last_id = branch.trajectory.token_ids[-1]
+    images = await _read_images(template, chat)
+    if images and room.tokens is not None:
+        room = Room(room.tokens - further_tokens(images), room.budget)
+
+    def encode() -> list[int]:
+        return _fitted_turn_ids(template, chat, branch.chat_tools, last_id, room, min_turn_tokens)
+
+    ids = await _off_loop_if_long(chat, encode)
+    return _with_images(template, branch, ids, images, len(branch.trajectory.token_ids)) if images else ids
+
+
+def _with_images(
+    template: ChatTemplate, branch: Branch, ids: list[int], images: Sequence[ReadImage], start: int
+) -> list[int]:
+    placed_ids, branch.new_images = place_images(template, ids, images, start)
+    return placed_ids
+
+
+def _under_shown_ids(branch: Branch, chat: list[ChatMessage]) -> list[ChatMessage]:
+    for message in chat:
+        if "tool_call_id" in message:
+            message["tool_call_id"] = branch.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
+        for call in message.get("tool_calls", ()):
+            call["id"] = branch.shown_ids.get(call["id"], call["id"])
+    return chat
+
+
+def _fitted_turn_ids(
+    template: ChatTemplate,
+    chat: list[ChatMessage],
+    tools: list[dict[str, Any]],
+    last_id: int | None,
+    room: Room,
+    min_turn_tokens: int,
+) -> list[int]:
+    """Ids of the new messages; tool results are cut, evenly, while they leave less than `min_turn_tokens`."""
+    texts = [message["content"] for message in chat]
+    # images are never cut, nor what stands beside them
+    tool_indices = [
+        index for index, message in enumerate(chat) if message["role"] == "tool" and isinstance(texts[index], str)
+    ]
+    if room.tokens is None or not tool_indices:
+        return template.turn_ids(chat, tools, last_id=last_id)
+    allowed = max(room.tokens - min_turn_tokens, 0)
+    if not are_far_over([texts[index] for index in tool_indices], allowed, template.encoder):
+        ids = template.turn_ids(chat, tools, last_id=last_id)
+        if len(ids) <= allowed:
+            return ids
+    cap = allowed
+    while True:
+        for index in tool_indices:
+            chat[index]["content"] = head_and_tail(texts[index], cap, template.encoder)
+        ids = template.turn_ids(chat, tools, last_id=last_id)
+        if len(ids) <= allowed or cap == 0:
+            return ids
+        # the overshoot is shared by the results; at least one token less each time, so this ends
+        cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
+
+
+async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
+    """Tokens of Strands messages, exactly; tool results alone count as the turn that they open."""
+    chat = to_chat_messages(request.messages)
+    images = await _read_images(template, chat)
+    tools = to_chat_tools(request.tool_specs)
+    if chat and chat[0]["role"] == "tool":
+        ids = await _off_loop_if_long(chat, lambda: template.turn_ids(chat, tools, last_id=template.end_of_calls_id))
+    else:
+        system = system_text(request.system_prompt, request.system_blocks)
+        prompt = [*([{"role": "system", "content": system}] if system else []), *chat]
+        ids = await _off_loop_if_long(prompt, lambda: template.prompt_ids(prompt, tools))
+    return len(place_images(template, ids, images, 0)[0] if images else ids)
+
+
+async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
+    """The images of new messages, if there are any: the content of most messages is a text."""
+    return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
+
+
+async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
+    """What `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
+    if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
+        return encode()
+    return await asyncio.to_thread(encode)
+
+
+def _char_count(message: ChatMessage) -> int:
+    content = message["content"]
+    return len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
@@ -20,7 +20,6 @@ from strands.types.exceptions import EventLoopException, MaxTokensReachedExcepti
 from strands_rollout import errors
 from strands_rollout.agent.limits import (
     EpisodeLimits,
-    EpisodeProgress,
     EpisodeWatch,
     StopReason,
     ToolLimiter,
@@ -38,6 +37,7 @@ from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.aio import ABORT_GRACE_S, EngineGrace, EpisodeDeadline, exits_as_errors
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.saved import EpisodeProgress
 
 logger = logging.getLogger(__name__)
 
@@ -107,29 +107,13 @@ SEVERAL_SEGMENTS: Final = "it has several segments"
 SEVERAL_AGENTS: Final = "it is a swarm's or graph's"
 
 
-class Step(NamedTuple):
-    """Where an episode stands when a turn has ended, or a call of it; the fields are as those of `EpisodeProgress`."""
-
-    messages: Sequence[Mapping[str, Any]]
-    finished: Mapping[str, Any]
-    calls: Sequence[Mapping[str, Any]]
-    counts: tuple[float, ...]
-    """Those that `STEP_COUNTS` names."""
-
-
-STEP_COUNTS: Final = (
-    *("covered", "tool_iterations", "tool_calls", "tool_errors", "tool_timeouts"),
-    *("tool_s", "duration_s"),
-)
-
-
 class Journal(Protocol):
     """Keeps what another process needs to continue an episode."""
 
-    async def turn_ended(self, step: Step) -> None:
+    async def turn_ended(self, progress: EpisodeProgress) -> None:
         """A turn has ended, and its tools run as soon as this returns."""
 
-    def call_ended(self, step: Step) -> None:
+    def call_ended(self, progress: EpisodeProgress) -> None:
         """A tool call has ended."""
 
     def close(self, reason: str) -> None:
@@ -267,7 +251,7 @@ class _Run:
             tools=self.stats,
             duration_s=duration_s,
             limits=self.setting.limits,
-            progress=self._progress(history, duration_s),
+            progress=self.progress(history, duration_s),
             user_turns=self.user_turns,
             is_resumable=is_resumable,
         )
@@ -350,7 +334,8 @@ class _Run:
         self.main, self.limiter = main, self.limiters[main]
         record.promote(spoke[main])
 
-    def _progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
+    def progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
+        """Where the episode stands."""
         limiter, stats = self.limiter, self.stats
         # whether the history ends with calls that have no results yet
         in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
@@ -400,22 +385,20 @@ class _JournalHook(HookProvider):
         registry.add_callback(BeforeToolsEvent, self._before_tools)
 
     async def _before_tools(self, event: BeforeToolsEvent) -> None:
-        if not event.cancel and (step := self._step()) is not None:
-            await self._journal.turn_ended(step)
+        if not event.cancel and (progress := self._progress()) is not None:
+            await self._journal.turn_ended(progress)
 
     def _call_ended(self) -> None:
-        if (step := self._step()) is not None:
-            self._journal.call_ended(step)
+        if (progress := self._progress()) is not None:
+            self._journal.call_ended(progress)
 
-    def _step(self) -> Step | None:
-        run, main = self._run, cast("Agent", self._run.main)
-        conversation, stats = run.model.conversation, run.stats
-        if len(conversation.branches) > 1:
+    def _progress(self) -> EpisodeProgress | None:
+        run = self._run
+        if len(run.model.conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
         duration_s = run.begun.duration_s + time.monotonic() - run.started
-        used = conversation.branch.covered, *run.limiter.before_turn, stats.errors, stats.timeouts
-        return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
+        return run.progress(cast("Agent", run.main).messages, duration_s)
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

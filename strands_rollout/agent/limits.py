@@ -1,14 +1,13 @@
 """Why an episode ends; and its limits as Strands hooks: tool calls, iterations, time, aborts, calls that can't be read.
 
-`EpisodeProgress` is what another agent needs, beside the tokens, to continue an aborted episode. `ToolLimiter` works
-for any Strands agent; `EpisodeWatch` is for the agents of an episode.
+`ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -31,6 +30,7 @@ from strands_rollout.aio import exits_as_errors
 from strands_rollout.client.transport import Fault
 from strands_rollout.model.answers import failure_message
 from strands_rollout.record.branch import UNPARSED
+from strands_rollout.record.saved import EpisodeProgress
 
 
 class StopReason(StrEnum):
@@ -122,36 +122,6 @@ def deadline_end(*, was_aborted: bool, limit_s: float | None, fault: Fault | Non
     if fault is not None:  # what an outage has cut is no answer of the policy's
         return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
     return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeProgress:
-    """An episode between two of its steps.
-
-    Attributes:
-        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that asks
-            for tools, or with the results of those.
-        covered: How many of the messages the policy has read.
-        finished: By tool-use id, results of the calls of the last message that had ended; they are not run again.
-        tool_iterations: Turns whose tools were run, that of unfinished calls not counted.
-        tool_calls: Calls of those turns.
-        tool_errors: Results with status error.
-        tool_timeouts: Calls that were cut at their limit.
-        tool_s: Seconds in tools.
-        duration_s: Wall-clock seconds of the episode.
-        calls: What each call that ended came to; see `ToolStats.calls`.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
-    covered: int
-    finished: Mapping[str, Any] = field(default_factory=dict)
-    tool_iterations: int = 0
-    tool_calls: int = 0
-    tool_errors: int = 0
-    tool_timeouts: int = 0
-    tool_s: float = 0.0
-    duration_s: float = 0.0
-    calls: Sequence[Mapping[str, Any]] = ()
 
 
 ToolLimit = Literal["max_iterations", "max_calls"]

@@ -28,21 +28,15 @@ from typing import Any, Final
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
-from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome, Step
-from strands_rollout.agent.limits import (
-    LENGTH_REASONS,
-    EpisodeLimits,
-    EpisodeProgress,
-    StopReason,
-    deadline_end,
-    reason_of_error,
-)
+from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome
+from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason, deadline_end, reason_of_error
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.aio import EngineGrace, EpisodeDeadline, began_at_s
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Conversation, Reply, StrandsMessages
+from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.settings import AgentCommand
 from strands_rollout.user_code import beside
 
@@ -238,10 +232,7 @@ class _Run:
             journal.close(_OTHER_MAIN)
             return
         self.recorded = main
-        stats, duration_s = self.stats, self.begun.duration_s + time.monotonic() - self.started
-        used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
-        counts = (self.model.conversation.branch.covered, *used, duration_s)
-        journal.call_ended(Step(self.session.main_messages, {}, stats.calls, counts))
+        journal.call_ended(self._progress(self.begun.duration_s + time.monotonic() - self.started))
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
@@ -311,9 +302,26 @@ class _Run:
     def _episode(
         self, reason: StopReason, error: Exception | None, duration_s: float, outcome: ProgramOutcome
     ) -> Episode:
+        iterations, calls = self.counts.get(self.model.conversation, [0, 0])
+        return Episode(
+            stop_reason=reason,
+            error=error,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tools=self.stats,
+            duration_s=duration_s,
+            limits=self.limits,
+            progress=self._progress(duration_s),
+            user_turns=self.user_turns,
+            is_resumable=self.program.may_replay,
+            program=outcome,
+        )
+
+    def _progress(self, duration_s: float) -> EpisodeProgress:
+        """Where the main conversation stands, against which the program can be started again."""
         stats = self.stats
         iterations, calls = self.counts.get(self.model.conversation, [0, 0])
-        progress = EpisodeProgress(
+        return EpisodeProgress(
             messages=self.session.main_messages,
             covered=self.model.conversation.branch.covered,
             tool_iterations=iterations,
@@ -323,19 +331,6 @@ class _Run:
             tool_s=stats.seconds,
             duration_s=duration_s,
             calls=stats.calls,
-        )
-        return Episode(
-            stop_reason=reason,
-            error=error,
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tools=stats,
-            duration_s=duration_s,
-            limits=self.limits,
-            progress=progress,
-            user_turns=self.user_turns,
-            is_resumable=self.program.may_replay,
-            program=outcome,
         )
 
 

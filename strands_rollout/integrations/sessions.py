@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transformers import PreTrainedTokenizerBase
 
 from strands_rollout.agent.episode import Episode
-from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
+from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, faults_of
@@ -31,6 +31,7 @@ from strands_rollout.gateway.server import Gateway, problem_of, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.samples import METADATA_KEY, Sample, SampleLike
 from strands_rollout.slime_plugin import sample_writer
 from strands_rollout.slime_plugin.generate import ROUTING_HEADER

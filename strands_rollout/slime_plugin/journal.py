@@ -1,6 +1,6 @@
 """An episode's journal: a record of each of its steps, with which another process can continue it.
 
-A record holds what is new since the last one: turns, messages and results of tool calls as JSON, and their tokens. It
+`record.saved` says what a record holds, and makes the episode of them again. A record
 outlives the process in a `RecordLog` in `journal_dir`, or in the driver of an episode worker. An episode is
 continued from its last finished turn, as an aborted one is, and gives the same sample.
 """
@@ -11,41 +11,24 @@ import asyncio
 import functools
 import logging
 import os
-import struct
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
-from itertools import islice
-from operator import attrgetter
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Protocol
 
-import orjson
-
-from strands_rollout.agent.episode import STEP_COUNTS, Step
-from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
-from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
-from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode_json
+from strands_rollout.errors import LostEpisodeError, ResumeError
+from strands_rollout.files import EpisodeRecords, RecordLog
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import UNPARSED
-from strands_rollout.record.tokens import Trajectory
+from strands_rollout.record.saved import EpisodeProgress, SavedEpisode, StepWriter, closing_record, load_steps
 from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.conditions import digest_of, row_of
-from strands_rollout.slime_plugin.resume import (
-    RESUME_VERSION,
-    Beginning,
-    ResumeState,
-    load_resume_state,
-    saved_message,
-    saved_result,
-    tokens_crc32,
-)
+from strands_rollout.slime_plugin.resume import Beginning
 
 logger = logging.getLogger(__name__)
-_CLOSED: Final = b'{"closed":'
 
 
 class Kept(Protocol):
@@ -103,30 +86,28 @@ class EpisodeJournal:
         self._fans_out = fans_out
         self._resumes = beginning.resumes
         self._earlier_aborts = beginning.resume.engine_aborts if beginning.resume else 0
-        self._may_be_masked = beginning.resume is not None  # by slime
         self._is_closed = False
-        self._tokens = self._turns = self._messages = self._calls = 0
-        self._finished: set[str] = set()
+        self._writer = StepWriter(is_continued=beginning.resume is not None)
 
-    async def turn_ended(self, step: Step) -> None:
+    async def turn_ended(self, progress: EpisodeProgress) -> None:
         """Write a record; return when it is kept, so that no tool acts before."""
-        self._finished.clear()
-        if (record := self._record(step)) is not None:
+        self._writer.begin_turn()
+        if (record := self._record(progress)) is not None:
             await self._kept.write_before_tools(record)
 
-    def call_ended(self, step: Step) -> None:
+    def call_ended(self, progress: EpisodeProgress) -> None:
         """Write a record."""
-        if (record := self._record(step)) is not None:
+        if (record := self._record(progress)) is not None:
             self._kept.write(record)
 
     def close(self, reason: str) -> None:
         """Write that the episode can't be continued, and nothing more."""
         if not self._is_closed:
             self._is_closed = True
-            self._kept.write(orjson.dumps({"closed": reason}))
+            self._kept.write(closing_record(reason))
 
-    def _record(self, step: Step) -> bytes | None:
-        model, trajectory = self._model, self._model.trajectory
+    def _record(self, progress: EpisodeProgress) -> bytes | None:
+        model = self._model
         is_alone = not self._made and not model.record.others
         dropped = 0 if is_alone else self._sampled_beside()
         if dropped and self._fans_out:
@@ -134,147 +115,16 @@ class EpisodeJournal:
         if self._is_closed:
             return None
         aborts = model.conversation.sampler.engine_aborts if is_alone else model.engine_aborts
-        head: dict[str, Any] = {"counts": step.counts, "aborts": aborts + self._earlier_aborts}
-        tail = b""
-        if len(trajectory.turns) > self._turns:
-            tail = self._add_turns(head, trajectory)
-        if len(step.messages) > self._messages:
-            head["messages"] = step.messages[self._messages :]
-        if len(step.calls) > self._calls:
-            head["calls"] = step.calls[self._calls :]
-            head["code"] = _CODE(self._code)
-        if step.finished:
-            head["finished"] = {one: step.finished[one] for one in step.finished if one not in self._finished}
-        if dropped or self._resumes:
-            head |= {"dropped": dropped, "resumes": self._resumes}
-        if (line := _as_json(head)) is None:
+        state = SavedEpisode(model.trajectory, progress, aborts + self._earlier_aborts, asdict(self._code))
+        record = self._writer.record(state, dropped=dropped, resumes=self._resumes)
+        if record is None:
             self.close("its messages can't be written as JSON, as those with images")
-            return None
-        self._tokens, self._turns = len(trajectory.token_ids), len(trajectory.turns)
-        self._messages, self._calls = len(step.messages), len(step.calls)
-        self._finished.update(step.finished)
-        return line + tail
-
-    def _add_turns(self, head: dict[str, Any], trajectory: Trajectory) -> bytes:
-        """Add new turns to the head; the bytes that follow it: ids as int32, logprobs of sampled ones as float64."""
-        turns, ids = trajectory.turns[self._turns :], trajectory.token_ids[self._tokens :]
-        sampled: list[float] = []
-        for turn in turns:
-            for part in turn.parts:
-                sampled += trajectory.logprobs[part.start : part.end]
-        head["turns"] = [[_PART(part) for part in turn.parts] for turn in turns]
-        head["lengths"] = len(ids), len(sampled)
-        if self._may_be_masked:
-            self._may_be_masked = False
-            head["mask"] = trajectory.loss_mask
-        return b"\n" + struct.pack(f"<{len(ids)}i{len(sampled)}d", *ids, *sampled)
+        return record
 
     def _sampled_beside(self) -> int:
         """Tokens that other agents, and side conversations, have sampled."""
         conversations = [*self._model.record.others, *(one for each in self._made for one in each.record)]
         return sum(segment.trajectory.sampled_length for one in conversations for segment in one)
-
-
-_PART_NAMES: Final = (
-    *("start", "end", "finish_reason", "matched", "rid", "latency_s", "at_s", "prompt_tokens", "cached_tokens"),
-    *("meta_info", "weight_spans"),
-)
-_PART: Final = attrgetter(*_PART_NAMES)
-_CODE_NAMES: Final = tuple(one.name for one in fields(CodeCalls))
-_CODE: Final = attrgetter(*_CODE_NAMES)
-
-
-def _as_json(record: dict[str, Any]) -> bytes | None:
-    """None where it can't be written, as with the bytes of an image."""
-    try:
-        return orjson.dumps(record)
-    except TypeError:
-        pass
-    with suppress(TypeError, ValueError, KeyError, PromptError):  # a tool's result need not be JSON
-        finished = {one: saved_result(result) for one, result in record.get("finished", {}).items()}
-        messages = list(map(saved_message, record.get("messages", ())))
-        return encode_json({**record, "messages": messages, "finished": finished})
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """An episode as its records leave it.
-
-    Attributes:
-        dropped: Tokens of other agents, which are in no sample.
-        resumes: How often it was resumed before.
-    """
-
-    state: ResumeState
-    dropped: int
-    resumes: int
-
-
-def recovered(records: Sequence[bytes]) -> Recovered:
-    """The state that an episode's records describe, of which there is at least one.
-
-    Raises:
-        ResumeError: They say that it can't be continued, or are damaged.
-    """
-    if records[-1].startswith(_CLOSED):
-        raise ResumeError(str(orjson.loads(records[-1])["closed"]))
-    with foreign_code("a damaged file may make anything fail") as outcome:
-        lines = [_read(record) for record in records]
-        tokens = _all(lines, "tokens")
-        turns = [[dict(zip(_PART_NAMES, part, strict=True)) for part in turn] for turn in _all(lines, "turns")]
-        saved = _saved(lines, turns) | {"tokens_crc32": tokens_crc32(tokens)}
-        prompt_length = turns[0][0]["start"]
-        mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
-        given = iter(_all(lines, "logprobs"))
-        for part in (part for turn in turns for part in turn):
-            start, end = part["start"], part["end"]
-            mask[start:end], logprobs[start:end] = [1] * (end - start), islice(given, end - start)
-        early = lines[0].get("mask", ())
-        mask[: len(early)] = early
-        last = lines[-1]
-        state = load_resume_state(saved, tokens, mask[prompt_length:], logprobs[prompt_length:])
-        return Recovered(state, last.get("dropped", 0), last.get("resumes", 0))
-    raise ResumeError(f"got a damaged journal: {outcome.error!r}") from outcome.error
-
-
-def _read(record: bytes) -> dict[str, Any]:
-    head, _, tail = record.partition(b"\n")
-    line: dict[str, Any] = decode_json(head)
-    if tail:
-        count, sampled = line["lengths"]
-        numbers = struct.unpack(f"<{count}i{sampled}d", tail)
-        line |= {"tokens": numbers[:count], "logprobs": numbers[count:]}
-    return line
-
-
-def _all(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [one for line in lines for one in line.get(name, ())]
-
-
-def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """What `save_resume_state` gives of the same episode, without its checksum."""
-    finished: dict[str, Any] = {}
-    for line in lines:
-        finished = ({} if "messages" in line else finished) | line.get("finished", {})
-    code = _all(lines, "code")[-len(_CODE_NAMES) :]
-    return {
-        "version": RESUME_VERSION,
-        "turns": [{"start": turn[0]["start"], "parts": list(map(_saved_part, turn))} for turn in turns],
-        "messages": list(map(saved_message, _all(lines, "messages"))),
-        "finished": {one: saved_result(result) for one, result in finished.items()},
-        **dict(zip(STEP_COUNTS, lines[-1]["counts"], strict=True)),
-        "calls": _all(lines, "calls"),
-        "engine_aborts": lines[-1]["aborts"],
-        "code": dict(zip(_CODE_NAMES, code, strict=True)) if code else {},
-    }
-
-
-def _saved_part(part: Mapping[str, Any]) -> dict[str, Any]:
-    start, end, spans = part["start"], part["end"], part["weight_spans"]
-    versions = [[span["version"], span["start"] - start, span["end"] - start] for span in spans]
-    facts = {name: value for name, value in part.items() if name not in ("start", "end", "weight_spans")}
-    return {"length": end - start, **facts, "weight_versions": versions, "numbering": spans[-1].get("numbering", "")}
 
 
 def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings) -> None:
@@ -309,7 +159,7 @@ def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings
     if not records or (beginning.resume is not None and not kept.is_certain):
         return beginning  # an aborted sample has its own state, which is newer
     try:
-        found = recovered(records)
+        found = load_steps(records)
     except ResumeError as e:
         if kept.is_certain:
             raise LostEpisodeError(f"the process that ran the episode died, and it can't be continued: {e}") from e

@@ -40,10 +40,10 @@ from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultErr
 from strands_rollout.files import Json
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Head
+from strands_rollout.record.saved import saved_message
 from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
-from strands_rollout.slime_plugin.resume import saved_message
 from strands_rollout.slime_plugin.slime_adapter import is_aborting
 from strands_rollout.user_code import resolve
 

@@ -1,18 +1,12 @@
-"""Partial rollouts: saves an aborted episode as JSON beside its tokens, and makes a sample ready for `generate`."""
+"""Partial rollouts: makes a sample ready for `generate`, which an abort may have left unfinished."""
 
-import json
 import logging
-import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
-import orjson
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
-
-from strands_rollout.agent.limits import EpisodeProgress
-from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
-from strands_rollout.record.tokens import Part, Trajectory
+from strands_rollout.errors import ResumeError
+from strands_rollout.record.saved import SavedEpisode, load_episode
 from strands_rollout.samples import (
     METADATA_KEY,
     METADATA_VERSION,
@@ -23,207 +17,11 @@ from strands_rollout.samples import (
     statuses_of,
 )
 from strands_rollout.slime_plugin.conditions import changed_conditions
-from strands_rollout.template.messages import to_chat_messages, tool_result_text
 
 logger = logging.getLogger(__name__)
 RESUME_VERSION: Final = 1
 # of these, those of the step in which a sample is resumed hold: its budgets, and where code runs
 _MAY_CHANGE: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeState:
-    """An episode to resume: its tokens, and the agent's part."""
-
-    trajectory: Trajectory
-    progress: EpisodeProgress
-    engine_aborts: int  # requests that the engine aborted and that were continued in place
-    code: Mapping[str, Any]  # what its code tool did, by name
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class _SavedPart(_Strict):
-    length: PositiveInt
-    finish_reason: Literal["stop", "length", "abort"]
-    matched: int | str | None
-    rid: str
-    latency_s: float
-    at_s: float | None = None
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    # JSON has no tuples
-    weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
-    numbering: str = ""  # of these versions
-    meta_info: dict[str, Any] = {}  # in a journal; else the sample has what slime counts of it
-
-
-class _SavedTurn(_Strict):
-    start: PositiveInt
-    parts: list[_SavedPart]
-
-
-class _SavedResult(_Strict, extra="allow"):
-    toolUseId: str  # noqa: N815 - Strands' name
-    status: Literal["success", "error"]
-    content: list[dict[str, Any]]
-
-
-class _Saved(_Strict):
-    version: int
-    tokens_crc32: int
-    turns: list[_SavedTurn]
-    messages: list[dict[str, Any]]
-    covered: PositiveInt
-    finished: dict[str, _SavedResult]
-    tool_iterations: NonNegativeInt
-    tool_calls: NonNegativeInt
-    tool_errors: NonNegativeInt
-    tool_timeouts: NonNegativeInt
-    tool_s: NonNegativeFloat
-    duration_s: NonNegativeFloat
-    calls: list[dict[str, Any]] = []
-    engine_aborts: NonNegativeInt
-    code: dict[str, int | float]
-    conditions: dict[str, str] = {}  # none in a journal, whose name has them
-
-
-def save_resume_state(state: ResumeState, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The state without its tokens, as plain JSON values that share nothing with it.
-
-    `conditions` are those that the episode was played under, and is to be resumed under.
-
-    Raises:
-        ResumeError: A message or a tool's result can't be written as JSON.
-    """
-    turns = state.trajectory.turns
-    values = {
-        "version": RESUME_VERSION,
-        "tokens_crc32": tokens_crc32(state.trajectory.token_ids),
-        "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
-        **asdict(state.progress),
-        "messages": [saved_message(message) for message in state.progress.messages],
-        "finished": {call_id: saved_result(result) for call_id, result in state.progress.finished.items()},
-        "engine_aborts": state.engine_aborts,
-        "code": dict(state.code),
-        "conditions": dict(conditions or {}),
-    }
-    try:
-        return dict(json.loads(json.dumps(values, allow_nan=False)))
-    except (TypeError, ValueError, KeyError, RecursionError, PromptError) as e:
-        raise ResumeError(f"the agent's history can't be written as JSON: {e}") from e
-
-
-def load_resume_state(
-    saved: object, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
-) -> ResumeState:
-    """What `save_resume_state` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
-
-    Raises:
-        ResumeError: It is of another version, damaged, or does not fit the tokens.
-    """
-    if not all(isinstance(given, list) for given in (tokens, loss_mask, logprobs)):
-        kinds = [type(given).__name__ for given in (tokens, loss_mask, logprobs)]
-        raise ResumeError(f"got tokens, loss_mask and logprobs of the types {kinds}; expected lists")
-    version = saved.get("version") if isinstance(saved, Mapping) else None
-    if version != RESUME_VERSION:
-        raise ResumeError(
-            f"got a resume state of version {version!r}; this version of strands_rollout reads {RESUME_VERSION}"
-        )
-    try:
-        values = _Saved.model_validate(saved)
-        plain = values.model_dump()
-        progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
-        trajectory = _trajectory(values, tokens, loss_mask, logprobs)
-        _check_progress(progress, trajectory)
-        return ResumeState(trajectory, progress, values.engine_aborts, values.code)
-    except ResumeError:
-        raise
-    except Exception as e:  # whatever a damaged state or sample makes fail, it can't be used
-        raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
-
-
-def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
-    content = [
-        {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
-        for block in message["content"]
-    ]
-    saved = {"role": message["role"], "content": content}
-    metadata = message.get("metadata")
-    usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
-    return {**saved, "metadata": {"usage": usage}} if usage else saved
-
-
-def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's result with its JSON values as the text that the policy reads, since not every value can be kept."""
-    content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
-    return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
-
-
-_PART_FACTS: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
-
-
-def _saved_part(part: Part) -> dict[str, Any]:
-    versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
-    facts = {name: getattr(part, name) for name in _PART_FACTS}
-    numbering = part.weight_spans[-1].numbering
-    return {"length": part.end - part.start, **facts, "weight_versions": versions, "numbering": numbering}
-
-
-def _trajectory(
-    saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
-) -> Trajectory:
-    """Built turn by turn as it was the first time, with the same checks; then with the sample's mask."""
-    if saved.tokens_crc32 != tokens_crc32(tokens):
-        raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
-    turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
-    if len(logprobs) != len(loss_mask):
-        raise ResumeError(f"got {len(logprobs)} logprobs and a loss_mask of {len(loss_mask)}; expected the same length")
-    trajectory = Trajectory()
-    try:
-        for turn in turns:
-            start = turn.start
-            for part in turn.parts:
-                facts = part.model_dump(exclude={"length", "weight_versions"})
-                end = start + part.length
-                context = tokens[len(trajectory.token_ids) : start]
-                own = logprobs[start - prompt_length : end - prompt_length] if start >= prompt_length else ()
-                trajectory.append_turn(context, tokens[start:end], own, weight_versions=part.weight_versions, **facts)
-                start = end
-    except TrajectoryError as e:
-        raise ResumeError(f"got turns that don't fit the sample: {e}") from e
-    fits = trajectory.token_ids == list(tokens) and trajectory.prompt_length == prompt_length
-    if not fits or not turns or len(trajectory.turns) != len(turns):
-        raise ResumeError(
-            f"got {len(turns)} turns for {len(trajectory.token_ids)} tokens with a prompt of "
-            f"{trajectory.prompt_length}; expected the sample's {len(tokens)} with a prompt of {prompt_length}"
-        )
-    trajectory.loss_mask[prompt_length:] = loss_mask
-    return trajectory
-
-
-def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
-    messages, covered = progress.messages, progress.covered
-    to_chat_messages(messages)  # all of them can be rendered
-    for message in messages:
-        if message.get("role") not in ("user", "assistant") or not isinstance(message.get("content"), list):
-            raise ResumeError(f"got the message {message!r:.200}; expected a role and a list of content")
-    after = messages[covered:]
-    roles = [message["role"] for message in after]
-    expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
-    if not 0 < covered <= len(messages) or roles not in expected:
-        raise ResumeError(
-            f"got {len(messages)} messages of which {covered} are covered by the tokens, then {roles}; expected one of "
-            f"{expected} after those"
-        )
-
-
-def tokens_crc32(tokens: Sequence[int]) -> int:
-    """A checksum of token ids."""
-    return zlib.crc32(orjson.dumps(list(tokens)))
 
 
 # response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
@@ -246,7 +44,7 @@ _FRESH: Final[dict[str, Callable[[], object]]] = {
 class Beginning:
     """How an episode begins: from what it is resumed, and the attempts before it."""
 
-    resume: ResumeState | None = None  # None to start afresh
+    resume: SavedEpisode | None = None  # None to start afresh
     aborts: int = 0  # how often the sample has come back ABORTED
     resumes: int = 0  # how often it was resumed, this time included
     question: str | None = None  # what an environment had asked in place of the row
@@ -284,11 +82,11 @@ def _count(facts: Mapping[str, Any], name: str) -> int:
     return count if isinstance(count, int) else 0
 
 
-def _resume_state(sample: SampleLike, facts: Mapping[str, Any], conditions: Mapping[str, str]) -> ResumeState | None:
+def _resume_state(sample: SampleLike, facts: Mapping[str, Any], conditions: Mapping[str, str]) -> SavedEpisode | None:
     # facts of another version may mean other things by the same names
     saved: Any = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
     try:
-        state = load_resume_state(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
+        state = load_episode(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:
         why = str(e)
     else:

@@ -20,6 +20,7 @@ from strands_rollout.model.replay_data import joined_experts, located_experts
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.agent_request import TRANSIENT
 from strands_rollout.record.branch import Branch
+from strands_rollout.record.saved import SavedEpisode, save_episode
 from strands_rollout.record.tokens import Part, Trajectory
 from strands_rollout.record.weight_versions import distinct_numberings, distinct_versions, stale_spans
 from strands_rollout.samples import (
@@ -35,7 +36,7 @@ from strands_rollout.samples import (
     rollout_id_of,
     statuses_of,
 )
-from strands_rollout.slime_plugin.resume import Beginning, ResumeState, reset_sample, save_resume_state
+from strands_rollout.slime_plugin.resume import Beginning, reset_sample
 from strands_rollout.slime_plugin.slime_adapter import is_fully_async
 
 logger = logging.getLogger(__name__)
@@ -117,9 +118,9 @@ def write_trajectory(
 def _saved_progress(
     model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int, conditions: Mapping[str, str]
 ) -> dict[str, Any]:
-    state = ResumeState(model.trajectory, episode.progress, engine_aborts, asdict(code_calls))
+    state = SavedEpisode(model.trajectory, episode.progress, engine_aborts, asdict(code_calls))
     try:
-        return {RESUME_KEY: save_resume_state(state, conditions)}
+        return {RESUME_KEY: save_episode(state, conditions)}
     except ResumeError as e:
         logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
         return {}

@@ -11,9 +11,9 @@ from harness import run
 
 from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason
 from strands_rollout.agent.episode import Episode
-from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.errors import EngineUnavailableError
+from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.slime_plugin.resume import reset_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.sample_writer import write_episode

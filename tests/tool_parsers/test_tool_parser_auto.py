@@ -11,8 +11,9 @@ from strands import Agent, tool
 
 from strands_rollout import SGLangModel
 from strands_rollout.agent.episode import run_episode
-from strands_rollout.agent.limits import EpisodeLimits, EpisodeProgress, StopReason
+from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.errors import ConfigError
+from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import Text, ToolCall, format_of_call, get_parser, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser

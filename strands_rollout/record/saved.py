@@ -1,0 +1,449 @@
+"""An episode as it is saved, to be continued elsewhere: at once beside a sample's tokens, or step by step in a journal.
+
+`save_episode` and `load_episode` are one pair, `StepWriter` and `load_steps` the other; what they load is the same.
+What can be read again from the tokens (calls, failures, the last text) is not saved.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
+from strands_rollout.files import decode_json, encode_json
+from strands_rollout.record.tokens import Part, Trajectory
+from strands_rollout.template.messages import to_chat_messages, tool_result_text
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeProgress:
+    """An episode between two of its steps.
+
+    Attributes:
+        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that asks
+            for tools, or with the results of those.
+        covered: How many of the messages the policy has read.
+        finished: By tool-use id, results of the calls of the last message that had ended; they are not run again.
+        tool_iterations: Turns whose tools were run, that of unfinished calls not counted.
+        tool_calls: Calls of those turns.
+        tool_errors: Results with status error.
+        tool_timeouts: Calls that were cut at their limit.
+        tool_s: Seconds in tools.
+        duration_s: Wall-clock seconds of the episode.
+        calls: What each call that ended came to; see `ToolStats.calls`.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    covered: int
+    finished: Mapping[str, Any] = field(default_factory=dict)
+    tool_iterations: int = 0
+    tool_calls: int = 0
+    tool_errors: int = 0
+    tool_timeouts: int = 0
+    tool_s: float = 0.0
+    duration_s: float = 0.0
+    calls: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SavedEpisode:
+    """An episode to continue.
+
+    Attributes:
+        trajectory: The tokens of the main agent.
+        progress: The agent's part.
+        engine_aborts: Requests that the engine aborted and that were continued in place.
+        code: What its code tool did, by name.
+    """
+
+    trajectory: Trajectory
+    progress: EpisodeProgress
+    engine_aborts: int
+    code: Mapping[str, Any]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _SavedPart(_Strict):
+    length: PositiveInt
+    finish_reason: Literal["stop", "length", "abort"]
+    matched: int | str | None
+    rid: str
+    latency_s: float
+    at_s: float | None = None
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    # JSON has no tuples
+    weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
+    numbering: str = ""  # of these versions
+    meta_info: dict[str, Any] = {}  # in a journal; else the sample has what slime counts of it
+
+
+class _SavedTurn(_Strict):
+    start: PositiveInt
+    parts: list[_SavedPart]
+
+
+class _SavedResult(_Strict, extra="allow"):
+    toolUseId: str  # noqa: N815 - Strands' name
+    status: Literal["success", "error"]
+    content: list[dict[str, Any]]
+
+
+class _Saved(_Strict):
+    version: int
+    tokens_crc32: int
+    turns: list[_SavedTurn]
+    messages: list[dict[str, Any]]
+    covered: PositiveInt
+    finished: dict[str, _SavedResult]
+    tool_iterations: NonNegativeInt
+    tool_calls: NonNegativeInt
+    tool_errors: NonNegativeInt
+    tool_timeouts: NonNegativeInt
+    tool_s: NonNegativeFloat
+    duration_s: NonNegativeFloat
+    calls: list[dict[str, Any]] = []
+    engine_aborts: NonNegativeInt
+    code: dict[str, int | float]
+    conditions: dict[str, str] = {}  # none in a journal, whose name has them
+
+
+def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The state without its tokens, as plain JSON values that share nothing with it.
+
+    `conditions` are those that the episode was played under, and is to be resumed under.
+
+    Raises:
+        ResumeError: A message or a tool's result can't be written as JSON.
+    """
+    turns = state.trajectory.turns
+    values = {
+        "version": VERSION,
+        "tokens_crc32": tokens_crc32(state.trajectory.token_ids),
+        "turns": [{"start": turn.start, "parts": list(map(_saved_part, turn.parts))} for turn in turns],
+        **asdict(state.progress),
+        "messages": [saved_message(message) for message in state.progress.messages],
+        "finished": {call_id: saved_result(result) for call_id, result in state.progress.finished.items()},
+        "engine_aborts": state.engine_aborts,
+        "code": dict(state.code),
+        "conditions": dict(conditions or {}),
+    }
+    try:
+        return dict(json.loads(json.dumps(values, allow_nan=False)))
+    except (TypeError, ValueError, KeyError, RecursionError, PromptError) as e:
+        raise ResumeError(f"the agent's history can't be written as JSON: {e}") from e
+
+
+def load_episode(
+    saved: object, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
+) -> SavedEpisode:
+    """What `save_episode` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
+
+    Raises:
+        ResumeError: It is of another version, damaged, or does not fit the tokens.
+    """
+    if not all(isinstance(given, list) for given in (tokens, loss_mask, logprobs)):
+        kinds = [type(given).__name__ for given in (tokens, loss_mask, logprobs)]
+        raise ResumeError(f"got tokens, loss_mask and logprobs of the types {kinds}; expected lists")
+    version = saved.get("version") if isinstance(saved, Mapping) else None
+    if version != VERSION:
+        raise ResumeError(f"got a resume state of version {version!r}; this version of strands_rollout reads {VERSION}")
+    try:
+        values = _Saved.model_validate(saved)
+        plain = values.model_dump()
+        progress = EpisodeProgress(**{name: plain[name] for name in EpisodeProgress.__dataclass_fields__})
+        trajectory = _trajectory(values, tokens, loss_mask, logprobs)
+        _check_progress(progress, trajectory)
+        return SavedEpisode(trajectory, progress, values.engine_aborts, values.code)
+    except ResumeError:
+        raise
+    except Exception as e:  # whatever a damaged state or sample makes fail, it can't be used
+        raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
+
+
+def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
+    content = [
+        {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
+        for block in message["content"]
+    ]
+    saved = {"role": message["role"], "content": content}
+    metadata = message.get("metadata")
+    usage = metadata.get("usage") if isinstance(metadata, Mapping) else None
+    return {**saved, "metadata": {"usage": usage}} if usage else saved
+
+
+def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool's result with its JSON values as the text that the policy reads, since not every value can be kept."""
+    content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
+    return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
+
+
+_PART_NAMES: Final = _SavedPart.model_fields.keys() - {"length", "weight_versions", "numbering", "meta_info"}
+
+
+def _saved_part(part: Part) -> dict[str, Any]:
+    versions = [[span.version, span.start - part.start, span.end - part.start] for span in part.weight_spans]
+    facts = {name: getattr(part, name) for name in _PART_NAMES}
+    numbering = part.weight_spans[-1].numbering
+    return {"length": part.end - part.start, **facts, "weight_versions": versions, "numbering": numbering}
+
+
+def _trajectory(
+    saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
+) -> Trajectory:
+    """Built turn by turn as it was the first time, with the same checks; then with the sample's mask."""
+    if saved.tokens_crc32 != tokens_crc32(tokens):
+        raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
+    turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
+    if len(logprobs) != len(loss_mask):
+        raise ResumeError(f"got {len(logprobs)} logprobs and a loss_mask of {len(loss_mask)}; expected the same length")
+    trajectory = Trajectory()
+    try:
+        for turn in turns:
+            start = turn.start
+            for part in turn.parts:
+                facts = part.model_dump(exclude={"length", "weight_versions"})
+                end = start + part.length
+                context = tokens[len(trajectory.token_ids) : start]
+                own = logprobs[start - prompt_length : end - prompt_length] if start >= prompt_length else ()
+                trajectory.append_turn(context, tokens[start:end], own, weight_versions=part.weight_versions, **facts)
+                start = end
+    except TrajectoryError as e:
+        raise ResumeError(f"got turns that don't fit the sample: {e}") from e
+    fits = trajectory.token_ids == list(tokens) and trajectory.prompt_length == prompt_length
+    if not fits or not turns or len(trajectory.turns) != len(turns):
+        raise ResumeError(
+            f"got {len(turns)} turns for {len(trajectory.token_ids)} tokens with a prompt of "
+            f"{trajectory.prompt_length}; expected the sample's {len(tokens)} with a prompt of {prompt_length}"
+        )
+    trajectory.loss_mask[prompt_length:] = loss_mask
+    return trajectory
+
+
+def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
+    messages, covered = progress.messages, progress.covered
+    to_chat_messages(messages)  # all of them can be rendered
+    for message in messages:
+        if message.get("role") not in ("user", "assistant") or not isinstance(message.get("content"), list):
+            raise ResumeError(f"got the message {message!r:.200}; expected a role and a list of content")
+    after = messages[covered:]
+    roles = [message["role"] for message in after]
+    expected: list[list[str]] = [[]] if trajectory.is_open else [[], ["assistant"], ["assistant", "user"]]
+    if not 0 < covered <= len(messages) or roles not in expected:
+        raise ResumeError(
+            f"got {len(messages)} messages of which {covered} are covered by the tokens, then {roles}; expected one of "
+            f"{expected} after those"
+        )
+
+
+def tokens_crc32(tokens: Sequence[int]) -> int:
+    """A checksum of token ids."""
+    return zlib.crc32(orjson.dumps(list(tokens)))
+
+
+_CLOSED: Final = b'{"closed":'
+_COUNTS: Final = (
+    "covered",
+    "tool_iterations",
+    "tool_calls",
+    "tool_errors",
+    "tool_timeouts",
+    "tool_s",
+    "duration_s",
+)
+_counts_of: Final = attrgetter(*_COUNTS)
+_PART_FIELDS: Final = (
+    "start",
+    "end",
+    "finish_reason",
+    "matched",
+    "rid",
+    "latency_s",
+    "at_s",
+    "prompt_tokens",
+    "cached_tokens",
+    "meta_info",
+    "weight_spans",
+)
+_fields_of_part: Final = attrgetter(*_PART_FIELDS)
+
+
+class StepWriter:
+    """Writes an episode step by step: each record has what is new since the one before, and the counts as they are.
+
+    A record is a line of JSON; where it has turns, their token ids follow as int32 and the logprobs of sampled tokens
+    as float64.
+
+    Args:
+        is_continued: Whether the trajectory was begun elsewhere, so that slime may have masked some of it.
+    """
+
+    def __init__(self, *, is_continued: bool) -> None:
+        self._may_be_masked = is_continued
+        self._tokens = self._turns = self._messages = self._calls = 0
+        self._finished: set[str] = set()
+
+    def begin_turn(self) -> None:
+        """A turn has ended, whose calls have no results yet."""
+        self._finished.clear()
+
+    def record(self, state: SavedEpisode, *, dropped: int = 0, resumes: int = 0) -> bytes | None:
+        """The record of a step; None where it can't be written as JSON, as with the bytes of an image.
+
+        Args:
+            state: The episode after this step.
+            dropped: Tokens that other agents have sampled, which are in no record.
+            resumes: How often the episode was resumed before.
+        """
+        progress, trajectory = state.progress, state.trajectory
+        head: dict[str, Any] = {"counts": _counts_of(progress), "aborts": state.engine_aborts}
+        tail = b""
+        if len(trajectory.turns) > self._turns:
+            tail = self._add_turns(head, trajectory)
+        if len(progress.messages) > self._messages:
+            head["messages"] = progress.messages[self._messages :]
+        if len(progress.calls) > self._calls:
+            head["calls"] = progress.calls[self._calls :]
+            head["code"] = state.code
+        if progress.finished:
+            new = progress.finished.keys() - self._finished
+            head["finished"] = {one: result for one, result in progress.finished.items() if one in new}
+        if dropped or resumes:
+            head |= {"dropped": dropped, "resumes": resumes}
+        if (line := _as_json(head)) is None:
+            return None
+        self._tokens, self._turns = len(trajectory.token_ids), len(trajectory.turns)
+        self._messages, self._calls = len(progress.messages), len(progress.calls)
+        self._finished.update(progress.finished)
+        return line + tail
+
+    def _add_turns(self, head: dict[str, Any], trajectory: Trajectory) -> bytes:
+        """Add new turns to the head; the numbers that follow it."""
+        turns, ids = trajectory.turns[self._turns :], trajectory.token_ids[self._tokens :]
+        sampled: list[float] = []
+        for turn in turns:
+            for part in turn.parts:
+                sampled += trajectory.logprobs[part.start : part.end]
+        head["turns"] = [[_fields_of_part(part) for part in turn.parts] for turn in turns]
+        head["lengths"] = len(ids), len(sampled)
+        if self._may_be_masked:
+            self._may_be_masked = False
+            head["mask"] = trajectory.loss_mask
+        return b"\n" + struct.pack(f"<{len(ids)}i{len(sampled)}d", *ids, *sampled)
+
+
+def closing_record(reason: str) -> bytes:
+    """The record after which an episode can't be continued from its further steps."""
+    return orjson.dumps({"closed": reason})
+
+
+def _as_json(record: dict[str, Any]) -> bytes | None:
+    try:
+        return orjson.dumps(record)
+    except TypeError:
+        pass
+    with suppress(TypeError, ValueError, KeyError, PromptError):  # a tool's result need not be JSON
+        finished = {one: saved_result(result) for one, result in record.get("finished", {}).items()}
+        messages = list(map(saved_message, record.get("messages", ())))
+        return encode_json({**record, "messages": messages, "finished": finished})
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSteps:
+    """An episode as its records leave it.
+
+    Attributes:
+        state: The episode.
+        dropped: Tokens of other agents, which are in no sample.
+        resumes: How often it was resumed before.
+    """
+
+    state: SavedEpisode
+    dropped: int
+    resumes: int
+
+
+def load_steps(records: Sequence[bytes]) -> LoadedSteps:
+    """The episode that its records describe, of which there is at least one.
+
+    Raises:
+        ResumeError: They say that it can't be continued, or are damaged.
+    """
+    if records[-1].startswith(_CLOSED):
+        raise ResumeError(str(orjson.loads(records[-1])["closed"]))
+    try:
+        lines = [_read(record) for record in records]
+        tokens = _all(lines, "tokens")
+        turns = [[dict(zip(_PART_FIELDS, part, strict=True)) for part in turn] for turn in _all(lines, "turns")]
+        saved = _saved(lines, turns) | {"tokens_crc32": tokens_crc32(tokens)}
+        prompt_length = turns[0][0]["start"]
+        mask, logprobs = [0] * len(tokens), [0.0] * len(tokens)
+        given = iter(_all(lines, "logprobs"))
+        for part in (part for turn in turns for part in turn):
+            start, end = part["start"], part["end"]
+            mask[start:end], logprobs[start:end] = [1] * (end - start), islice(given, end - start)
+        early = lines[0].get("mask", ())
+        mask[: len(early)] = early
+        last = lines[-1]
+        state = load_episode(saved, tokens, mask[prompt_length:], logprobs[prompt_length:])
+        return LoadedSteps(state, last.get("dropped", 0), last.get("resumes", 0))
+    except ResumeError:
+        raise
+    except Exception as e:  # whatever a damaged record makes fail, it can't be used
+        raise ResumeError(f"got a damaged journal: {e!r}") from e
+
+
+def _read(record: bytes) -> dict[str, Any]:
+    head, _, tail = record.partition(b"\n")
+    line: dict[str, Any] = decode_json(head)
+    if tail:
+        count, sampled = line["lengths"]
+        numbers = struct.unpack(f"<{count}i{sampled}d", tail)
+        line |= {"tokens": numbers[:count], "logprobs": numbers[count:]}
+    return line
+
+
+def _all(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    return [one for line in lines for one in line.get(name, ())]
+
+
+def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+    """What `save_episode` gives of the same episode, without its checksum."""
+    finished: dict[str, Any] = {}
+    for line in lines:
+        finished = ({} if "messages" in line else finished) | line.get("finished", {})
+    code: dict[str, Any] = next((line["code"] for line in reversed(lines) if "code" in line), {})
+    return {
+        "version": VERSION,
+        "turns": [{"start": turn[0]["start"], "parts": list(map(_saved_part_of, turn))} for turn in turns],
+        "messages": list(map(saved_message, _all(lines, "messages"))),
+        "finished": {one: saved_result(result) for one, result in finished.items()},
+        **dict(zip(_COUNTS, lines[-1]["counts"], strict=True)),
+        "calls": _all(lines, "calls"),
+        "engine_aborts": lines[-1]["aborts"],
+        "code": code,
+    }
+
+
+def _saved_part_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    start, end, spans = part["start"], part["end"], part["weight_spans"]
+    versions = [[span["version"], span["start"] - start, span["end"] - start] for span in spans]
+    facts = {name: value for name, value in part.items() if name not in ("start", "end", "weight_spans")}
+    return {"length": end - start, **facts, "weight_versions": versions, "numbering": spans[-1].get("numbering", "")}

@@ -83,9 +83,10 @@ class Reply:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One turn on a branch. Its parent is the node before it; of a branch's first node, what the branch left.
+    """One turn on a branch.
 
     Attributes:
+        parent: The turn before it, which may be on the branch that its own began from; None of the first.
         position: Messages of the branch that the policy had read, which is the index of its answer among them.
         turn: Index of its tokens in `Branch.trajectory.turns`.
         answer: The turn as an agent takes it; None while it is open.
@@ -93,6 +94,7 @@ class Node:
         grammar: The sampling parameters that bounded its text; None where they are not known.
     """
 
+    parent: Node | None
     position: int
     turn: int
     answer: Answer | None = None
@@ -107,13 +109,12 @@ class Branch:
     begins a branch of its own, whose first prompt holds all of it.
 
     Args:
-        parent: The branch that its history left; None of the first.
-        shared: How many of the parent's messages it begins with, where that is known.
-        shown_ids: Those of the parent.
+        shown_ids: Those of the branch that its history left.
 
     Attributes:
         messages: What the policy has read, and then its answer, if the last turn is finished.
         covered: How many of them it has read.
+        origin: The turn of another branch after which its own messages begin; None where it shares none.
         nodes: Its turns; of an episode that was resumed, those whose place among the messages is known.
         trajectory: Tokens, mask, logprobs and turns.
         head: Of its first prompt; None of one that was resumed.
@@ -139,13 +140,10 @@ class Branch:
         answered_at: When its last answer was given, of the monotonic clock; 0.0 before.
     """
 
-    def __init__(
-        self, parent: Branch | None = None, *, shared: int = 0, shown_ids: Mapping[str, str] | None = None
-    ) -> None:
-        self.parent = parent
-        self.shared = shared
+    def __init__(self, shown_ids: Mapping[str, str] | None = None) -> None:
         self.messages: list[Message] = []
         self.covered = 0
+        self.origin: Node | None = None
         self.nodes: list[Node] = []
         self.trajectory = Trajectory()
         self.head: Head | None = None
@@ -181,19 +179,25 @@ class Branch:
         """The answer that its messages end with; None before the first and while a turn is open."""
         return self.messages[self.covered] if len(self.messages) > self.covered else None
 
-    def every_node(self) -> Iterator[Node]:
-        """Its turns, the newest first, and then those of the branches that it comes from, as far as it shares them."""
-        yield from reversed(self.nodes)
-        if self.parent is not None and self.shared:
-            yield from (node for node in self.parent.every_node() if node.position < self.shared)
+    @property
+    def tip(self) -> Node | None:
+        """Its last turn, or the one after which it begins."""
+        return self.nodes[-1] if self.nodes else self.origin
+
+    def path(self) -> Iterator[Node]:
+        """The turns that lead to its end, the last first; those before its own are on the branches it began from."""
+        node = self.tip
+        while node is not None:
+            yield node
+            node = node.parent
 
     def node_at(self, position: int) -> Node | None:
         """The turn that answered so many messages."""
-        return next((node for node in self.every_node() if node.position == position), None)
+        return next((node for node in self.path() if node.position == position), None)
 
     def history(self) -> list[dict[str, Any]]:
         """Its messages as Strands messages, with the usage of the policy's answers."""
-        usages = {node.position: node.answer.usage for node in self.every_node() if node.answer is not None}
+        usages = {node.position: node.answer.usage for node in self.path() if node.answer is not None}
         return [
             {"role": role, "content": content, **({"metadata": {"usage": usages[at]}} if at in usages else {})}
             for at, (role, content) in enumerate(self.messages)
@@ -216,7 +220,7 @@ class Branch:
         for index, message in (kept or {}).items():
             self.with_transient[index], self.messages[index] = self.messages[index], message
         self.covered = len(self.messages)
-        self.nodes.append(Node(self.covered, len(self.trajectory.turns) - 1))
+        self.nodes.append(Node(self.tip, self.covered, len(self.trajectory.turns) - 1))
         self.new_images = ()
 
     def append_answer(self, answer: Answer) -> None:
@@ -242,7 +246,8 @@ class Branch:
         earlier = [at for at, (role, _) in enumerate(self.messages[:covered]) if role == "assistant"]
         # of the assistant's messages the last are the policy's; any before them came with the prompt
         both = zip(reversed([*earlier, covered]), reversed(range(len(trajectory.turns))), strict=False)
-        self.nodes = [Node(position, turn) for position, turn in both][::-1]
+        for position, turn in reversed([*both]):
+            self.nodes.append(Node(self.tip, position, turn))
 
     def forget_history(self) -> None:
         """Cover no message: the agent's history is another by now."""
@@ -277,7 +282,7 @@ class Conversation:
         self.kind = kind
         self.number = number
         self.call = CURRENT_CALL.get()
-        self.branches = [Branch(shown_ids=shown_ids)]
+        self.branches = [Branch(shown_ids)]
         self.is_busy = False
         self.has_unread_turn = False
         self.parser: ToolParser | None = None
@@ -332,11 +337,11 @@ class Conversation:
         """Whether the agent that asks is known to be its own."""
         return (agent is not None and self._agent() is agent) or (signal is not None and self._signal() is signal)
 
-    def begin_branch(self, why: str, *, shared: int = 0) -> Branch:
+    def begin_branch(self, why: str) -> Branch:
         """Begin a branch, for this reason."""
         last = self.branch
         last.ended_by = why
-        self.branches.append(Branch(last, shared=shared, shown_ids=last.shown_ids))
+        self.branches.append(Branch(last.shown_ids))
         # until there is another answer
         self.branch.final_text, self.branch.stop_reason = last.final_text, last.stop_reason
         return self.branch

@@ -133,7 +133,8 @@ class ClientRequest:
         shared = near.branch.messages[: near.length]
         beginning = [{"role": role, "content": [*map(sent_block, content)]} for role, content in shared]
         new = [*beginning, *own_messages(near.given, near.ids, near.length)]
-        return Place(conversation, branch, why, new=new, match=near, parent=near.branch, shared=near.length)
+        origin = next((node for node in near.branch.path() if node.position < near.length), None)
+        return Place(conversation, branch, why, new=new, match=near, shared=near.length, origin=origin)
 
     def _new_conversation(self, record: Record) -> Conversation | Kind:
         """The main one for the first request with tools, which may be of a kind that is to be begun."""

@@ -49,8 +49,8 @@ class Place:
         new: The messages that the policy is to read; none inside an open turn.
         changes_in_head: What of the system prompt and tools is not those of the branch before, named.
         match: The match with the branch that it extends, or from which it forks.
-        parent: The branch whose beginning a new one has, if any.
-        shared: How many of the new messages are that beginning.
+        shared: How many of the new messages are those of the branch that the history has left.
+        origin: The last of its turns among these.
     """
 
     conversation: Conversation | Kind
@@ -61,5 +61,5 @@ class Place:
     new: StrandsMessages = ()
     changes_in_head: Sequence[str] = ()
     match: Match | None = None
-    parent: Branch | None = None
     shared: int = 0
+    origin: Node | None = None

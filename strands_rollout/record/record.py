@@ -82,8 +82,9 @@ class Record:
         branch = conversation.branch
         if branch.is_new:
             branch.head = head
-            branch.parent, branch.shared = place.parent or branch.parent, place.shared
             branch.messages = [*map(what_is_read, place.new[: place.shared])]
+            if place.origin is not None:
+                branch.origin = place.origin
             self.touch(branch)
         conversation.is_busy, conversation.has_unread_turn = True, False
         return conversation

@@ -163,10 +163,17 @@ class Trajectory:
         sampled_ids: Sequence[int],
         sampled_logprobs: Sequence[float],
         *,
+        finish_reason: str,
+        rid: str,
+        latency_s: float,
+        matched: int | str | None = None,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        meta_info: Mapping[str, Any] | None = None,
+        at_s: float | None = None,
         weight_versions: Sequence[tuple[str | None, int, int]] = (),
         numbering: str = "",
         images: Sequence[PlacedImage] = (),
-        **facts: Any,  # noqa: ANN401 - the further fields of Part
     ) -> Turn:
         """Append what a request added to the last one, and what the policy answered.
 
@@ -174,10 +181,17 @@ class Trajectory:
             context_ids: New context tokens; first the whole prompt. None where the last turn is continued (`is_open`).
             sampled_ids: The tokens as the engine returned them, at least one.
             sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
+            finish_reason: See `Part`.
+            rid: See `Part`.
+            latency_s: See `Part`.
+            matched: See `Part`.
+            prompt_tokens: See `Part`.
+            cached_tokens: See `Part`.
+            meta_info: See `Part`.
+            at_s: See `Part`.
             weight_versions: (version, start, end) in sampled tokens from 0, without gaps; default: an unknown version.
             numbering: Of these versions.
             images: Those of the context.
-            **facts: The further fields of `Part`.
 
         Raises:
             TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
@@ -191,7 +205,19 @@ class Trajectory:
         weight_spans = tuple(
             WeightSpan(version, start + first, start + end, numbering) for version, first, end in spans
         )
-        part = Part(start=start, end=start + len(sampled_ids), weight_spans=weight_spans, **facts)
+        part = Part(
+            start=start,
+            end=start + len(sampled_ids),
+            finish_reason=finish_reason,
+            rid=rid,
+            latency_s=latency_s,
+            weight_spans=weight_spans,
+            matched=matched,
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached_tokens,
+            meta_info=meta_info or {},
+            at_s=at_s,
+        )
         self.images += images
         self.token_ids += context_ids
         self.token_ids += sampled_ids

@@ -1,7 +1,7 @@
 """An episode's journal: a record of each of its steps, with which another process can continue it.
 
 A record holds what is new since the last one: turns, messages and results of tool calls as JSON, and their tokens. It
-outlives the process in a `RecordLog` in `journal_dir`, or in the driver of an episode worker. An episode is
+outlives the process in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is
 continued from its last finished turn, as an aborted one is, and gives the same sample.
 """
 
@@ -26,11 +26,12 @@ from strands_rollout.agent.episode import STEP_COUNTS, Step
 from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
-from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
-from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode_json
+from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError
+from strands_rollout.files import decode_json, encode_json
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.record.store import EpisodeRecords, RecordStore
 from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.conditions import digest_of, row_of
@@ -219,7 +220,7 @@ def recovered(records: Sequence[bytes]) -> Recovered:
     """
     if records[-1].startswith(_CLOSED):
         raise ResumeError(str(orjson.loads(records[-1])["closed"]))
-    with foreign_code("a damaged file may make anything fail") as outcome:
+    try:
         lines = [_read(record) for record in records]
         tokens = _all(lines, "tokens")
         turns = [[dict(zip(_PART_NAMES, part, strict=True)) for part in turn] for turn in _all(lines, "turns")]
@@ -235,7 +236,8 @@ def recovered(records: Sequence[bytes]) -> Recovered:
         last = lines[-1]
         state = load_resume_state(saved, tokens, mask[prompt_length:], logprobs[prompt_length:])
         return Recovered(state, last.get("dropped", 0), last.get("resumes", 0))
-    raise ResumeError(f"got a damaged journal: {outcome.error!r}") from outcome.error
+    except Exception as e:  # damaged records may make anything fail
+        raise ResumeError(f"got a damaged journal: {e!r}") from e
 
 
 def _read(record: bytes) -> dict[str, Any]:
@@ -336,19 +338,19 @@ async def open_journal(
         return None
     name = digest_of([await asyncio.to_thread(conditions), row_of(sample), evaluation])
     try:
-        await once(("journal", os.getpid(), folder), functools.partial(_log_in, os.getpid(), folder))
-        log, name = _log_in(os.getpid(), folder), f"{sample.index}-{name}"
+        await once(("journal", os.getpid(), folder), functools.partial(_store_in, os.getpid(), folder))
+        store, name = _store_in(os.getpid(), folder), f"{sample.index}-{name}"
         if sample.index is not None and sample.status is statuses_of(sample).ABORTED:
-            log.end_others(f"{sample.index}-", name)
-        return log.open(name)
+            store.end_others(f"{sample.index}-", name)
+        return store.open(name)
     except OSError as e:
         _warn_of_folder(folder, f"{type(e).__name__}: {e}")
         return None
 
 
 @functools.cache
-def _log_in(_pid: int, folder: str) -> RecordLog:
-    return RecordLog(Path(folder))
+def _store_in(_pid: int, folder: str) -> RecordStore:
+    return RecordStore(Path(folder))
 
 
 @functools.cache

@@ -31,7 +31,8 @@ import numpy as np
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
 from strands_rollout.errors import ConfigError, DumpError, foreign_code
-from strands_rollout.files import Json, open_regular
+from strands_rollout.files.json_codec import Json
+from strands_rollout.files.safe_files import open_regular
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import secret_values
 

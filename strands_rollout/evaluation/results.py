@@ -32,7 +32,8 @@ from strands_rollout.errors import ConfigError, RolloutError, expectation
 from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
-from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.files.json_files import differences, read_json, write_json
+from strands_rollout.files.safe_files import open_alone
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
 from strands_rollout.samples import parts_of

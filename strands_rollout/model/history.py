@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 from strands.types.exceptions import StructuredOutputException
 
 from strands_rollout.errors import TrajectoryError, faults_of
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.model.images import PlacedImage, ReadImage, further_tokens, place_images, read_images
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.trajectory import Trajectory, Turn

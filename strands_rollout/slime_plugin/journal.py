@@ -27,7 +27,7 @@ from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError
-from strands_rollout.files import decode_json, encode_json
+from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import stat
 from pathlib import Path
@@ -80,3 +81,13 @@ def open_alone(path: Path) -> int:
         os.close(file)
         raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
     return file
+
+
+def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
+    """Write with one call; an unbuffered file takes what there is room for, and says so by a number.
+
+    Raises:
+        OSError: It can't be written, or not all of it.
+    """
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,16 +1,14 @@
 """Records of unfinished episodes: what is left of them when their process is killed, and what their files may cost."""
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from full_disk import most_bytes_of_a_file
 
 from strands_rollout.record import store as store_module
 from strands_rollout.record.store import RecordStore, left_in
@@ -59,18 +57,6 @@ def dead_file(folder: Path, tmp_path: Path, **records: list[bytes]) -> Path:
     shutil.copytree(tmp_path / "living", folder)
     shutil.rmtree(tmp_path / "living")
     return written_file(folder)
-
-
-@contextmanager
-def most_bytes_of_a_file(count: int) -> Iterator[None]:
-    """Writes stop there, with an error, as on a full disk."""
-    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.files.safe_files import read_regular
+from strands_rollout.files.safe_files import read_regular, replaced
 
 MAX_JSON_BYTES: Final = 200_000_000
 """No JSON file of a model, a tokenizer or a report is larger."""
@@ -20,10 +20,9 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: It can't be written.
     """
-    beside = path.with_name(f".{path.name}.part")
     try:
-        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        beside.replace(path)
+        with replaced(path) as beside:
+            beside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"can't write {path}: {e.strerror}; choose another folder with --out") from e
 

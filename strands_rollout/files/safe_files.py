@@ -1,4 +1,4 @@
-"""Files that others may have made, or may have open: only regular ones, of bounded size; locked."""
+"""Files that others may have made or have open: regular ones of bounded size, locked, replaced or written whole."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import fcntl
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -91,3 +92,16 @@ def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
     """
     if file.write(data) != len(data):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path beside this one to write a file to, which takes its place when the block ends without an error."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

@@ -28,7 +28,7 @@ from strands_rollout.evaluation.options import TrainOptions
 from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files.json_files import differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, whole_lines
-from strands_rollout.files.safe_files import open_alone
+from strands_rollout.files.safe_files import open_alone, replaced
 from strands_rollout.integrations.table import check_wandb, start_run
 from strands_rollout.samples import PART_PREFIX, Sample
 from strands_rollout.train.rollouts import Group
@@ -490,9 +490,8 @@ def draw_page(
         if legend is not None:
             legend(figure)
         figure.draw_without_rendering()  # the layout knows the width of the numbers at an axis from the second time on
-        beside = path.with_name(path.name + ".new")
-        figure.savefig(beside, format="png")
-    beside.replace(path)
+        with replaced(path) as beside:
+            figure.savefig(beside, format="png")
 
 
 def _finish(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:

@@ -146,6 +146,19 @@ def test_what_is_taken_over_is_written_on_and_left_again(tmp_path: Path) -> None
     assert written_file(tmp_path / "journal")
 
 
+def test_the_newer_records_of_two_processes_that_have_played_an_episode_count(tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+    older = dead_file(folder, tmp_path, same=[b"a"], other=[b"b"])
+    newer = shutil.move(dead_file(tmp_path / "second", tmp_path, same=[b"c"]), folder)
+    os.utime(older, (1, 1))
+    os.utime(newer, (2, 2))
+    store = RecordStore(folder)
+    episode = store.open("same")
+    assert episode.records == [b"c"]
+    episode.close(keep=False)
+    assert left_if_killed(folder, tmp_path / "copy") == {"other": [b"b"]}
+
+
 def test_a_file_that_was_cut_anywhere_has_its_whole_records_and_is_written_on(tmp_path: Path) -> None:
     whole = dead_file(tmp_path / "dead", tmp_path, first=[b"a" * 30, b"b" * 30]).read_bytes()
     seen = []
@@ -168,7 +181,10 @@ def test_a_file_that_is_damaged_has_the_records_before_that(tmp_path: Path) -> N
     content[content.index(b"b" * 30) + 3] ^= 1
     path.write_bytes(content)
     store = RecordStore(tmp_path / "journal")
-    assert [store.open(name).records for name in ("first", "second", "third")] == [[b"a" * 30], (), ()]
+    episodes = [store.open(name) for name in ("first", "second", "third")]
+    assert [episode.records for episode in episodes] == [[b"a" * 30], (), ()]
+    episodes[1].write(b"d" * 30)  # in the place of the damaged one: what followed that does not follow this
+    assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"first": [b"a" * 30], "second": [b"d" * 30]}
 
 
 @pytest.mark.parametrize("content", [b"\x01" * 8 + b"\0" * 4096, b"strands-rollout records 2\n"], ids=["old", "new"])
@@ -265,6 +281,7 @@ def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, caplo
     with most_bytes_of_a_file(4096):
         large.write(b"l" * 5000)
         late.write(b"t" * 5000)
+    assert written_file(folder).stat().st_size < 200  # what did fit is given back
     large.write(b"never written")
     small.write(b"s again")
     assert len([record for record in caplog.records if "can't be continued" in record.message]) == 1

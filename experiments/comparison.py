@@ -10,7 +10,7 @@ from statistics import stdev
 from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.files import read_json
+from strands_rollout.files.json_files import read_json
 from strands_rollout.train.run_folder import FILE_NAME, OPTIONS_FILE, SUMMARY_FILE, StepRecord, read_steps, with_end
 
 GOAL: Final = 0.95

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, ask
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 NOT_SLIMES: Final = ", PyPI's build (slime's image has its own)"
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from strands_rollout.agent.environment import Task, current_task
     from strands_rollout.agent.limits import EpisodeLimits, StopReason, ToolLimiter
     from strands_rollout.agent.multi_agent import sub_agent_model
-    from strands_rollout.client.client import SGLangClient, create_client
+    from strands_rollout.client.client import SGLangClient
+    from strands_rollout.client.transport import create_client
     from strands_rollout.code_tool.tool import execute_python_code
     from strands_rollout.gateway.program import Endpoint
     from strands_rollout.model.sampling import TokenLimits

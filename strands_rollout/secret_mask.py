@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 MASK: Final = "***"
 _NAME: Final = re.compile(

@@ -28,7 +28,8 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from strands_rollout.errors import ConfigError, expectation
-from strands_rollout.files import Json, yaml_text
+from strands_rollout.files.json_codec import Json
+from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.secret_mask import MASK, masked_settings
 
 SYSTEM_PROMPT: Final = (

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import orjson
 
 from strands_rollout.errors import ConfigError, EngineResponseError, TrajectoryError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 _OWN_FIELDS: Final = frozenset({"input_ids", "sampling_params", "return_logprob", "rid"})
 _FORBIDDEN_FIELDS: Final = {

@@ -19,7 +19,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from strands_rollout import errors
 from strands_rollout.client.generate_api import NotJsonError, load_json
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
 BACKOFF_BASE_S: Final = 0.25

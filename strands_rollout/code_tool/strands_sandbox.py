@@ -37,7 +37,7 @@ from strands_rollout.code_tool.executors import (
 )
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.user_code import resolve
 
 _GIVE_UP_MARGIN_S: Final = 10.0  # for a sandbox that does not keep its own limit

@@ -25,7 +25,7 @@ from typing import IO, Any, Final, Literal
 
 from strands_rollout.code_tool.sandbox import FrameReader, frame, python_command, scratch
 from strands_rollout.errors import SandboxError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 logger = logging.getLogger(__name__)
 

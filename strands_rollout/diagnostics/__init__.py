@@ -27,7 +27,7 @@ from typer import Option
 
 from strands_rollout.errors import foreign_code
 from strands_rollout.evaluation.options import Changes, checked_url
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -53,7 +53,7 @@ from strands_rollout.diagnostics.run_files import (
 )
 from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError, RolloutError, foreign_code
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

@@ -29,7 +29,7 @@ from pydantic import BaseModel
 from strands_rollout.diagnostics import flag_probe, package_folders, run_program
 from strands_rollout.dump.terminal import PlainConsole
 from strands_rollout.errors import ConfigError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "slime_flags.json"
 TITLES: Final = {"slime": "slime", "megatron": "Megatron-LM", "sglang": "SGLang", "router": "SGLang's router"}

@@ -30,7 +30,7 @@ from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, 
 from strands_rollout.evaluation.evaluate import ask_engine, check_is_engine, served_engine, served_tokenizer
 from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.evaluation.rows import json_line
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample
 from strands_rollout.settings import RolloutSettings

@@ -22,7 +22,9 @@ from strands_rollout import diagnostics
 from strands_rollout.diagnostics import Finding, Question, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.evaluation.rows import Row, each_row
-from strands_rollout.files import MAX_JSON_BYTES, read_regular, yaml_text
+from strands_rollout.files.json_files import MAX_JSON_BYTES
+from strands_rollout.files.safe_files import read_regular
+from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from strands_rollout import diagnostics
 from strands_rollout.diagnostics import Finding, Question, error, good, missing, warning
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
 # the shipped model writes harmless code, which needs no stronger sandbox

@@ -22,7 +22,9 @@ import orjson
 
 from strands_rollout.diagnostics import Finding, error, good, skipped, warning
 from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError, foreign_code
-from strands_rollout.files import MAX_JSON_BYTES, Json, read_regular
+from strands_rollout.files.json_codec import Json
+from strands_rollout.files.json_files import MAX_JSON_BYTES
+from strands_rollout.files.safe_files import read_regular
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template import probe

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 
 from strands_rollout.dump.record import HEAD_KEY, DumpRecord, read_line, record_line, slime_record
-from strands_rollout.errors import ConfigError, DumpError, foreign_code
-from strands_rollout.files import Json, open_regular
+from strands_rollout.errors import ConfigError, DumpError
+from strands_rollout.files.json_codec import Json
+from strands_rollout.files.safe_files import open_regular, write_whole
 from strands_rollout.samples import SampleLike
 from strands_rollout.secret_mask import secret_values
 
@@ -197,7 +198,10 @@ class DumpWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as e:  # gzip writes its end
+            raise self._unwritten(e) from e
 
     def write(self, sample: SampleLike | DumpRecord, token_texts: Mapping[int, bytes] | None = None) -> None:
         """Write one sample, slime's, ours, or a record of another dump.
@@ -212,10 +216,13 @@ class DumpWriter:
         record = sample if isinstance(sample, DumpRecord) else DumpRecord.from_sample(sample, token_texts)
         line = record_line(record, self._secrets)
         try:
-            self._file.write(line)
+            write_whole(self._file, line)
             self._file.flush()
         except OSError as e:
-            raise DumpError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
+            raise self._unwritten(e) from e
+
+    def _unwritten(self, error: OSError) -> DumpError:
+        return DumpError(f"can't write to {self.path}: {error.strerror}; what is there is kept")
 
 
 def write_dump(
@@ -232,40 +239,35 @@ def write_dump(
 
 def read_torch_file(path: Path) -> list[Any]:
     """The samples of such a file, as `Sample.to_dict` gave them, tensors as arrays; DumpError where it has none."""
-    with foreign_code("a damaged pickle raises anything") as outcome, open_regular(path) as file:
-        if file.read(len(_LEGACY)) == _LEGACY:
-            raise DumpError(
-                f"{path} is of torch's old format, before its zip files, which is not read; write it anew with torch: "
-                f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
-            )
-        with zipfile.ZipFile(file) as archive:
-            content = _content(archive)
-    if outcome.error is not None:
-        raise _readable(outcome.error, path) from outcome.error
+    try:
+        with open_regular(path) as file:
+            content = _content(file, path)
+    except OSError as e:
+        raise DumpError(f"can't read {path}: {e.strerror}") from e
+    except zipfile.BadZipFile as e:
+        expected = "expected slime's --save-debug-rollout-data, or a .jsonl dump"
+        raise DumpError(f"{path} is no file of torch.save: {e}; {expected}") from e
+    except _RefusedError as e:
+        raise DumpError(f"{path}: {e}") from e
+    except Exception as e:  # a damaged pickle may raise anything
+        raise DumpError(f"{path} is damaged: {type(e).__name__}: {e}") from e
     samples = content.get("samples") if isinstance(content, Mapping) else None
     if not isinstance(samples, list):
         raise DumpError(f"{path} holds no samples; expected slime's --save-debug-rollout-data")
     return samples
 
 
-def _readable(error: Exception, path: Path) -> DumpError:
-    if isinstance(error, DumpError):
-        return error
-    if isinstance(error, OSError):
-        return DumpError(f"can't read {path}: {error.strerror}")
-    if isinstance(error, zipfile.BadZipFile):
-        expected = "expected slime's --save-debug-rollout-data, or a .jsonl dump"
-        return DumpError(f"{path} is no file of torch.save: {error}; {expected}")
-    if isinstance(error, _RefusedError):
-        return DumpError(f"{path}: {error}")
-    return DumpError(f"{path} is damaged: {type(error).__name__}: {error}")
-
-
 class _RefusedError(Exception):
     """The file holds what is not read."""
 
 
-def _content(archive: zipfile.ZipFile) -> object:
+def _content(file: BinaryIO, path: Path) -> object:
+    if file.read(len(_LEGACY)) == _LEGACY:
+        raise _RefusedError(
+            "it is of torch's old format, before its zip files, which is not read; write it anew with torch: "
+            f"torch.save(torch.load({str(path)!r}, weights_only=False), 'new.pt')"
+        )
+    archive = zipfile.ZipFile(file)
     if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
         raise _RefusedError("it is compressed, which torch.save never does; it is not read")
     pickles = [name for name in archive.namelist() if name.endswith("data.pkl") and name.count("/") <= 1]

@@ -26,7 +26,7 @@ import numpy as np
 import orjson
 
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import Sample, SampleLike, finite
 from strands_rollout.secret_mask import masked, without_values
 from strands_rollout.template.tokens import is_byte_level, token_bytes

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from strands_rollout.engine.qwen3 import MAX_CONFIG_BYTES, Doubles, Floats, Ints, ModelConfig
 from strands_rollout.engine.requests import GenerateRequest, SamplingParams
 from strands_rollout.errors import ConfigError, foreign_code
-from strands_rollout.files import read_regular
+from strands_rollout.files.safe_files import read_regular
 
 _LONG_TEXT_CHARS = 10_000
 _MAX_TOKENIZER_BYTES = 200_000_000

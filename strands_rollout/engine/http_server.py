@@ -21,7 +21,7 @@ from strands_rollout.engine.generation import GenerationOutput, generate_respons
 from strands_rollout.engine.requests import ContractError, RequestRefusedError, SchemaError, read_generate_call
 from strands_rollout.engine.scheduler import Scheduler
 from strands_rollout.errors import ConfigError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 T = TypeVar("T")
 _ENGINE: web.AppKey[Engine] = web.AppKey("engine")

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from strands_rollout.errors import ConfigError
-from strands_rollout.files import open_regular, read_regular
+from strands_rollout.files.safe_files import open_regular, read_regular
 
 _ARCHITECTURE = "Qwen3ForCausalLM"
 MAX_CONFIG_BYTES = 16_000_000

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from strands_rollout.errors import RolloutError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 Encode: TypeAlias = Callable[[str], list[int]]
 TOP_K_ALL = 1 << 30

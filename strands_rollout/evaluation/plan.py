@@ -25,7 +25,7 @@ from strands_rollout.errors import ConfigError, PromptError, expectation
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
-from strands_rollout.files import yaml_text
+from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings

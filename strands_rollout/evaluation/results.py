@@ -1,8 +1,7 @@
 """What an evaluation found: a line of JSON per sample (`results.jsonl`), and the report that is made of them.
 
 A folder with results belongs to one run, whose `run.json` says what was asked: with anything else that results depend
-on it is refused, so that results of different runs never mix. A line is written whole with one call, so that a kill
-leaves at most its beginning, which is dropped when the file is opened again.
+on it is refused, so that results of different runs never mix.
 
 The report depends on the results only, not on their order: accuracy with its uncertainty, pass@k, the majority's
 answer, and counts. What is not scored (FAILED, or not graded: the infrastructure's doing) is missing: it is in no share
@@ -15,11 +14,8 @@ import functools
 import hashlib
 import json
 import math
-import mmap
-import os
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -28,11 +24,12 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
-from strands_rollout.errors import ConfigError, RolloutError, expectation
+from strands_rollout.errors import ConfigError, expectation
 from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
-from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.files.json_files import differences, read_json, write_json
+from strands_rollout.files.json_log import JsonLog, whole_lines
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
 from strands_rollout.samples import parts_of
@@ -208,18 +205,19 @@ class ResultsFile:
         except OSError as e:
             raise ConfigError(f"can't make {folder}: {e.strerror}; choose another folder with --out") from e
         self.path = folder / "results.jsonl"
-        self._file = open_alone(self.path)
-        with ExitStack() as stack:
-            stack.callback(os.close, self._file)
-            self.dropped_bytes = self._drop_half_line()
+        self._log = JsonLog(self.path, remedy="what is there is kept; make room and run the same command again")
+        self.dropped_bytes = self._log.dropped_bytes
+        try:
             self._claim(folder / "run.json", {"format": _RUN_FORMAT, **identity})
-            stack.pop_all()
+        except ConfigError:
+            self._log.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self._file)
+        self._log.close()
 
     def results(self, planned: Container[SampleKey]) -> Iterator[SampleResult]:
         """Those in the file, in the order written; a sample that was tried again is there again. Blank lines are none.
@@ -227,23 +225,20 @@ class ResultsFile:
         Raises:
             ConfigError: A line is not a result, or is one of a sample that is not planned.
         """
-        with self.path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                where = f"{self.path}:{number}"
-                try:
-                    result = SampleResult.from_line(json.loads(line))
-                except (ValueError, RecursionError) as e:
-                    raise ConfigError(
-                        f"{where} is not a result ({e}); remove the line, and its sample is run again"
-                    ) from e
-                if result.key not in planned:
-                    raise ConfigError(
-                        f"{where}: got sample {result.number} of problem {result.problem} of {result.data_set!r}, "
-                        "which this run does not ask; remove the line"
-                    )
-                yield result
+        for number, line in enumerate(whole_lines(self.path), start=1):
+            if not line.strip():
+                continue
+            where = f"{self.path}:{number}"
+            try:
+                result = SampleResult.from_line(json.loads(line))
+            except (ValueError, RecursionError) as e:
+                raise ConfigError(f"{where} is not a result ({e}); remove the line, and its sample is run again") from e
+            if result.key not in planned:
+                raise ConfigError(
+                    f"{where}: got sample {result.number} of problem {result.problem} of {result.data_set!r}, "
+                    "which this run does not ask; remove the line"
+                )
+            yield result
 
     def append(self, line: Mapping[str, Any]) -> SampleResult:
         """Write a line, and return what is kept of it.
@@ -251,27 +246,11 @@ class ResultsFile:
         Raises:
             RolloutError: It can't be written.
         """
-        written = json_line(line)
-        try:
-            if os.write(self._file, written) != len(written):
-                raise RolloutError(f"can't write to {self.path}: no room; make some and run the same command again")
-        except OSError as e:
-            raise RolloutError(f"can't write to {self.path}: {e.strerror}; what is there is kept") from e
+        self._log.append(json_line(line))
         return SampleResult.from_line(line)
 
-    def _drop_half_line(self) -> int:
-        """Cut what follows the last line's end; how many bytes that were."""
-        size = os.fstat(self._file).st_size
-        if not size:
-            return 0
-        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as content:
-            kept = content.rfind(b"\n") + 1
-        if kept < size:
-            os.ftruncate(self._file, kept)
-        return size - kept
-
     def _claim(self, asked: Path, identity: dict[str, Any]) -> None:
-        if not os.fstat(self._file).st_size:
+        if self._log.is_empty:
             # an earlier run has left no result here that could be mixed with this one's
             write_json(asked, identity)
         elif not asked.exists():

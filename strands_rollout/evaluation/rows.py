@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 import orjson
 
 from strands_rollout.errors import PromptError, foreign_code
-from strands_rollout.files import open_regular
+from strands_rollout.files.safe_files import open_regular
 from strands_rollout.samples import Sample
 
 _TABLES: Final = (".parquet", ".json", ".csv")

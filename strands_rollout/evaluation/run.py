@@ -54,7 +54,7 @@ from strands_rollout.evaluation.results import (
     without_problems,
 )
 from strands_rollout.evaluation.rows import read_rows, shipped_rows
-from strands_rollout.files import write_json
+from strands_rollout.files.json_files import write_json
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings

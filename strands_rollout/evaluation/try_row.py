@@ -46,7 +46,7 @@ from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, all_ch
 from strands_rollout.evaluation.plan import checked, load_settings, shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
-from strands_rollout.files import yaml_text
+from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.samples import Sample
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer

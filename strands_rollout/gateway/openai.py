@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Final
 
 from strands_rollout.errors import PromptError
-from strands_rollout.files import encode_json
+from strands_rollout.files.json_codec import encode_json
 from strands_rollout.gateway.protocols import (
     Item,
     ItemCache,

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import orjson
 
 from strands_rollout.errors import PromptError
-from strands_rollout.files import decode_json, encode_json
+from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.model.sampling import GRAMMARS
 from strands_rollout.record.branch import Block, Reply
 from strands_rollout.record.client_request import shared_length

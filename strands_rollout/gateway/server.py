@@ -16,7 +16,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
 from strands_rollout.aio import LoopCache
-from strands_rollout.files import decode_json, encode_json
+from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.gateway.openai import ChatCompletions, Responses
 from strands_rollout.gateway.protocols import ItemCache, Messages, Protocol, TurnRequest
 from strands_rollout.gateway.session import BusySessionError, Session, SessionEndedError

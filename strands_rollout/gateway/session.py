@@ -24,7 +24,7 @@ from strands_rollout.errors import (
     RolloutError,
     TemplateError,
 )
-from strands_rollout.files import encode_json
+from strands_rollout.files.json_codec import encode_json
 from strands_rollout.gateway import protocols
 from strands_rollout.gateway.protocols import ItemCache, TurnRequest
 from strands_rollout.model.context import first_prompt

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final, TypeAlias
 
 from strands_rollout.errors import ConfigError, ExportError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import SampleLike, episode_facts
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import export_violations

@@ -26,7 +26,7 @@ from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, faults_of
-from strands_rollout.files import Json, decode_json
+from strands_rollout.files.json_codec import Json, decode_json
 from strands_rollout.gateway.server import Gateway, problem_of, start
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sampling import TokenLimits

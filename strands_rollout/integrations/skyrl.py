@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.evaluation.evaluate import Reward, playing
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
 from strands_rollout.samples import Sample, finite
 from strands_rollout.settings import REWARD_KEY, settings_from_args

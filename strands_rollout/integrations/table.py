@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.dump import read_dump
 from strands_rollout.errors import ConfigError, ExportError
+from strands_rollout.files.safe_files import replaced
 from strands_rollout.integrations.conversion import FinishedEpisode, finished_episodes
 from strands_rollout.samples import FinishedSample, Sample
 from strands_rollout.secret_mask import secret_values
@@ -100,10 +101,9 @@ def to_parquet(samples: Iterable[Any], path: Path, *, reward_key: str = REWARD_K
     import pyarrow.parquet
 
     table = _table(to_rows(samples, reward_key=reward_key))
-    beside = path.with_name(f".{path.name}.part")
     try:
-        pyarrow.parquet.write_table(table, beside)
-        beside.replace(path)
+        with replaced(path) as beside:
+            pyarrow.parquet.write_table(table, beside)
     except OSError as e:
         raise ExportError(f"can't write {path}: {e}") from e
 

@@ -19,7 +19,8 @@ from tensordict import MetaData, TensorDict, TensorDictBase, lazy_stack
 from torchrl.data.llm import History
 from torchrl.modules.llm.policies import ChatHistory, LLMWrapperBase, LogProbs, Masks, Text, Tokens
 
-from strands_rollout.client.client import Generation, SGLangClient
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.generate_api import Generation
 from strands_rollout.errors import ConfigError, EngineAbortedError, ExportError
 from strands_rollout.integrations.conversion import TORCHRL, compared_rewards, finished_episodes
 from strands_rollout.settings import REWARD_KEY

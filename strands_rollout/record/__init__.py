@@ -1,1 +1,1 @@
-"""The record of an episode: what the policy read and wrote, and where each request goes on in it."""
+"""The record of an episode: what the policy read and wrote, where each request goes on in it, and where it is kept."""

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strands_rollout.aio import CURRENT_CALL
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.tool_parsers import ParseFailure, ToolParser
 

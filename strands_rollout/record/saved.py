@@ -20,7 +20,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from strands_rollout.errors import PromptError, ResumeError, TrajectoryError
-from strands_rollout.files import decode_json, encode_json
+from strands_rollout.files.json_codec import decode_json, encode_json
 from strands_rollout.record.tokens import Part, Trajectory
 from strands_rollout.template.messages import to_chat_messages, tool_result_text
 

@@ -1,7 +1,7 @@
 """An episode's journal: a record of each of its steps, with which another process can continue it.
 
 `record.saved` says what a record holds, and makes the episode of them again. A record
-outlives the process in a `RecordLog` in `journal_dir`, or in the driver of an episode worker. An episode is
+outlives the process in a `RecordStore` in `journal_dir`, or in the driver of an episode worker. An episode is
 continued from its last finished turn, as an aborted one is, and gives the same sample.
 """
 
@@ -19,10 +19,10 @@ from typing import Protocol
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, ResumeError
-from strands_rollout.files import EpisodeRecords, RecordLog
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress, SavedEpisode, StepWriter, closing_record, load_steps
+from strands_rollout.record.store import EpisodeRecords, RecordStore
 from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.conditions import digest_of, row_of
@@ -186,19 +186,19 @@ async def open_journal(
         return None
     name = digest_of([await asyncio.to_thread(conditions), row_of(sample), evaluation])
     try:
-        await once(("journal", os.getpid(), folder), functools.partial(_log_in, os.getpid(), folder))
-        log, name = _log_in(os.getpid(), folder), f"{sample.index}-{name}"
+        await once(("journal", os.getpid(), folder), functools.partial(_store_in, os.getpid(), folder))
+        store, name = _store_in(os.getpid(), folder), f"{sample.index}-{name}"
         if sample.index is not None and sample.status is statuses_of(sample).ABORTED:
-            log.end_others(f"{sample.index}-", name)
-        return log.open(name)
+            store.end_others(f"{sample.index}-", name)
+        return store.open(name)
     except OSError as e:
         _warn_of_folder(folder, f"{type(e).__name__}: {e}")
         return None
 
 
 @functools.cache
-def _log_in(_pid: int, folder: str) -> RecordLog:
-    return RecordLog(Path(folder))
+def _store_in(_pid: int, folder: str) -> RecordStore:
+    return RecordStore(Path(folder))
 
 
 @functools.cache

@@ -37,7 +37,7 @@ from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.aio import EpisodeDeadline, LoopCache, exits_as_errors, in_own_thread
 from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Head
 from strands_rollout.record.saved import saved_message

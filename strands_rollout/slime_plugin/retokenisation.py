@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from strands_rollout import tool_parsers as parsers
 from strands_rollout.errors import ConfigError, TemplateError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import QUESTION_KEY, FinishedSample, SampleLike, fan_out_part, kept
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, Final, cast
 
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import SampleLike
 
 METADATA_KEY: Final = "strands_rollout"

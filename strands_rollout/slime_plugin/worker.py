@@ -30,7 +30,7 @@ import numpy as np
 
 from strands_rollout import __version__
 from strands_rollout.errors import ConfigError, foreign_code
-from strands_rollout.files import EpisodeRecords, RecordLog, left_in
+from strands_rollout.record.store import EpisodeRecords, RecordStore, left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
@@ -253,7 +253,7 @@ class EpisodeWorker:
         KNOWN_VERSIONS.share(numbering)
         self._number = number
         self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
-        self._log = RecordLog(self._folder)
+        self._log = RecordStore(self._folder)
         self._log_level = log_level
         self._args: dict[int, Any] = {}
         self._has_args = asyncio.Condition()

@@ -30,7 +30,7 @@ from strands_rollout.aio import freeze_long_lived, own_pass
 from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
-from strands_rollout.files import EpisodeRecords
+from strands_rollout.record.store import EpisodeRecords
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings

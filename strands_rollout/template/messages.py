@@ -17,7 +17,7 @@ from typing import Any, Final, TypeGuard
 from pydantic import BaseModel
 
 from strands_rollout.errors import PromptError, foreign_code
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 _MAX_DEPTH: Final = 100
 _MAX_VALUES: Final = 200_000

@@ -21,7 +21,7 @@ from jinja2 import TemplateError as JinjaError
 from jinja2.exceptions import SecurityError
 
 from strands_rollout.errors import TemplateError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.tokens import TokenEncoder
 

@@ -40,7 +40,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Self
 
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import (
     MalformedError,

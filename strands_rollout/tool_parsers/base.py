@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 _MAX_DEPTH: Final = 100
 _TOO_DEEP: Final = f"nested deeper than the {_MAX_DEPTH} levels that are allowed"

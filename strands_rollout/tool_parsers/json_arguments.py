@@ -42,7 +42,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NamedTuple
 
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.tool_parsers import base
 from strands_rollout.tool_parsers.base import (
     BaseParser,

@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
 from strands_rollout.evaluation.options import UpdateSettings
+from strands_rollout.files.safe_files import replaced
 from strands_rollout.train.rollouts import TrainingSequence
 
 _MOST_KL: Final = 10.0
@@ -237,10 +238,9 @@ class Policy:
         Raises:
             RolloutError: It can't be written.
         """
-        new = path.with_name(f"{path.name}.new")
         try:
-            torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
-            new.replace(path)
+            with replaced(path) as new:
+                torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
         except (OSError, RuntimeError) as e:  # torch's own writer raises the latter on a full disk
             raise RolloutError(f"can't write {path}: {e}; make room and resume the run") from e
 

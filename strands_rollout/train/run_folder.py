@@ -1,8 +1,8 @@
 """The folder of a training run, and what is shown of the run: log, checkpoints, weights; progress, wandb, curves.
 
-A folder belongs to one run: with other options it is refused, so that steps are never mixed. A line of the log is
-written whole with one call, so that a kill leaves at most its beginning. A checkpoint is there whole or not at all; the
-one before is removed when the next is there. wandb is set up by the environment alone (WANDB_MODE, WANDB_PROJECT ...).
+A folder belongs to one run: with other options it is refused, so that steps are never mixed. A checkpoint is there
+whole or not at all; the one before is removed when the next is there. wandb is set up by the environment alone
+(WANDB_MODE, WANDB_PROJECT ...).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from strands_rollout.dump.terminal import progress_bar
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.options import TrainOptions
 from strands_rollout.evaluation.rows import json_line
-from strands_rollout.files import differences, open_alone, read_json, write_json
+from strands_rollout.files.json_files import differences, read_json, write_json
+from strands_rollout.files.json_log import JsonLog, whole_lines
+from strands_rollout.files.safe_files import open_alone, replaced
 from strands_rollout.integrations.table import check_wandb, start_run
 from strands_rollout.samples import PART_PREFIX, Sample
 from strands_rollout.train.rollouts import Group
@@ -51,15 +53,13 @@ class StepLog:
     """A run's steps, one JSON object a line, appended as they end; a context manager.
 
     Write a step's record before its checkpoint: a run that was killed between the two then repeats the step. Records
-    from `first_step` on, the first that will be written, are dropped, and so is a half-written last line; `records` are
-    all that the file holds.
+    from `first_step` on, the first that will be written, are dropped; `records` are all that the file holds.
 
     Raises:
         ConfigError: The file can't be used, is no log of steps, or does not reach to `first_step`.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
-        self._path = path
         there = read_steps(path) if path.exists() else []
         self.records = there[:first_step]
         if len(self.records) != first_step:
@@ -67,20 +67,14 @@ class StepLog:
                 f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, where the "
                 "checkpoint resumes; put the log back, or choose another --out"
             )
-        try:
-            # rewritten in one move: a kill leaves the old file or the new one
-            beside = path.with_name(path.name + ".new")
-            beside.write_bytes(b"".join(map(_line, self.records)))
-            beside.replace(path)
-            self._file = path.open("ab", buffering=0)
-        except OSError as e:
-            raise ConfigError(f"can't write {path}: {e.strerror}; choose another --out") from e
+        self._log = JsonLog(path, remedy="make room and resume the run")
+        self._log.keep(first_step)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._file.close()
+        self._log.close()
 
     def append(self, record: Mapping[str, float | int | str | None]) -> StepRecord:
         """Write a step; what is no finite number is written as null. Returns the record as written.
@@ -91,12 +85,7 @@ class StepLog:
         written = finite(record)
         if written.get("step") != len(self.records):
             raise RolloutError(f"got step {written.get('step')}; expected {len(self.records)}, the next one")
-        line = _line(written)
-        try:
-            if self._file.write(line) != len(line):
-                raise RolloutError(f"can't write to {self._path}: no room; make some and resume the run")
-        except OSError as e:
-            raise RolloutError(f"can't write to {self._path}: {e.strerror}; make room and resume the run") from e
+        self._log.append(json.dumps(written, allow_nan=False).encode() + b"\n")
         self.records.append(written)
         return written
 
@@ -108,11 +97,11 @@ def read_steps(path: Path) -> list[StepRecord]:
         ConfigError: The file can't be read, or a line of it is not the next step's record.
     """
     try:
-        whole_lines = path.read_bytes().split(b"\n")[:-1]
+        lines = [*whole_lines(path)]
     except OSError as e:
         raise ConfigError(f"can't read {path}: {e.strerror}; expected the log of a training run") from e
     records = []
-    for step, line in enumerate(whole_lines):
+    for step, line in enumerate(lines):
         try:
             record = json.loads(line)
         except ValueError as e:
@@ -146,10 +135,6 @@ def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> 
     }
     end = {name: value for name, value in measured.items() if isinstance(value, int | float)}
     return [*steps, {"step": len(steps), **end}] if end else list(steps)
-
-
-def _line(record: StepRecord) -> bytes:
-    return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,9 +490,8 @@ def draw_page(
         if legend is not None:
             legend(figure)
         figure.draw_without_rendering()  # the layout knows the width of the numbers at an axis from the second time on
-        beside = path.with_name(path.name + ".new")
-        figure.savefig(beside, format="png")
-    beside.replace(path)
+        with replaced(path) as beside:
+            figure.savefig(beside, format="png")
 
 
 def _finish(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:

@@ -29,7 +29,7 @@ from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, Player,
 from strands_rollout.evaluation.options import TrainOptions, all_changes
 from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
-from strands_rollout.files import write_json
+from strands_rollout.files.json_files import write_json
 from strands_rollout.integrations.table import check_wandb
 from strands_rollout.samples import Sample, kept
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args

@@ -19,7 +19,7 @@ from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 from strands_rollout.model.answers import call_id
 from strands_rollout.samples import UNGRADED_METHODS, finite, kept
 from strands_rollout.settings import REWARD_KEY

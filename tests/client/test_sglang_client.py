@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from fake_sglang import FakeSGLang, Reply
 
-from strands_rollout.client.client import FinishReason, ServerInfo, SGLangClient
+from strands_rollout.client.client import ServerInfo, SGLangClient
+from strands_rollout.client.generate_api import FinishReason
 from strands_rollout.errors import ConfigError, EngineResponseError, TrajectoryError
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 8}

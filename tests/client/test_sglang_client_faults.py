@@ -10,7 +10,9 @@ import orjson
 import pytest
 from fake_sglang import FakeSGLang, Reply, dead_url
 
-from strands_rollout.client.client import Generation, SGLangClient, create_client
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.generate_api import Generation
+from strands_rollout.client.transport import create_client
 from strands_rollout.errors import (
     EngineAbortedError,
     EngineOverlongError,

@@ -11,8 +11,8 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 
 from strands_rollout.aio import LoopCache
-from strands_rollout.client.client import SGLangClient, create_client, shared_client
-from strands_rollout.client.transport import parse_base_url
+from strands_rollout.client.client import SGLangClient, shared_client
+from strands_rollout.client.transport import create_client, parse_base_url
 from strands_rollout.errors import ConfigError, EngineUnavailableError
 
 OK = Reply.tokens([7])

@@ -8,8 +8,8 @@ from fake_sglang import FakeSGLang, Reply
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from strands_rollout.client.client import EncodedIds, SGLangClient
-from strands_rollout.client.generate_api import EncodedPrompt
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
 from strands_rollout.record.tokens import Trajectory

@@ -12,7 +12,8 @@ from aiohttp import web
 from fake_sglang import FakeSGLang, Reply
 from httpx_aiohttp import AiohttpTransport
 
-from strands_rollout.client.client import SGLangClient, create_client
+from strands_rollout.client.client import SGLangClient
+from strands_rollout.client.transport import create_client
 from strands_rollout.errors import EngineRejectedError
 
 OK = Reply.tokens([7])

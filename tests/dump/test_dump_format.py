@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from full_disk import most_bytes_of_a_file
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -145,6 +146,20 @@ def test_a_live_dump_is_read_up_to_its_last_whole_line(name: str, tmp_path: Path
         half = path.read_bytes()[:-30]
     path.write_bytes(half)
     assert [record.values["index"] for record in read_dump(path)] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["full.jsonl", "full.jsonl.gz"])
+def test_a_full_disk_is_said_at_the_sample_that_it_cuts(tmp_path: Path, name: str) -> None:
+    path, noise = tmp_path / name, np.random.default_rng(0).bytes(20_000).hex()  # which gzip keeps as it is
+
+    def write() -> None:
+        with most_bytes_of_a_file(4096), DumpWriter(path) as writer:
+            writer.write(sample())
+            writer.write(sample(response=noise))
+
+    with pytest.raises(DumpError, match=f"can't write to .*{name}: (No space|File too large).*what is there is kept"):
+        write()
+    assert len(list(read_dump(path))) == 1
 
 
 def test_a_broken_line_is_named_by_its_number(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ And what its report says of its own numbers, with the statistics behind them.
 
 import json
 import math
-import resource
-import signal
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from evaluation_stage import result_line
 from fake_sglang import Reply
+from full_disk import most_bytes_of_a_file
 from harness import ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -100,17 +99,13 @@ def test_a_line_of_a_sample_that_was_not_asked_is_named(path: Path) -> None:
 
 
 def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    try:
-        with ResultsFile(path.parent, IDENTITY) as file:
-            file.append(result_line(0))
-            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
-            with pytest.raises(RolloutError, match="can't write to .*results.jsonl"):
-                file.append(result_line(1))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
+    with ResultsFile(path.parent, IDENTITY) as file:
+        file.append(result_line(0))
+        with (
+            most_bytes_of_a_file(path.stat().st_size + 10),
+            pytest.raises(RolloutError, match="can't write to .*results.jsonl"),
+        ):
+            file.append(result_line(1))
     results, dropped = read(path.parent)
     assert ([result.key.number for result in results], dropped) == ([0], 10)
 

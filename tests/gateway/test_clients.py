@@ -18,7 +18,8 @@ from vision import VisionEngine, image_block, picture, save_llava
 from strands_rollout import Sample, generate
 from strands_rollout.gateway.openai import Responses
 from strands_rollout.gateway.program import Endpoint
-from strands_rollout.gateway.protocols import ItemCache, Reply
+from strands_rollout.gateway.protocols import ItemCache
+from strands_rollout.record.branch import Reply
 
 CALL = '<tool_call>\n{{"name": "add", "arguments": {{"a": "{}"}}}}\n</tool_call>'
 QUESTION = "What is 17 * 2?"

@@ -12,7 +12,8 @@ from harness import TOOL_CALL, args_for, call_text, ids_of, run
 from interruptible_policy import ANSWER, LAYERS, TOP_K, InterruptiblePolicy, abort_after, call, prompt_of, turn
 
 from strands_rollout import Sample, generate, reward_func
-from strands_rollout.slime_plugin.metrics import finished_samples, gateway_metrics
+from strands_rollout.samples import finished_samples
+from strands_rollout.slime_plugin.metrics import gateway_metrics
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 CALLS = [call_text("a", name="add"), call_text("b", name="add")]

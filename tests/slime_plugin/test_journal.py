@@ -21,8 +21,8 @@ from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 from strands.multiagent import GraphBuilder
 
-from strands_rollout import Sample, files, generate, normalize_rewards
-from strands_rollout.files import RecordLog, left_in
+from strands_rollout import Sample, generate, normalize_rewards
+from strands_rollout.record.store import left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
@@ -509,67 +509,11 @@ async def test_records_of_an_aborted_sample_end_when_a_later_attempt_does(shippe
     assert _left(tmp_path / "journal") == {}
 
 
-def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:
-    log = RecordLog(tmp_path)
-    first, second = log.open("1"), log.open("2")
-    with pytest.raises(OSError, match="two episodes at once"):
-        log.open("1")
-    for number in range(3):
-        first.write(b"a%d" % number)
-        second.write(b"b%d" % number)
-    second.begin()  # a new attempt, whose first record stands for all before
-    second.write(b"c")
-    log.open("3").write(b"x")
-    first.close(keep=False)
-    second.close(keep=True)
-    assert _left(tmp_path) == {"2": [b"c"], "3": [b"x"]}
-
-
 def _left(folder: Path) -> dict[str, list[bytes]]:
     """What another process would find."""
     copied = Path(tempfile.mkdtemp(), "copy")  # without its writer's lock
     shutil.copytree(folder, copied)
     return left_in(copied)
-
-
-def test_files_are_used_again_and_hold_only_what_is_unfinished(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(files, "_FILE_BYTES", 4096)
-    log, slow = RecordLog(tmp_path), None
-    for number in range(200):
-        episode = log.open(str(number))
-        for _ in range(3):
-            episode.write(bytes([65 + number % 26]) * 300)
-        if number == 7:
-            slow = episode
-        else:
-            episode.close(keep=False)
-    assert len([*tmp_path.iterdir()]) < 15
-    assert _left(tmp_path) == {"7": [b"H" * 300] * 3}
-    slow.close(keep=False)
-    log.open("large").write(b"z" * 20_000)
-    assert list(_left(tmp_path)) == ["large"]
-
-
-def test_a_file_without_a_size_is_removed_and_hides_no_other(tmp_path: Path) -> None:
-    RecordLog(tmp_path / "first").open("1").write(b"a")
-    shutil.copytree(tmp_path / "first", tmp_path / "left")
-    (tmp_path / "left" / "empty.records").touch()  # its process was killed as it made it
-    assert RecordLog(tmp_path / "left").open("1").records == [b"a"]
-    assert not (tmp_path / "left" / "empty.records").exists()
-
-
-def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, monkeypatch, caplog) -> None:
-    def full(*_given: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    episode = RecordLog(tmp_path).open("1")
-    episode.write(b"a")
-    monkeypatch.undo()
-    episode.write(b"b")
-    episode.close(keep=True)
-    assert "No space left on device" in caplog.text
-    assert [*tmp_path.iterdir()] == []
 
 
 async def test_a_folder_that_cant_be_used_costs_the_journal_and_not_the_episode(

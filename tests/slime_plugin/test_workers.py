@@ -38,7 +38,7 @@ from test_journal import CHILD
 
 from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
-from strands_rollout.files import left_in
+from strands_rollout.record.store import left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import checked_settings
 from strands_rollout.slime_plugin import metrics, worker, workers

@@ -76,7 +76,7 @@ def test_a_line_that_is_no_step_is_refused_by_its_number(path: Path, line: str, 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_said_to_be_one(path: Path) -> None:
     with StepLog(path) as log, Path("/dev/full").open("wb") as full:
-        os.dup2(full.fileno(), log._file.fileno())
+        os.dup2(full.fileno(), log._log._file.fileno())
         with pytest.raises(RolloutError, match=r"No space left on device; make room and resume the run"):
             log.append({"step": 0})
         assert log.records == []

@@ -1,0 +1,1 @@
+"""Files and what is in them: regular files only, bounded, locked or replaced whole; JSON and YAML."""

@@ -1,0 +1,62 @@
+"""JSON texts and their values, with integers of any size and halves of surrogate pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from contextlib import suppress
+from typing import Any, Final, TypeAlias
+
+Json: TypeAlias = Any
+"""Any value of JSON: None, a bool, int, float or str, a list of values, or a dict of them by str."""
+
+_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_INTEGER: Final = b"0" * 19  # shorter ones have no more than 64 bits
+
+
+def encode_json(value: Json) -> bytes:
+    """A value of JSON, or of dataclasses, as its text, also with integers of any size and halves of surrogate pairs.
+
+    Raises:
+        TypeError, ValueError: It is no value of JSON, nested too deeply, or has an integer of more than 4,300 digits.
+    """
+    import orjson  # the sandbox, whose code imports this module, may run where it is not installed
+
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # orjson knows no integers above 64 bits, and no halves
+        return json.dumps(value, separators=(",", ":"), default=dataclasses.asdict).encode()
+
+
+def decode_json(text: bytes | str, *, is_finite: bool = True) -> Json:
+    """The value of a JSON text, with integers of any size and halves of surrogate pairs as they are.
+
+    Args:
+        text: In UTF-8, where it is bytes.
+        is_finite: Refuse NaN, Infinity and numbers that are too large for a float, which Python's `json` writes.
+
+    Raises:
+        ValueError: It is no JSON, nested too deeply, or has an integer of more than 4,300 digits.
+    """
+    import orjson  # as above
+
+    raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if _LONG_INTEGER not in raw.translate(_AS_ZEROS):  # of which orjson makes floats
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(raw)
+    try:
+        return (_FINITE if is_finite else _DECODER).decode(str(text, "utf-8") if isinstance(text, bytes) else text)
+    except RecursionError as e:
+        raise ValueError("it is nested too deeply") from e
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {number:.40} is not finite")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder()
+_FINITE: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)

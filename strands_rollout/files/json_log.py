@@ -1,0 +1,90 @@
+"""Logs of JSON values, one a line, which others may read while they grow, and which go on after a kill."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.files.safe_files import open_alone, write_whole
+
+
+class JsonLog:
+    """A file to which one process at a time appends lines, each with one call.
+
+    What a writer that was killed, or had no room, left of a last line is dropped when the file is opened.
+
+    Args:
+        path: Made if it is not there.
+        remedy: What to do where a line can't be written; ends the message.
+
+    Attributes:
+        dropped_bytes: Of a half-written last line.
+
+    Raises:
+        ConfigError: It can't be opened or written to, or another process has it.
+    """
+
+    def __init__(self, path: Path, *, remedy: str) -> None:
+        self.path = path
+        self._remedy = remedy
+        with ExitStack() as stack:
+            self._file = stack.enter_context(os.fdopen(open_alone(path), "ab", buffering=0))
+            self.dropped_bytes = self._drop_half_line()
+            stack.pop_all()
+
+    def close(self) -> None:
+        """Let another process have the file."""
+        self._file.close()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no line."""
+        return not os.fstat(self._file.fileno()).st_size
+
+    def append(self, line: bytes) -> None:
+        """Write a line, which ends in a line feed.
+
+        Raises:
+            RolloutError: It can't be written, or not all of it.
+        """
+        try:
+            write_whole(self._file, line)
+        except OSError as e:
+            raise RolloutError(f"can't write to {self.path}: {e.strerror}; {self._remedy}") from e
+
+    def keep(self, count: int) -> None:
+        """Drop all but the first `count` lines.
+
+        Raises:
+            ConfigError: It can't be written to.
+        """
+        self._truncate(sum(map(len, islice(whole_lines(self.path), count))))
+
+    def _drop_half_line(self) -> int:
+        if self.is_empty:
+            return 0
+        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            size, kept = len(content), content.rfind(b"\n") + 1
+        self._truncate(kept)
+        return size - kept
+
+    def _truncate(self, size: int) -> None:
+        try:
+            self._file.truncate(size)
+        except OSError as e:
+            raise ConfigError(f"can't write {self.path}: {e.strerror}; choose another folder with --out") from e
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a log, which may be growing: a last one without its end is left out.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    with path.open("rb") as lines:
+        yield from (line for line in lines if line.endswith(b"\n"))

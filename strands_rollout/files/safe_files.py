@@ -1,0 +1,107 @@
+"""Files that others may have made or have open: regular ones of bounded size, locked, replaced or written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from strands_rollout.errors import ConfigError
+
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda _: True, "a device"),
+)
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file, or a link to one, for reading.
+
+    Opening a named pipe would wait for a writer, and some devices never end: neither is opened.
+
+    Raises:
+        OSError: It can't be opened, or is no regular file; `strerror` says which. Also for paths that no file can have.
+    """
+    try:
+        _check_regular(Path(path).stat(), path)
+        # what the path names may have changed since: a pipe must not block here either
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as e:  # a NUL or a lone surrogate
+        raise OSError(errno.EINVAL, f"not a valid path: {e}", str(path)) from e
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, descriptor)
+        _check_regular(os.fstat(descriptor), path)
+        file = os.fdopen(descriptor, "rb")
+        stack.pop_all()
+    return file
+
+
+def read_regular(path: Path | str, max_bytes: int) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        OSError: As `open_regular`, or it is larger than `max_bytes`.
+    """
+    with open_regular(path) as file:
+        content = file.read(max_bytes + 1) if os.fstat(file.fileno()).st_size <= max_bytes else None
+    if content is None or len(content) > max_bytes:
+        raise OSError(errno.EFBIG, f"larger than {max_bytes / 1e6:g} MB", str(path))
+    return content
+
+
+def _check_regular(status: os.stat_result, path: Path | str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next(name for is_kind, name in _KINDS if is_kind(status.st_mode))
+        raise OSError(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
+
+
+def open_alone(path: Path) -> int:
+    """Open a file to read and append to, and make it if it is not there; the lock ends when it is closed.
+
+    Returns:
+        The file's descriptor.
+
+    Raises:
+        ConfigError: It can't be opened, or another process has it.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    except OSError as e:
+        raise ConfigError(f"can't open {path}: {e.strerror}; choose another folder with --out") from e
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(file)
+        raise ConfigError(f"{path} is in use by another run ({e.strerror}); wait, or choose another --out") from e
+    return file
+
+
+def write_whole(file: io.RawIOBase | io.BufferedIOBase, data: bytes) -> None:
+    """Write with one call; an unbuffered file takes what there is room for, and says so by a number.
+
+    Raises:
+        OSError: It can't be written, or not all of it.
+    """
+    if file.write(data) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path beside this one to write a file to, which takes its place when the block ends without an error."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        yield beside
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise

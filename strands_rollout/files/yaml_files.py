@@ -1,0 +1,67 @@
+"""YAML files of the size of a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.files.safe_files import read_regular
+
+if TYPE_CHECKING:
+    import yaml
+
+_MAX_BYTES: Final = 1_000_000
+_MAX_VALUES: Final = 50_000
+_MAX_DEPTH: Final = 100
+
+
+def yaml_text(path: Path) -> str:
+    """The text of a YAML file, which must have a config's size even with each alias (`*name`) written out.
+
+    Raises:
+        ConfigError: It can't be read, or is no YAML, or far larger than a config.
+    """
+    import yaml  # only where it is used: this room is the code tool's too, which runs without libraries
+
+    try:
+        text = read_regular(path, _MAX_BYTES).decode("utf-8")
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        count = 0 if root is None else _expanded_size(root)
+    except OSError as e:
+        raise ConfigError(f"can't read {path}: {e.strerror}") from e
+    except (yaml.YAMLError, ValueError, RecursionError) as e:
+        raise ConfigError(f"{path} is no YAML: {e}") from e
+    if count > _MAX_VALUES:
+        raise ConfigError(f"{path} stands for {count} values, with its aliases written out; expected a config")
+    return text
+
+
+def _expanded_size(root: yaml.Node) -> int:
+    """Count the values of a document where each node counts as often as it is referred to.
+
+    Each node is visited once, so that this is quick even where visiting every reference would not end.
+
+    Raises:
+        ValueError: A node holds itself, or they are nested deeper than _MAX_DEPTH.
+    """
+    sizes: dict[int, int] = {}
+    entered: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        key = id(node)
+        if key in sizes:
+            return sizes[key]
+        if key in entered:
+            raise ValueError("it holds itself")
+        if len(entered) >= _MAX_DEPTH:
+            raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
+        entered.add(key)
+        values = () if isinstance(node.value, str) else node.value
+        # a mapping's are pairs
+        parts = [part for value in values for part in (value if isinstance(value, tuple) else (value,))]
+        sizes[key] = 1 + sum(map(size, parts))
+        entered.discard(key)
+        return sizes[key]
+
+    return size(root)

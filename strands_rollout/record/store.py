@@ -1,0 +1,322 @@
+"""Records of unfinished episodes in a folder: append-only files, each of one process.
+
+A record is written by one system call, and a killed process leaves what it has written; only a machine that goes down
+may lose what its kernel had not written yet. A process holds the `flock` of its files as long as it lives. A file whose
+lock is free was left by a dead process, and belongs to the next one that opens the folder. All records of an episode
+are in one file, so that no two processes continue it.
+
+A file begins with a line that names the format. Frames follow, their numbers little-endian:
+
+    checksum (CRC-32 of what follows), kind, bytes of the key, bytes of the record; the episode's key; the record
+
+Reading ends at the first frame that is cut or damaged. Finished episodes take no room for long: a file is emptied when
+it has no unfinished one, new episodes begin in another file when it is large, and where there are too many files
+because of episodes that nobody continues (their samples were dropped, their conditions have changed), the oldest of
+these episodes are ended.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import struct
+import threading
+import uuid
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+logger = logging.getLogger(__name__)
+
+MAX_FILES: Final = 64
+"""Files of a process, beyond which it ends episodes that do not run."""
+MAX_FILE_BYTES: Final = 64 * 2**20
+"""Size of a file in which no further episode begins."""
+_SUFFIX: Final = ".records"
+_FORMAT: Final = b"strands-rollout records 1\n"
+_CHECKSUM: Final = struct.Struct("<I")
+_LENGTHS: Final = struct.Struct("<BHI")
+_FIRST, _FURTHER, _ENDED = 1, 2, 3
+
+
+class RecordStore:
+    """Records of this process's episodes in a folder, and those that dead processes left there.
+
+    Threads may share a store, and processes a folder.
+
+    Raises:
+        OSError: The folder can't be made or listed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._files: list[_File] = []  # the last one takes new episodes
+        self._file_of: dict[bytes, _File] = {}  # by the keys of unfinished episodes
+        self._running: set[bytes] = set()
+        self._left: dict[bytes, list[bytes]] = {}
+        self._has_warned = False
+        for file, found in _take_over(folder):
+            self._files.append(file)
+            for key in found:
+                self._end(key)  # in an older file
+                self._file_of[key] = file
+            self._left |= found
+
+    def open(self, name: str) -> EpisodeRecords:
+        """Open the records of an episode.
+
+        Raises:
+            OSError: An episode of this name is running.
+        """
+        key = name.encode()
+        with self._lock:
+            if key in self._running:
+                raise OSError(f"two episodes at once are {name!r}")
+            self._running.add(key)
+            return EpisodeRecords(self, key, self._left.pop(key, ()))
+
+    def end_others(self, prefix: str, name: str) -> None:
+        """End the episodes whose names have this prefix, but for the named one and those that are running."""
+        with self._lock:
+            for key in self._file_of.keys() - self._running - {name.encode()}:
+                if key.startswith(prefix.encode()):
+                    self._end(key)
+
+    def append(self, key: bytes, record: bytes, *, is_first: bool) -> bool:
+        """Append a record; the first one of an attempt takes the place of all earlier ones.
+
+        Returns:
+            False where it can't be written, which is logged once. The episode's earlier records are ended then: an
+            episode that was continued from them would do again what it has done since.
+        """
+        with self._lock:
+            try:
+                self._file_for(key).append(_FIRST if is_first else _FURTHER, key, record)
+            except OSError as e:
+                self._end(key)
+                if not self._has_warned:
+                    self._has_warned = True
+                    logger.warning(
+                        "episodes have no further records, and can't be continued after their process dies: can't "
+                        "write to %s: %s",
+                        self._folder,
+                        e,
+                    )
+                return False
+            return True
+
+    def release(self, key: bytes, *, keep: bool) -> None:
+        """End an episode that no longer runs, or `keep` its records for when it is continued later."""
+        with self._lock:
+            self._running.discard(key)
+            if not keep:
+                self._end(key)
+
+    def _file_for(self, key: bytes) -> _File:
+        if key not in self._file_of:
+            if not self._files or self._files[-1].size >= MAX_FILE_BYTES:
+                self._files.append(_File.create(self._folder))
+                for file in self._files[:-MAX_FILES]:
+                    for idle in file.unfinished - self._running:
+                        self._end(idle)
+            self._file_of[key] = self._files[-1]
+            self._files[-1].unfinished.add(key)
+        return self._file_of[key]
+
+    def _end(self, key: bytes) -> None:
+        self._left.pop(key, None)
+        file = self._file_of.pop(key, None)
+        if file is None:
+            return
+        file.unfinished.discard(key)
+        with suppress(OSError):  # on a full disk the next process may take it for unfinished
+            if file.unfinished:
+                file.append(_ENDED, key, b"")
+            elif file is self._files[-1]:
+                file.empty()
+            else:
+                self._files.remove(file)
+                file.remove()
+
+
+class EpisodeRecords:
+    """The records of one episode; see `journal.Kept`.
+
+    Attributes:
+        records: What a process left that died while it played the episode.
+    """
+
+    is_certain = False
+    may_have_acted = True
+
+    def __init__(self, store: RecordStore, key: bytes, records: Sequence[bytes]) -> None:
+        self._store = store
+        self._key = key
+        self.records = records
+        self._is_first = True
+        self._is_lost = False
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self._is_first = True
+
+    def write(self, record: bytes) -> None:
+        """Keep a record; after one that can't be written the episode has no more of them."""
+        if not self._is_lost:
+            self._is_lost = not self._store.append(self._key, record, is_first=self._is_first)
+            self._is_first = False
+
+    async def write_before_tools(self, record: bytes) -> None:
+        """Keep a record; there is nothing to wait for."""
+        self.write(record)
+
+    def close(self, *, keep: bool) -> None:
+        """End the episode, or `keep` its records for when it is continued later."""
+        self._store.release(self._key, keep=keep)
+
+
+def left_in(folder: Path) -> dict[str, list[bytes]]:
+    """The records of unfinished episodes that a dead process left in a folder, which is removed."""
+    found: dict[str, list[bytes]] = {}
+    for file, records in _take_over(folder):
+        found |= {key.decode(): own for key, own in records.items()}
+        file.close()
+    shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+class _File:
+    """A file that is locked to this process.
+
+    Attributes:
+        size: Bytes of whole frames and what is before them.
+        unfinished: Keys of the episodes whose records it holds.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self.size = 0
+        self.unfinished: set[bytes] = set()
+
+    @classmethod
+    def create(cls, folder: Path) -> Self:
+        while True:
+            path = folder / f"{os.getpid()}-{uuid.uuid4().hex}{_SUFFIX}"
+            file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            if file.lock():
+                break
+            file.close()  # another process took the empty file for a dead one's
+        try:
+            file._write(_FORMAT)
+        except OSError:
+            file.remove()
+            raise
+        return file
+
+    def lock(self) -> bool:
+        """Lock the file; False where another process has it, or has removed it."""
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return os.fstat(self._descriptor).st_nlink > 0
+
+    def append(self, kind: int, key: bytes, record: bytes) -> None:
+        head = _LENGTHS.pack(kind, len(key), len(record)) + key
+        checksum = zlib.crc32(record, zlib.crc32(head))
+        self._write(_CHECKSUM.pack(checksum) + head, record)
+
+    def _write(self, head: bytes, record: bytes = b"") -> None:
+        length, written = len(head) + len(record), 0
+        try:
+            written = os.pwritev(self._descriptor, (head, record), self.size)
+        finally:
+            if written < length:
+                with suppress(OSError):
+                    os.ftruncate(self._descriptor, self.size)
+        if written < length:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.size += length
+
+    def read(self) -> dict[bytes, list[bytes]]:
+        """Read the records of unfinished episodes by their keys, and cut what follows the last whole frame.
+
+        Raises:
+            ValueError: It is no file of this format.
+        """
+        found: dict[bytes, list[bytes]] = {}
+        size = os.fstat(self._descriptor).st_size
+        with os.fdopen(self._descriptor, "rb", closefd=False) as file:
+            start = file.read(len(_FORMAT))
+            if not _FORMAT.startswith(start):
+                raise ValueError("it is damaged, or was written by another version of strands-rollout")
+            self.size = len(start)
+            while len(head := file.read(_CHECKSUM.size + _LENGTHS.size)) == _CHECKSUM.size + _LENGTHS.size:
+                kind, key_length, length = _LENGTHS.unpack_from(head, _CHECKSUM.size)
+                end = self.size + len(head) + key_length + length
+                if end > size:
+                    break
+                body = file.read(key_length + length)
+                if zlib.crc32(body, zlib.crc32(head[_CHECKSUM.size :])) != _CHECKSUM.unpack_from(head)[0]:
+                    break
+                self.size, key = end, body[:key_length]
+                if kind != _FURTHER:
+                    found.pop(key, None)
+                if kind != _ENDED:
+                    found.setdefault(key, []).append(body[key_length:])
+        if self.size < size:
+            os.ftruncate(self._descriptor, self.size)
+        self.unfinished |= found.keys()
+        return found
+
+    def empty(self) -> None:
+        os.ftruncate(self._descriptor, len(_FORMAT))
+        self.size = len(_FORMAT)
+
+    def remove(self) -> None:
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
+    """Lock and read the files that dead processes left, the oldest first; those without unfinished episodes go."""
+    taken = []
+    for path in sorted(folder.glob(f"*{_SUFFIX}"), key=_changed_at_ns):
+        file = None
+        try:
+            file = _File(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+            records = file.read() if file.lock() else None
+        except FileNotFoundError:  # its process has removed it
+            continue
+        except (OSError, ValueError) as e:
+            logger.warning("can't read %s, whose episodes start from scratch: %s; remove it", path, e)
+            records = None
+        if file is None:
+            continue
+        if records:
+            taken.append((file, records))
+        elif records is None:
+            file.close()
+        else:
+            file.remove()
+    return taken
+
+
+def _changed_at_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it has been removed meanwhile
+        return 0

@@ -1,0 +1,56 @@
+"""Files: there whole or not at all, appended to by one process, and read without third-party libraries."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import strands_rollout
+from strands_rollout.errors import ConfigError
+from strands_rollout.files.json_log import JsonLog, whole_lines
+from strands_rollout.files.safe_files import replaced
+
+
+def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replaced(path) as beside:
+        beside.write_text("first")
+        assert not path.exists()
+    assert path.read_text() == "first"
+
+    def write_half() -> None:
+        with replaced(path) as beside:
+            beside.write_text("sec")
+            raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        write_half()
+    assert ([*tmp_path.iterdir()], path.read_text()) == ([path], "first")
+
+
+def test_a_log_goes_on_behind_its_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n{"a"')
+    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n']  # another process may still write the third
+    log = JsonLog(path, remedy="make room")
+    assert (log.dropped_bytes, log.is_empty) == (4, False)
+    with pytest.raises(ConfigError, match="in use by another run"):
+        JsonLog(path, remedy="make room")
+    log.append(b'{"a": 3}\n')
+    assert [*whole_lines(path)] == [b'{"a": 1}\n', b'{"a": 2}\n', b'{"a": 3}\n']
+    log.keep(1)
+    log.append(b'{"a": 4}\n')
+    assert path.read_bytes() == b'{"a": 1}\n{"a": 4}\n'
+    log.close()
+    JsonLog(path, remedy="make room").close()
+
+
+def test_what_the_sandbox_runs_for_an_ordinary_user_needs_no_library() -> None:
+    """Its Python may be one without this package's requirements."""
+    modules = ("code_tool.local", "code_tool.executors", "code_tool.supervisor_link", "code_tool.remote_supervisor")
+    program = f"import importlib; [importlib.import_module('strands_rollout.' + one) for one in {modules}]"
+    environment = {**os.environ, "PYTHONPATH": str(Path(strands_rollout.__file__).parents[1])}
+    child = subprocess.run([sys.executable, "-S", "-c", program], env=environment, capture_output=True, check=False)
+    assert (child.returncode, child.stderr) == (0, b"")

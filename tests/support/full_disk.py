@@ -1,0 +1,18 @@
+"""A disk that is full, as far as this process's writes tell."""
+
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def most_bytes_of_a_file(count: int) -> Iterator[None]:
+    """Writes stop there: one call writes what fits, the next one fails."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -49,9 +49,22 @@ MOST_RUNS: Final = 4  # side by side, each in a color of its own
 _HABIT_SAMPLES: Final = 200
 _POSITION: Final = re.compile(r"(:\d+|\[\d+\])$")
 _STEP: Final = re.compile(r"(?:(.*)_)?(\d{1,9})")  # rollout_000003, eval-aime_000003, 3
+_STYLES: Final = ("libraries/libraries.css", "page.css")
 _SCRIPTS: Final = (
-    *("data.js", "filter.js", "list.js", "code.js", "math.js", "markdown.js", "tokens.js", "talk.js", "timeline.js"),
-    *("sample.js", "groups.js", "charts.js", "overview.js", "main.js"),
+    "data.js",
+    "libraries/libraries.js",
+    "filter.js",
+    "list.js",
+    "code.js",
+    "markdown.js",
+    "tokens.js",
+    "talk.js",
+    "timeline.js",
+    "sample.js",
+    "groups.js",
+    "charts.js",
+    "overview.js",
+    "main.js",
 )
 _PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -211,7 +224,7 @@ def live_page(title: str) -> str:
 
 
 def _page(index: Mapping[str, Any], details: str) -> str:
-    style, script = _asset("page.css"), "\n".join(map(_asset, _SCRIPTS))
+    style, script = "\n".join(map(_asset, _STYLES)), "\n".join(map(_asset, _SCRIPTS))
     connect = "'self'" if index["live"] else "'none'"
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; connect-src {connect}; "

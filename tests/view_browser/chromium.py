@@ -14,9 +14,20 @@ from typing import Any
 
 import aiohttp
 
+from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.view.page import view_dump, write_page
+
 
 def chromium() -> str | None:
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def written_page(folder: Path, samples: list[Any], texts: TokenTexts) -> str:
+    """The URL of a page of these samples, in a file."""
+    write_dump(folder / "run.jsonl.gz", samples, texts)
+    out = folder / "run.html"
+    out.write_text(write_page(view_dump(folder / "run.jsonl.gz", None), "run"), encoding="utf-8")
+    return f"file://{out}"
 
 
 class Page:

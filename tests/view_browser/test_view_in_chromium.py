@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import Page, browser_page, chromium
+from chromium import Page, chromium, written_page
 from planted import DEFECTS, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
@@ -15,15 +14,7 @@ from strands_rollout.view.page import DumpView, LiveDump, live_server, view_dump
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="needs Chromium")]
 EVIL = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202eevil"
-DESKTOP, PHONE = (1400, 900), (390, 844)
-
-
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    async with browser_page() as opened:
-        await opened.screen(*DESKTOP)
-        yield opened
-        assert opened.console == []
+PHONE = (390, 844)
 
 
 @pytest.fixture(scope="module")
@@ -36,13 +27,6 @@ def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) ->
     odd = [*defects, evil.sample]
     samples = [whole(shipped_tokenizer, index).sample for index in range(100 - len(odd))]
     return written_page(folder, [*samples, *odd], TokenTexts(shipped_tokenizer))
-
-
-def written_page(folder: Path, samples: list[Any], texts: TokenTexts) -> str:
-    write_dump(folder / "run.jsonl.gz", samples, texts)
-    out = folder / "run.html"
-    out.write_text(write_page(view_dump(folder / "run.jsonl.gz", None), "run"), encoding="utf-8")
-    return f"file://{out}"
 
 
 WHOLE_SAMPLES = ("lengths disagree", "trained failure", "trailing context", "unfinished", "text")
@@ -82,47 +66,6 @@ async def test_nothing_of_a_dump_runs(page: Page, written: str) -> None:
     assert await page.run("window.ran === undefined && document.images.length === 0")
     assert {url.split(":")[0] for url in page.requests} <= {"file", "about"}
     assert "\u202e" not in await page.run("byId('sample').textContent")
-
-
-RICH = r"""# Title
-
-1. First **bold** `code` $\frac{a}{b_1} \le \sqrt{2}$ costs $5 and $6
-2. Then <b>no markup</b> [a link](https://example.com)
-
-\[ \begin{aligned} a &= \boxed{\text{four}} \\ &= \unknown \end{aligned} \] and $\frac{1$
-
-```python
-def f(x):  # twice
-    return "s" * 2
-```
-
-| a | b |
-|---|---|
-| 1 | 2 |
-"""
-NESTED = "{" * 5000 + "> " * 3000 + "\n" + "**_[" * 3000 + "$" + "\\frac{" * 3000
-
-
-async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(page, shipped_tokenizer, tmp_path):
-    samples = [whole(shipped_tokenizer).sample for _ in range(2)]
-    for sample, text in zip(samples, (RICH, NESTED), strict=True):
-        sample.prompt = [{"role": "user", "content": text}]
-    url = written_page(tmp_path, samples, TokenTexts(shipped_tokenizer))
-    await page.go(f"{url}#sample=0")
-    await page.until("document.querySelector('.md')")
-    await page.run("document.querySelector('.card, details').open = true")
-    for selector in ("p.h1", "ol > li strong", "li code", "mfrac", "msqrt", "mtable mtr + mtr", ".boxed", "table td"):
-        await page.until(f"document.querySelector('.md {selector}')")
-    words = await page.run("document.querySelector('.md').textContent")
-    for text in ("costs $5 and $6", "<b>no markup</b>", "a link (https://example.com)", r"\unknown", r"\frac{1"):
-        assert text in words
-    colors = "[...document.querySelectorAll('.md .code span')].map((s) => s.className + ' ' + s.textContent)"
-    assert await page.run(colors) == ["c-word def", "c-comment # twice", "c-word return", 'c-string "s"', "c-number 2"]
-    assert await page.run("document.querySelectorAll('.md a, .md img, .md b').length") == 0
-    await page.key("m")
-    await page.until("!document.querySelector('.md') && byId('sample').textContent.includes('**bold**')")
-    await page.run("togglePlain(), openSample(1)")  # nothing that nests stops the page
-    await page.until("document.querySelector('#sample .tabs') && state.picked === 1")
 
 
 async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: Page, written: str) -> None:

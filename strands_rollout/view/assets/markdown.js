@@ -1,202 +1,151 @@
-// Markdown, as elements that are made one by one: no text of a sample is ever read as markup, and no link leads anywhere.
+// Markdown, read by markdown-it, with formulas, read by Temml. Elements are made of its tokens one by one: no text of a
+// sample is ever read as markup, and no link leads anywhere. Text that is too long, nests too deeply or can't be read
+// stays as it was written.
 
-const MOST_RENDERED = 60000;
-const MOST_AHEAD = 3000;
-const MOST_NESTED = 6;
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const ITEM = /^(\s*)([-*+]|\d{1,4}[.)])\s+(.*)$/;
-const SPECIAL = /[\\`*_~$![]/g;
+const MAX_MARKDOWN_CHARS = 60000;
+const MAX_TOKENS = 20000;
+const MAX_NESTING = 20;
+const MAX_FORMULAS = 1000; // in one text
+const MAX_CHARS_OF_FORMULAS = 20000;
+const MAX_FORMULA_CHARS = 2000;
+const MAX_FORMULA_LINES = 40;
+const MAX_FORMULA_DEPTH = 60;
+const MAX_PRICE_CHARS = 400; // what two dollar signs further apart enclose is no formula
+const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
+// macros that a formula defines could grow without bounds
+const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand|global)(?![A-Za-z])/;
+const TEMML_OPTIONS = { trust: false, maxExpand: 200, maxSize: [30, 300], errorColor: "currentColor" };
+
+const markdown = libraries.MarkdownIt({ html: false, linkify: false, maxNesting: MAX_NESTING });
+// both would hide characters: link definitions leave no trace, entities become what they stand for
+markdown.disable(["reference", "entity"]);
+markdown.normalizeLink = (address) => address;
+markdown.block.ruler.before("code", "formula_block", formulaBlock, { alt: ["paragraph", "blockquote", "list"] });
+markdown.inline.ruler.before("escape", "formula", inlineFormula);
 
 function rendered(text) {
   const target = make("div", "md");
-  if (text.length > MOST_RENDERED) target.append(make("pre", "", text));
-  else blocks(target, text.split("\n"), 0);
+  const tokens = text.length > MAX_MARKDOWN_CHARS ? null : markdown.parse(text, { formulas: 0, charsOfFormulas: 0 });
+  // markdown-it drops blocks that nest more deeply
+  const isPlain = !tokens || tokens.length > MAX_TOKENS || tokens.some((token) => token.level >= MAX_NESTING - 1);
+  if (isPlain) target.append(make("pre", "", text));
+  else appendTokens(target, tokens);
   return target;
 }
 
-function blocks(target, lines, depth) {
-  let words = [];
-  const flush = () => {
-    if (words.length) { const p = make("p"); inline(p, words.join("\n"), 0); target.append(p); }
-    words = [];
-  };
-  for (let at = 0; at < lines.length;) {
-    const found = lines[at].trim() ? blockAt(lines, at, depth, words.length > 0) : [null, at + 1];
-    if (found) { flush(); if (found[0]) target.append(found[0]); at = found[1]; } else { words.push(lines[at]); at += 1; }
+function appendTokens(target, tokens) {
+  const open = [target];
+  for (const token of tokens) {
+    if (token.nesting < 0) { open.pop(); continue; }
+    const parent = open[open.length - 1];
+    if (token.type === "inline") { appendTokens(parent, token.children); continue; }
+    const nodes = nodesOf(token);
+    parent.append(...nodes);
+    if (token.nesting > 0) open.push(nodes[0]);
   }
-  flush();
 }
 
-// the element of the block that begins here, and the line after it; null where it is words of a paragraph
-function blockAt(lines, at, depth, inWords) {
-  const line = lines[at];
-  if (line.length > MOST_AHEAD) return null;
-  const fence = FENCE.exec(line);
-  if (fence) return fencedCode(lines, at, fence);
-  const heading = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/.exec(line);
-  if (heading) { const element = make("p", "h h" + Math.min(4, heading[1].length)); inline(element, heading[2], 0); return [element, at + 1]; }
-  if (/^ {0,3}([-*_])(?: *\1){2,} *$/.test(line)) return [make("hr"), at + 1];
-  const math = displayMath(lines, at);
-  if (math) return math;
-  if (depth >= MOST_NESTED) return null;
-  if (/^ {0,3}>/.test(line)) {
-    let end = at;
-    while (end < lines.length && /^ {0,3}>/.test(lines[end])) end += 1;
-    const quote = make("blockquote");
-    blocks(quote, lines.slice(at, end).map((one) => one.replace(/^ {0,3}> ?/, "")), depth + 1);
-    return [quote, end];
+// the nodes of a token; what it encloses goes into the first of them
+function nodesOf(token) {
+  switch (token.type) {
+    case "heading_open": return [make("p", "h " + token.tag)];
+    case "ordered_list_open": { const list = make("ol"); list.start = token.attrGet("start") ?? 1; return [list]; }
+    case "link_open": return token.info === "auto" ? [make("span", "link")] : [make("span", "link"), address(token, "href")];
+    case "image": return [make("span", "link", "image: " + token.content), address(token, "src")];
+    case "fence": return [codeBlock(token.content, token.info.trim().split(/\s/)[0])];
+    case "code_block": return [codeBlock(token.content, "")];
+    case "code_inline": return [make("code", "", token.content)];
+    case "formula": return [formula(token.content, token.block)];
+    case "formula_block": return [make("div", "", "", formula(token.content, true), visible(token.info))];
+    case "softbreak": case "hardbreak": return ["\n"];
+    case "hr": return [make("hr")];
+    default: return [token.nesting > 0 ? make(token.tag) : visible(token.content)];
   }
-  if (line.includes("|") && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*$/.test((lines[at + 1] || "").slice(0, 400))) return table(lines, at);
-  const item = ITEM.exec(line);
-  return item && (!inWords || /^[-*+]|^1[.)]/.test(item[2])) ? list(lines, at, item, depth) : null;
 }
 
-function fencedCode(lines, at, [, ticks, name]) {
-  let end = at + 1;
-  while (end < lines.length && !(lines[end].trim().startsWith(ticks) && !lines[end].trim().replaceAll(ticks[0], ""))) end += 1;
-  return [codeBlock(lines.slice(at + 1, end).join("\n"), name), end + 1];
+// shown beside the link, since that leads nowhere
+function address(token, name) {
+  const title = token.attrGet("title");
+  return make("span", "dim", ` (${token.attrGet(name)}${title ? ` "${title}"` : ""})`);
 }
 
-// $$ ... $$ and \[ ... \] that begin a line; without an end it is text
-function displayMath(lines, at) {
-  const begun = /^\s*(\$\$|\\\[)/.exec(lines[at]);
-  if (!begun) return null;
-  const close = begun[1] === "$$" ? "$$" : "\\]";
-  for (let end = at; end < Math.min(lines.length, at + 40); end += 1) {
-    const from = end === at ? begun[0].length : 0;
-    const place = lines[end].indexOf(close, from);
-    if (place < 0) continue;
-    if (lines[end].slice(place + 2).trim().length > 3) return null; // in the middle of words
-    const source = [...lines.slice(at, end), lines[end].slice(0, place)].join("\n").slice(begun[0].length);
-    const block = make("div", "display", "", formula(source, true));
-    block.append(visible(lines[end].slice(place + 2)));
-    return [block, end + 1];
+// $$ ... $$ and \[ ... \] that begin a line and end one; without an end it is text
+function formulaBlock(state, first, last, silent) {
+  const lineAt = (line) => state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
+  const close = { $$: "$$", "\\[": "\\]" }[lineAt(first).slice(0, 2)];
+  if (!close) return false;
+  const lines = [];
+  for (let line = first; line < Math.min(last, first + MAX_FORMULA_LINES); line += 1) {
+    if (state.sCount[line] < state.blkIndent && !state.isEmpty(line)) return false; // the list ends before it
+    const text = lineAt(line).slice(line === first ? 2 : 0);
+    const end = text.indexOf(close);
+    if (end < 0) { lines.push(text); continue; }
+    const rest = text.slice(end + 2).trim();
+    if (rest.length > 3) return false; // in the middle of words
+    if (!pushFormula(state, "formula_block", [...lines, text.slice(0, end)].join("\n"), true, silent)) return false;
+    if (!silent) { state.tokens[state.tokens.length - 1].info = rest; state.line = line + 1; }
+    return true;
   }
-  return null;
+  return false;
 }
 
-function cells(line) { return line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim()); }
-
-function table(lines, at) {
-  let end = at + 2;
-  while (end < lines.length && lines[end].includes("|")) end += 1;
-  const row = (line, tag) => make("tr", "", "", ...cells(line).map((text) => { const cell = make(tag); inline(cell, text, 0); return cell; }));
-  const body = make("table", "", "", row(lines[at], "th"), ...lines.slice(at + 2, end).map((line) => row(line, "td")));
-  return [make("div", "scroll", "", body), end];
+function inlineFormula(state, silent) {
+  const found = formulaAt(state.src.slice(state.pos, Math.min(state.posMax, state.pos + MAX_FORMULA_CHARS)));
+  if (!found || !pushFormula(state, "formula", found.source, found.isDisplay, silent)) return false;
+  state.pos += found.length;
+  return true;
 }
 
-// items at this indentation; deeper lines belong to the item before them
-function list(lines, at, [, indent, mark], depth) {
-  const isOrdered = /\d/.test(mark);
-  const element = make(isOrdered ? "ol" : "ul");
-  if (isOrdered) element.start = parseInt(mark, 10);
-  let end = at;
-  while (end < lines.length) {
-    const item = ITEM.exec(lines[end]);
-    if (!item || item[1].length > indent.length + 1 || /\d/.test(item[2]) !== isOrdered) break;
-    const inside = [item[3]];
-    for (end += 1; end < lines.length; end += 1) {
-      const line = lines[end];
-      const isDeeper = /^\s/.test(line) && line.search(/\S/) > indent.length;
-      if (line.trim() ? !isDeeper : !/^\s+\S/.test(lines[end + 1] || "")) break;
-      inside.push(line.slice(Math.min(Math.max(line.search(/\S/), 0), indent.length + mark.length + 1)));
-    }
-    const entry = make("li");
-    blocks(entry, inside, depth + 1);
-    element.append(entry);
-    while (end + 1 < lines.length && !lines[end].trim() && ITEM.test(lines[end + 1])) end += 1;
+// false where a text has so many of them that the page would stop
+function pushFormula(state, type, source, isDisplay, silent) {
+  const { env } = state;
+  if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + source.length > MAX_CHARS_OF_FORMULAS) return false;
+  if (silent) return true;
+  Object.assign(state.push(type, "", 0), { content: source, block: isDisplay });
+  env.formulas += 1;
+  env.charsOfFormulas += source.length;
+  return true;
+}
+
+// the formula that a text begins with, and its length with what encloses it
+function formulaAt(text) {
+  const boxed = /^\\boxed\s*\{/.exec(text); // the usual answer, outside of a formula too
+  if (boxed) {
+    const length = lengthToBrace(text, boxed[0].length);
+    return length ? { source: text.slice(0, length), length, isDisplay: false } : null;
   }
-  return [element, end];
+  const [whole, source] = FORMULAS.map((pattern) => pattern.exec(text)).find(Boolean) || [""];
+  if (!whole || !source.trim()) return null;
+  const isPrice = !whole.startsWith("$$") && whole[0] === "$" && (/^\s|\s$/.test(source) || source.length > MAX_PRICE_CHARS);
+  return isPrice ? null : { source, length: whole.length, isDisplay: whole.startsWith("\\[") };
 }
 
-// what closes it, if that comes soon; and what is between them
-function upTo(text, from, close) {
-  const place = text.slice(from, from + MOST_AHEAD).indexOf(close);
-  return place < 0 ? null : [text.slice(from, from + place), from + place + close.length];
-}
-
-function inline(target, text, depth) {
-  let plain = "";
-  for (let at = 0; at < text.length;) {
-    SPECIAL.lastIndex = at;
-    const next = SPECIAL.exec(text);
-    plain += text.slice(at, next ? next.index : text.length);
-    if (!next) break;
-    const found = depth < MOST_NESTED ? spanAt(text, next.index, depth) : null;
-    if (!found) { plain += text[next.index]; at = next.index + 1; continue; }
-    target.append(visible(plain), found[0]);
-    plain = "";
-    at = found[1];
-  }
-  target.append(visible(plain));
-}
-
-function spanAt(text, at, depth) {
-  const rest = text.slice(at, at + 8);
-  if (rest[0] === "`") return codeSpan(text, at);
-  if (rest[0] === "$") return dollarMath(text, at);
-  if (rest[0] === "\\") return afterBackslash(text, at);
-  if (rest[0] === "[" || rest.startsWith("![")) return link(text, at, depth);
-  for (const [mark, tag] of [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]]) {
-    if (rest.startsWith(mark)) return marked(text, at, mark, tag, depth);
-  }
-  return null;
-}
-
-function codeSpan(text, at) {
-  const ticks = /^`{1,8}/.exec(text.slice(at, at + 8))[0];
-  const found = upTo(text, at + ticks.length, ticks);
-  return found && found[0] ? [make("code", "", found[0].trim() || found[0]), found[1]] : null;
-}
-
-function dollarMath(text, at) {
-  const close = text.startsWith("$$", at) ? "$$" : "$";
-  const found = upTo(text, at + close.length, close);
-  if (!found || !found[0].trim() || found[0].includes("\n\n")) return null;
-  // prices are no formula
-  if (close === "$" && (/^\s|\s$/.test(found[0]) || /\d/.test(text[found[1]] || "") || found[0].length > 400)) return null;
-  return [formula(found[0], false), found[1]];
-}
-
-function afterBackslash(text, at) {
-  const two = text.slice(at, at + 2);
-  if (two === "\\(" || two === "\\[") {
-    const found = upTo(text, at + 2, two === "\\(" ? "\\)" : "\\]");
-    return found ? [formula(found[0], two === "\\["), found[1]] : null;
-  }
-  if (text.startsWith("\\boxed{", at)) { // the usual answer, outside of a formula too
-    const end = closingBrace(text, at + 7);
-    return end < 0 ? null : [formula(text.slice(at, end), false), end];
-  }
-  return /^\\[*_`$~[\]#]$/.test(two) ? [document.createTextNode(two[1]), at + 2] : null;
-}
-
-function closingBrace(text, from) {
+function lengthToBrace(text, from) {
   let open = 1;
-  for (let at = from; at < Math.min(text.length, from + MOST_AHEAD); at += 1) {
+  for (let at = from; at < text.length; at += 1) {
     open += text[at] === "{" ? 1 : text[at] === "}" ? -1 : 0;
     if (!open) return at + 1;
   }
-  return -1;
+  return 0;
 }
 
-// shown with its address, since it leads nowhere
-function link(text, at, depth) {
-  const found = /^(!?)\[([^\]\n]{0,300})\]\(([^)\s]{1,600})\)/.exec(text.slice(at, at + 920));
-  if (!found) return null;
-  const element = make("span", "link", found[1] ? "image: " : "");
-  inline(element, found[2], depth + 1);
-  element.append(make("span", "dim", ` (${found[3]})`));
-  return [element, at + found[0].length];
+// The formula as MathML; as its source where Temml can't read it, or makes more of it than a formula.
+function formula(source, isDisplay) {
+  const written = visible(source);
+  const plain = make("code", "formula", source);
+  if (source.length > MAX_FORMULA_CHARS || DEFINITION.test(source)) return plain;
+  const element = make(isDisplay ? "div" : "span", isDisplay ? "display" : "");
+  try {
+    libraries.temml.render(written, element, { ...TEMML_OPTIONS, displayMode: isDisplay });
+  } catch { return plain; } // its parser may raise anything, a stack that overflows too
+  // an id or a link could stand for one of the page's own
+  if (element.querySelector(".temml-error, [id], [href]") || isDeeperThan(MAX_FORMULA_DEPTH, element)) return plain;
+  element.title = written;
+  return element;
 }
 
-function marked(text, at, mark, tag, depth) {
-  const isWordy = mark[0] === "_" && /\w/.test(text[at - 1] || "");
-  if (isWordy || /\s/.test(text[at + mark.length] || " ")) return null;
-  const found = upTo(text, at + mark.length, mark);
-  if (!found || !found[0] || /\s$/.test(found[0]) || found[0].includes("\n\n")) return null;
-  if (mark[0] === "_" && /\w/.test(text[found[1]] || "")) return null;
-  const element = make(tag);
-  inline(element, found[0], depth + 1);
-  return [element, found[1]];
+function isDeeperThan(most, element) {
+  let level = [element];
+  for (let depth = 0; depth <= most; depth += 1) level = level.flatMap(({ children }) => [...children]);
+  return level.length > 0;
 }

@@ -1,0 +1,38 @@
+"""The libraries that the page holds: pinned, licensed, and nothing that loads something else.
+
+`.ci/run` bundles them again and compares, where npm is.
+"""
+
+import json
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+SOURCE = REPOSITORY / "scripts" / "viewer_libraries"
+BUILT = REPOSITORY / "strands_rollout" / "view" / "assets" / "libraries"
+
+
+def test_each_package_is_pinned_by_its_hash_and_comes_from_npm_itself() -> None:
+    named = json.loads((SOURCE / "package.json").read_text(encoding="utf-8"))
+    versions = named["dependencies"] | named["devDependencies"]
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in versions.values())
+    locked = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    root = locked.pop("")
+    assert root["dependencies"] | root["devDependencies"] == versions
+    for path, package in locked.items():
+        assert package["integrity"].startswith("sha512-"), path
+        assert package.get("resolved", "https://registry.npmjs.org/").startswith("https://registry.npmjs.org/"), path
+
+
+def test_the_bundle_is_of_the_locked_versions_and_holds_their_licences() -> None:
+    locked = json.loads((SOURCE / "package-lock.json").read_text(encoding="utf-8"))["packages"]
+    licences = (BUILT / "LICENSES.txt").read_text(encoding="utf-8")
+    for name in json.loads((SOURCE / "package.json").read_text(encoding="utf-8"))["dependencies"]:
+        assert f"{name} {locked[f'node_modules/{name}']['version']} (" in licences
+    assert licences in (BUILT / "libraries.js").read_text(encoding="utf-8")
+
+
+def test_the_bundle_ends_no_element_of_the_page_and_loads_nothing() -> None:
+    script, style = ((BUILT / name).read_text(encoding="utf-8") for name in ("libraries.js", "libraries.css"))
+    assert not re.search("<!--|</script", script, re.IGNORECASE)
+    assert not re.search(r"<|url\(|@import", style)

@@ -26,7 +26,7 @@ from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of

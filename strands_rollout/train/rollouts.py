@@ -36,7 +36,7 @@ from strands_rollout.samples import (
     reward_details,
 )
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.template.tokens import Drift
 from strands_rollout.tool_parsers import AUTO

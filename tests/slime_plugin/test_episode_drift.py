@@ -11,8 +11,7 @@ from spelled_tokens import bytewise, encode
 
 from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
-from strands_rollout.slime_plugin import retokenisation
-from strands_rollout.slime_plugin.retokenisation import (
+from strands_rollout.slime_plugin.drift import (
     CLASSES,
     MAX_SAMPLES,
     DriftMeter,
@@ -178,7 +177,7 @@ def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, m
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
     lengths = [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)]
     assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
-    monkeypatch.setattr(retokenisation, "MAX_TOKENS", 100)  # fewer of long ones
+    monkeypatch.setattr("strands_rollout.slime_plugin.drift.MAX_TOKENS", 100)  # fewer of long ones
     assert [drift.sampled_tokens for drift in measured_of(shipped_tokenizer, *[[one * 24]] * 10)] == [24] * 4
     assert len(measured_of(shipped_tokenizer, *[[one * 500]] * 10)) == 1
 

@@ -78,6 +78,20 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
     assert (found.turn_drift, found.mismatches) == (sum(found.classes.values()), [])
 
 
+async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are_counted_all_the_same(
+    tokenizer,
+) -> None:
+    prompt, call, context, answer = parts_of(await played(tokenizer))
+    name = "execute"
+    before, _, after = tokenizer.decode(call).partition(name)
+    spelled = [*encode(tokenizer, before), *bytewise(tokenizer, name), *encode(tokenizer, after)]
+    whole = episode(sample_of([prompt, spelled, context[:-1], answer], prompt=QUESTION))
+    compared, other = (DriftMeter(tokenizer, checks_context=is_checked).measure(whole) for is_checked in (True, False))
+    assert (len(compared.mismatches or []), other.mismatches, other.counts["mismatched_tokens"]) == (1, None, None)
+    assert other.classes == compared.classes
+    assert other.classes["tool call"] == len(name)
+
+
 async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
     prompt, call, context, answer = parts_of(await played(tokenizer))
     word = bytewise(tokenizer, " number")

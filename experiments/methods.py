@@ -88,12 +88,19 @@ class Experiment(TrainingMethod):
                 sample.status = Sample.Status.COMPLETED
                 await player.grade(sample)
 
-    def batch(self, groups: Sequence[Sequence[Sample]], tokenizer: Any, *, tool_parser: str = AUTO) -> StepBatch:
+    def batch(
+        self,
+        groups: Sequence[Sequence[Sample]],
+        tokenizer: Any,
+        *,
+        tool_parser: str = AUTO,
+        checks_context: bool = True,
+    ) -> StepBatch:
         if self.rollout == "retokenised":
             return retokenised_batch(groups, tokenizer)
         if self.rollout == "openai":
             return text_endpoint_batch(groups)
-        return super().batch(groups, tokenizer, tool_parser=tool_parser)
+        return super().batch(groups, tokenizer, tool_parser=tool_parser, checks_context=checks_context)
 
 
 def reward_tool_output(sample: Sample, player: Player) -> None:

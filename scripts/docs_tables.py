@@ -102,7 +102,8 @@ METRICS: Final[Mapping[str, tuple[str, str]]] = {
     "drift_measured": ("total", "samples whose drift was measured"),
     "mismatch_tokens": (
         "distribution",
-        "context tokens that are not what the chat template renders: anything but 0 is a fault, which is logged",
+        "on a first step: context tokens that are not what the chat template renders; anything but 0 is a fault, which "
+        "is logged",
     ),
     "mismatch_samples": ("total", "samples with any mismatch"),
     "mismatch_samples_share": ("share", "of the compared samples"),

@@ -419,6 +419,9 @@ class RolloutSettings(_Settings):
     write samples of each step, for `strands-rollout view`."""
     dump_samples: int = Field(default=64, ge=1)
     """Samples of a step that are written to `dump_dir`."""
+    mismatch_check: Literal["first_step", "every_step"] = "first_step"
+    """When the context of samples is compared with what the chat template renders, for the metrics `mismatch_*`: on the
+    "first_step" or on "every_step"."""
     tool_parser: str = "hermes"
     """Format of the model's tool calls; "auto" for the one that its chat template writes."""
     enable_thinking: bool | None = None

@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import pkgutil
 import re
@@ -274,7 +275,8 @@ def test_every_command_exists_and_knows_its_options() -> None:
             continue
         if command == "run_slime.sh":  # of the project that `init` writes
             command = f"strands_rollout/data/project/{command}"
-        options = {re.sub("=.*", "", word) for word in rest if word.startswith("--")} - {"--help"}
+        own = itertools.takewhile(lambda word: word != "--", rest)  # what follows is slime's
+        options = {re.sub("=.*", "", word) for word in own if word.startswith("--")} - {"--help"}
         seen.add(command)
         if program == "strands-rollout":
             assert command in get_command(app).commands, command  # type: ignore[attr-defined]

@@ -31,9 +31,15 @@ if TYPE_CHECKING:
 def doctor(
     given: Given,
     *,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Arguments of slime, after --: only check these.")
+    ] = None,
     flags: Annotated[
         Path | None,
-        typer.Option(help="Only check the flags that this script, or the command on stdin (-), gives slime."),
+        typer.Option(
+            help="Only check the arguments that a launch script of this package gives slime, or those in a file or on "
+            "stdin (-), quoted as for a shell."
+        ),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on warnings too.")] = False,
     as_json: options.JsonLine = False,
@@ -42,11 +48,11 @@ def doctor(
 
     Shows what would fail, what may, and what to do about it, in a few seconds. Exits with 1 if something would fail.
     """
-    if flags is not None:
+    if flags is not None or arguments:
         from strands_rollout.diagnostics.flag_check import report_flags
 
         places = {name: given[name] for name in ("slime_dir", "megatron_dir")}
-        raise typer.Exit(0 if report_flags(flags, as_json=as_json, **places) else 1)
+        raise typer.Exit(0 if report_flags(flags, arguments or (), as_json=as_json, **places) else 1)
     from strands_rollout.diagnostics.doctor import examine
     from strands_rollout.dump.terminal import PlainConsole
 

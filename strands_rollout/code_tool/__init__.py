@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from strands_rollout.code_tool.executors import ExecutionResult as ExecutionResult
     from strands_rollout.code_tool.executors import ExecutorFacts as ExecutorFacts
     from strands_rollout.code_tool.local import LocalExecutor as LocalExecutor
-    from strands_rollout.code_tool.ray import RayExecutor as RayExecutor
     from strands_rollout.code_tool.remote import SubprocessExecutor as SubprocessExecutor
     from strands_rollout.code_tool.sandbox_fusion import SandboxFusionExecutor as SandboxFusionExecutor
     from strands_rollout.code_tool.strands_sandbox import CodeExecutorSandbox as CodeExecutorSandbox
@@ -26,7 +25,6 @@ _MODULES = {
     "ExecutionResult": "executors",
     "ExecutorFacts": "executors",
     "LocalExecutor": "local",
-    "RayExecutor": "ray",
     "SandboxFusionExecutor": "sandbox_fusion",
     "SandboxReport": "supervisor_link",
     "StrandsSandboxExecutor": "strands_sandbox",

@@ -190,7 +190,6 @@ EXECUTORS: Final = {
     "sandbox_fusion": "strands_rollout.code_tool.SandboxFusionExecutor",
     "camel": "strands_rollout.code_tool.CamelExecutor",
     "strands": "strands_rollout.code_tool.StrandsSandboxExecutor",
-    "ray": "strands_rollout.code_tool.RayExecutor",
 }
 _shared: dict[tuple[int, str], CodeExecutor] = {}
 
@@ -217,7 +216,7 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
-    make = executor_factory(name)
+    make = _executor_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)
     except TypeError as e:
@@ -233,8 +232,13 @@ def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
     return executor
 
 
-def executor_factory(name: str) -> Callable[..., object]:
-    """What makes the executor of a name of `EXECUTORS`, or at a dotted path."""
+def _executor_factory(name: str) -> Callable[..., object]:
+    """Find what makes the executor of a name of `EXECUTORS`, or at a dotted path."""
+    if name == "ray" or (name.startswith("strands_rollout.") and name.endswith("RayExecutor")):
+        raise ConfigError(
+            f"got the executor {name!r}, which was removed; set episode_workers instead, which spreads the "
+            "episodes, and with them the code that they run, over the nodes of the Ray cluster"
+        )
     path = EXECUTORS.get(name, name)
     if "." not in path:
         near = difflib.get_close_matches(name, EXECUTORS, n=1, cutoff=0.4)

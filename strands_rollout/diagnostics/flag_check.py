@@ -1,24 +1,24 @@
-"""A launch script's flags, judged as slime, Megatron-LM, SGLang and its router would read them.
-
-A foreign script is read as text and never run: the arrays that are passed to `train.py` and the files that are sourced
-are followed; what only the shell could know, such as the words of a variable, is named in the notes and not judged. A
-script that sources this repository's launch library is asked for its own dry run, which writes nothing.
+"""Checks the arguments of a training command as slime, Megatron-LM, SGLang and its router would read them.
 
 slime parses with `parse_known_args` everywhere: it silently drops a misspelled flag. This finds it, words that no flag
 takes, and what does not go with this package; what slime refuses at its start is left to it. The parsers that are
 installed are asked in a child process; what can't be imported there is taken from `data/slime_flags.json`, which
 `scripts/record_flags.py` made from the parsers.
+
+A launch script of this package is run with --dry-run, which prints its command. A script of anybody else is neither run
+nor read, since only a shell knows which arguments it passes on: it has to print them.
 """
 
 import difflib
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import groupby, pairwise, takewhile
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from textwrap import shorten
@@ -34,6 +34,7 @@ from strands_rollout.files.json_codec import Json
 RECORD: Final = Path(__file__).parents[1] / "data" / "slime_flags.json"
 TITLES: Final = {"slime": "slime", "megatron": "Megatron-LM", "sglang": "SGLang", "router": "SGLang's router"}
 _LIMIT_S: Final = 180.0
+_DRY_RUN_LIMIT_S: Final = 60.0
 _SHORTEST_PREFIX: Final = 6
 _LONGEST_NOTE: Final = 160
 _SECRET: Final = re.compile(r"key|token|secret|password")
@@ -45,247 +46,88 @@ _INSTEAD: Final = {
     "--sglang-random-seed": "--seed",
 }
 
-PROGRAMS: Final = ("train.py", "train_async.py")
-_LIBRARY: Final = "slime_launch.sh"
-_DRY_RUN_LIMIT_S: Final = 60.0
-_FOLDERS_ABOVE: Final = 3  # of a script, in which a file is looked for that it sources
-
-
-def _in_brackets(opened: str, closed: str) -> str:
-    """A pattern of brackets with what is in them: brackets again, four levels deep at most."""
-    other = rf"[^{opened}{closed}]"
-    inside = rf"{other}*+"
-    for _ in range(4):
-        inside = rf"(?:{other}|\{opened}{inside}\{closed})*+"
-    return rf"\{opened}{inside}\{closed}?"
-
-
-_EXPANSION: Final = rf"\$(?:{_in_brackets('(', ')')}|{_in_brackets('{', '}')}|\w+|[@*#?$!-])|`(?:\\.|[^`\\])*+`?"
-_PIECE: Final = re.compile(
-    rf"""'(?P<single>[^']*)'?|\$'(?P<ansi>(?:\\.|[^'\\])*+)'?|"(?P<double>(?:\\.|{_EXPANSION}|[^"\\])*+)"?"""
-    rf"|\\(?P<escaped>.?)|(?P<expansion>{_EXPANSION})|(?P<plain>\$|[^\s'\"\\$`;&|<>()]+)",
-    re.DOTALL,
-)
-_TOKEN: Final = re.compile(
-    r"(?P<between>[ \t\r]+|\\\n|#[^\n]*)|(?P<operator>\d*(?:<<<|<<-?|>>|[<>])|&&|\|\||;;|[;&|()\n])"
-    rf"|(?:{re.sub(r'P<[a-z]+>', ':', _PIECE.pattern)})+",
-    re.DOTALL,
-)
-_HERE_DOCUMENT: Final = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(?P<body>(?:.*\n)*?)\t*\2$", re.MULTILINE)
-_SEVERAL_WORDS: Final = re.compile(r"\[[@*]\]|\$[@*]|\$\{[@*]")  # what splits in double quotes, too
-
+_PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
+_QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*\"""", re.DOTALL)
+_SHELL_CODE: Final = re.compile(r"[$`|&;<>()]")
+_SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\bslime_launch\.sh\b", re.MULTILINE)
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
-_ARRAY: Final = re.compile(r"(\w+)\+?=")
-_STRING: Final = re.compile(r"(\w+)\+?=(.*(?:^|[\s=])--\w.*)", re.DOTALL)
-_REFERENCE: Final = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*]\])?(?:[+:-][^/]*)?\}?")
 _PLACEHOLDER: Final = re.compile(r"<SLIME_DIR>|<MODEL_ARGS of scripts/models/[^/<>]+\.sh in slime>")
+# Prints what a script submits to Ray, and keeps slime's own scripts from ending processes here and on other nodes.
+_PRINTING: Final = (
+    """bash -c 'pkill() { :; }; ssh() { :; }; sleep() { :; }; """
+    """ray() { [[ "$1 $2" != "job submit" ]] || printf "%q " "$@"; }; source "$0"'"""
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A word or an operator of shell text."""
+class Arguments:
+    """The arguments of train.py or train_async.py."""
 
-    text: str  # what the shell would pass on, with expansions as they are written
-    place: str | None = None  # "FILE:LINE"
-    splits: bool = False  # whether it may become any number of words
-    operator: bool = False  # such as a parenthesis, a pipe or the end of a line
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether argparse takes it for a flag: it begins with a hyphen and is no number.
-
-        The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none
-        (CPython's argparse up to 3.13).
-        """
-        is_text = len(self.text) > 1 and self.text.startswith("-") and " " not in self.text.split("=")[0]
-        return is_text and not _NEGATIVE_NUMBER.fullmatch(self.text)
-
-    @property
-    def is_placeholder(self) -> bool:
-        """Whether a dry run printed it for words that it could not find."""
-        return _PLACEHOLDER.fullmatch(self.text) is not None
+    words: tuple[str, ...]
+    source: str  # how they were found, for a report
 
 
-UNREAD: Final = Word("", splits=True)
-"""What only the shell knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a script holds: how it was read, the words after the programs that start training, and what is not known.
-
-    Words that may be added to a command, as those of arrays that are set more than once, are commands of their own
-    between two that are unread.
-    """
-
-    how: str
-    commands: tuple[tuple[Word, ...], ...]
-    notes: tuple[str, ...] = ()
-
-
-def read_script(path: Path, slime_dir: Path | None) -> Reading:
-    """Read a launch script; slime's checkout holds files that scripts source.
+def read_script(script: Path, slime_dir: Path | None) -> Arguments:
+    """Take the arguments of a launch script of this package from its dry run, or read a file with a list of them.
 
     Raises:
-        ConfigError: The file can't be read, or its dry run fails.
+        ConfigError: The file can't be read or is another script, or the dry run fails.
     """
-    if path.exists() and not path.is_file():  # a pipe or a device may never end
-        raise ConfigError(f"got {path}; expected a regular file, or - for a command on stdin")
+    if script.exists() and not script.is_file():  # a pipe or a device may never end
+        raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = script.read_text(encoding="utf-8", errors="replace")
     except OSError as e:
-        raise ConfigError(f"got the script {path}; expected a file that can be read: {e}") from e
-    script = _Script(text, path, slime_dir)
-    library = (path.resolve().parent / _LIBRARY).resolve()
-    if library not in script.sourced or not {"read_options", "--dry-run"} <= {word.text for word in script.words}:
-        return read_text(text, path, slime_dir)
-    printed = read_text(_dry_run(path, slime_dir), path, slime_dir)
-    # each flag's place in the script instead of in the printed text
-    places = {word.text: word.place for word in reversed(script.words) if word.is_flag}
-    commands = [tuple(replace(word, place=places.get(word.text)) for word in words) for words in printed.commands]
-    return Reading(f"bash {path} --dry-run", tuple(commands), printed.notes)
-
-
-def _dry_run(path: Path, slime_dir: Path | None) -> str:
+        raise ConfigError(f"got the script {script}; expected a file that can be read: {e}") from e
+    if not _has_dry_run(script, text):
+        return read_arguments(text, str(script))
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
-    done = run_program("bash", str(path), "--dry-run", env=environment, limit_s=_DRY_RUN_LIMIT_S)
+    done = run_program("bash", str(script), "--dry-run", env=environment, limit_s=_DRY_RUN_LIMIT_S)
     if done is None or done.exit_code is None:
         reason = "there is no bash" if done is None else f"it did not end within {_DRY_RUN_LIMIT_S:g} s"
-        raise ConfigError(f"bash {path} --dry-run could not be run: {reason}")
+        raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
     if done.exit_code != 0:
-        raise ConfigError(f"bash {path} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
-    return done.stdout
+        raise ConfigError(f"bash {script} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
+    return read_arguments(done.stdout, f"bash {script} --dry-run")
 
 
-def read_text(text: str, path: Path | None, slime_dir: Path | None) -> Reading:
-    """Read a script's text, or a command's where `path` is None; nothing of it is run."""
-    script = _Script(text, path, slime_dir)
-    commands = tuple(script.commands())
-    return Reading("its text was read, nothing was run", commands, tuple(dict.fromkeys(script.notes)))
+def _has_dry_run(script: Path, text: str) -> bool:
+    """Whether a script is this package's: one that sources its launch library, or the one of a project of `init`."""
+    library = script.resolve().parent / "slime_launch.sh"
+    is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
+    return bool(is_launch_script or ("--dry-run)" in text and "| strands-rollout doctor --flags -" in text))
 
 
-class _Script:
-    """The words and arrays of a script, or of a text where `path` is None, and of the files that it sources."""
+def read_arguments(text: str, source: str) -> Arguments:
+    """Split arguments that are quoted as for a shell; those of a command begin after its train.py or train_async.py.
 
-    def __init__(self, text: str, path: Path | None, slime_dir: Path | None) -> None:
-        self.notes: list[str] = []
-        self.sourced: list[Path] = []
-        self._possible: dict[tuple[Word, ...], None] = {}
-        self._slime_dir = slime_dir
-        self._is_file = path is not None
-        self.words = self._with_sourced(shell_words(text, str(path) if path else "-"), path)
-        self._arrays = _arrays_of(self.words)
-
-    def _with_sourced(self, words: list[Word], path: Path | None) -> list[Word]:
-        """The words with those of each sourced file before them."""
-        found: list[Word] = []
-        for before, word, named in zip([Word("\n", operator=True), *words], words, words[1:], strict=False):
-            if word.text != "source" and not (word.text == "." and before.operator):
-                continue
-            file = self._find(named.text, path)
-            if file is None:
-                self.notes.append(f"{named.place}: {named.text} was not found, so it was not read")
-            elif file not in self.sourced:
-                self.sourced.append(file)
-                shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-                found += self._with_sourced(shell_words(file.read_text("utf-8", "replace"), str(shown)), file)
-        return [*found, *words]
-
-    def _find(self, named: str, path: Path | None) -> Path | None:
-        # "${SCRIPT_DIR}/models/x.sh": the directory is an expansion, the rest is tried beside the script and above it
-        rest = re.split(r"[})]/|^\$\w+/", named)[-1]
-        files = [folder / rest for folder in path.resolve().parents[: _FOLDERS_ABOVE + 1]] if path else []
-        if self._slime_dir is not None:
-            files += [self._slime_dir / rest, self._slime_dir / "scripts" / rest.rpartition("scripts/")[2]]
-        return next((file.resolve() for file in files if file.is_file()), None)
-
-    def commands(self) -> list[tuple[Word, ...]]:
-        """The commands that start training; else all arrays, or the whole text where it is no file's."""
-        found = [tuple(self._expanded(words, frozenset())) for words in _invocations(self.words)]
-        found += self._possible
-        if found and (not self._is_file or any(map(_has_flag, found))):
-            return found
-        if not self._is_file:
-            return [tuple(word for word in self.words if not word.operator)]
-        programs = " or ".join(PROGRAMS)
-        self.notes.append(f"no command with {programs} and flags was found; the flags of all arrays were judged")
-        return [(UNREAD, *words, UNREAD) for values in self._arrays.values() for words in values if _has_flag(words)]
-
-    def _expanded(self, words: Sequence[Word], within: frozenset[str]) -> Iterator[Word]:
-        """The words with those of the arrays that they name; `within` are the arrays that these words are of."""
-        for before, word in zip([Word(""), *words], words, strict=False):
-            named = _REFERENCE.fullmatch(word.text) if word.splits else None
-            name = named[1] if named else ""
-            values = self._arrays.get(name, []) if name not in within else []
-            if len(values) == 1:
-                yield from self._expanded(values[0], within | {name})
-                continue
-            for value in values:  # a script may add values to an array's last flag elsewhere
-                self._possible[(UNREAD, *self._expanded(value, within | {name}), UNREAD)] = None
-            # right after a flag an expansion is taken for the flag's value, if it is no array
-            may_be_flags = named and ("[" in word.text or not before.text.startswith("--"))
-            if not values and name not in within and (word.is_placeholder or may_be_flags):
-                said = f"{word.text} stands for words that could not be read, so they are not judged"
-                self.notes.append(f"{word.place}: {said}")
-            yield word
-
-
-def _has_flag(words: Sequence[Word]) -> bool:
-    return any(word.text.startswith("--") for word in words)
-
-
-def _arrays_of(words: Sequence[Word]) -> dict[str, list[tuple[Word, ...]]]:
-    """What each array, and each string with flags in it, is assigned: one item for each assignment."""
-    arrays: dict[str, list[tuple[Word, ...]]] = {}
-    for at, (word, following) in enumerate(pairwise(words)):
-        if (head := _ARRAY.fullmatch(word.text)) and following.operator and following.text == "(":
-            inside = takewhile(lambda word: not (word.operator and word.text == ")"), words[at + 2 :])
-            value = tuple(word for word in inside if not word.operator)
-        elif head := _STRING.fullmatch(word.text):
-            file, _, line = (word.place or ":1").rpartition(":")
-            value = tuple(part for part in shell_words(head[2], file, int(line)) if not part.operator)
-        else:
-            continue
-        arrays.setdefault(head[1], []).append(value)
-    return arrays
-
-
-def _invocations(words: Sequence[Word]) -> Iterator[list[Word]]:
-    """The words after each program that gets a flag or an expansion, up to the end of its command."""
-    for is_operator, group in groupby(words, key=lambda word: word.operator):
-        command = list(group)
-        at = next((at for at, word in enumerate(command) if Path(word.text).name in PROGRAMS), None)
-        if not is_operator and at is not None and any(word.is_flag or "$" in word.text for word in command[at + 1 :]):
-            yield command[at + 1 :]
-
-
-def shell_words(text: str, name: str, line: int = 1) -> list[Word]:
-    """The words and operators of shell text, each with the file's name and its line, from the given one on.
-
-    Comments and here-documents are left out, expansions stay as written.
+    Raises:
+        ConfigError: The text is a script, or holds what only a shell can expand or run.
     """
-    text = _HERE_DOCUMENT.sub(lambda found: found[0].splitlines()[0] + "\n" * found[0].count("\n"), text)
-    words = []
-    for token in _TOKEN.finditer(text):
-        place = f"{name}:{line}"
-        line += token[0].count("\n")
-        if token["operator"]:
-            words.append(Word(token[0], place, operator=True))
-        elif not token["between"]:
-            pieces = list(_PIECE.finditer(token[0]))
-            splits = any(piece["expansion"] or _SEVERAL_WORDS.search(piece["double"] or "") for piece in pieces)
-            words.append(Word("".join(map(_text_of, pieces)), place, splits=splits))
-    return words
+    programs = list(_PROGRAM.finditer(text))
+    arguments = text[programs[-1].end() :] if programs else text
+    shell_code = _SHELL_CODE.search(_QUOTED.sub("", arguments))
+    if text.startswith("#!") or shell_code:
+        got = f"shell code ({shell_code[0]!r})" if shell_code else "a script"
+        raise ConfigError(
+            f"{source} is {got}, which is neither run nor read; expected arguments, each quoted as for a shell, or a "
+            f"launch script of this package. Let another script print its arguments, and check those:\n"
+            f"  {_PRINTING} SCRIPT | strands-rollout doctor --flags -"
+        )
+    try:
+        return Arguments(tuple(shlex.split(arguments.replace("\\\n", " "))), source)
+    except ValueError as e:
+        raise ConfigError(f"{source} can't be split into arguments: {e}; expected each quoted as for a shell") from e
 
 
-def _text_of(piece: re.Match[str]) -> str:
-    """A piece of a word as the shell passes it on."""
-    kind, text = piece.lastgroup, piece[piece.lastgroup or 0]
-    if kind == "ansi":
-        return text.encode("raw_unicode_escape").decode("unicode_escape", "replace")
-    if kind == "double":
-        return re.sub(r"\\(?:\n|([\"\\$`]))", r"\1", text)
-    return "" if kind == "escaped" and text == "\n" else text
+def _is_flag(word: str) -> bool:
+    """Whether argparse takes a word for a flag: it begins with a hyphen and is no number.
+
+    The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none (CPython's
+    argparse up to 3.13).
+    """
+    is_text = len(word) > 1 and word.startswith("-") and " " not in word.split("=")[0]
+    return is_text and not _NEGATIVE_NUMBER.fullmatch(word)
 
 
 class Flag(BaseModel, frozen=True):
@@ -417,22 +259,21 @@ class FlagFinding:
 
     severity: Literal["error", "warning"]
     flag: str  # as it was written
-    where: str | None  # "FILE:LINE", or None where no file is known
     problem: str
     nearest: str | None = None  # the known flag that was likely meant
 
     def line(self) -> str:
         """The finding in one line of a report."""
-        place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.severity}: {self.flag}: {self.problem}"
+        return f"{self.severity}: {self.flag}: {self.problem}"
 
 
 @dataclass(frozen=True, slots=True)
 class FlagFindings:
-    """How many flags were judged, and the faults, errors first."""
+    """How many flags were checked, the faults, errors first, and the words that a dry run could not find."""
 
     flags: int
     findings: tuple[FlagFinding, ...]
+    unread: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -441,32 +282,45 @@ class FlagFindings:
 
 
 def report_flags(
-    script: Path, *, as_json: bool, slime_dir: Path | None = None, megatron_dir: Path | None = None
+    script: Path | None,
+    further: Sequence[str] = (),
+    *,
+    as_json: bool,
+    slime_dir: Path | None = None,
+    megatron_dir: Path | None = None,
 ) -> bool:
-    """Judge the flags of a launch script, "-" for a command on stdin, and print the faults; whether there was no error.
+    """Check the arguments of a launch script, of a file or stdin ("-"), and further ones; print the faults.
+
+    Returns:
+        Whether there is no error.
 
     Raises:
-        ConfigError: The script can't be read or names no flags, its dry run fails, or there is no slime in `slime_dir`.
+        ConfigError: There is no flag, or no slime in `slime_dir`; or the script can't be read, is none of this
+            package's, or fails its dry run.
     """
     slime = find_slime(slime_dir)
-    on_stdin = str(script) == "-"
-    read = read_text(sys.stdin.read(), None, slime) if on_stdin else read_script(script, slime)
+    if script is None:
+        read = Arguments((), "the command line")
+    elif str(script) == "-":
+        read = read_arguments(sys.stdin.read(), "stdin")
+    else:
+        read = read_script(script, slime)
     with PlainConsole(stderr=True).status("asking the parsers of slime, Megatron-LM and SGLang ..."):
         table = table_of(slime, megatron_dir)
-    found = judge_reading(read, table)
+    found = check_flags((*read.words, *further), table)
     if found.flags == 0:
         raise ConfigError(
-            f"nothing was judged: found no flag in {script}; "
-            "expected a command with train.py or train_async.py, or arrays of its flags"
+            f"nothing was checked: found no flag in {read.source}; expected arguments of slime's train.py"
         )
+    notes = [f"{word} stands for arguments that could not be read, so they are not checked" for word in found.unread]
     if as_json:
-        report = {"ok": found.ok, "script": str(script), "how": read.how, "sources": table.sources}
-        report |= {"flags": found.flags, "findings": [asdict(finding) for finding in found.findings]}
-        print(json.dumps({**report, "notes": read.notes}))
+        shown = {"ok": found.ok, "script": None if script is None else str(script), "how": read.source}
+        known = {"sources": table.sources, "flags": found.flags, "notes": notes}
+        print(json.dumps({**shown, **known, "findings": [asdict(finding) for finding in found.findings]}))
         return found.ok
     console = PlainConsole(markup=False, highlight=False, soft_wrap=True)
-    console.print(f"flags of {script}: {found.flags} ({read.how})")
-    for line in (*(f"  {source}" for source in table.sources), *(f"note: {note}" for note in read.notes)):
+    console.print(f"flags of {read.source}: {found.flags}")
+    for line in (*(f"  {source}" for source in table.sources), *(f"note: {note}" for note in notes)):
         console.print(line)
     for finding in found.findings:
         console.print(finding.line(), style="red" if finding.severity == "error" else "yellow")
@@ -475,19 +329,18 @@ def report_flags(
     return found.ok
 
 
-def judge_reading(reading: Reading, table: FlagTable) -> FlagFindings:
-    """Judge all commands of a script."""
-    flags, findings = 0, []
-    for words in reading.commands:
-        before, uses = _uses_of(words)
-        problem = "no flag before it takes this word; slime silently drops it"
-        stray = takewhile(lambda word: not word.splits and not word.is_placeholder, before)
-        findings += [FlagFinding("error", word.text, word.place, problem) for word in stray]
-        findings += [finding for use in uses for finding in _check_use(use, table)]
-        findings += _conflicts(uses)
-        flags += len(uses)
+def check_flags(words: Sequence[str], table: FlagTable) -> FlagFindings:
+    """Check the arguments of one command."""
+    starts = [at for at, word in enumerate(words) if _is_flag(word)]
+    before, *parts = [words[begin:end] for begin, end in pairwise([0, *starts, len(words)])]
+    unread = tuple(word for word in before if _PLACEHOLDER.fullmatch(word))
+    uses = [_Use.of(word, following) for word, *following in parts]
+    problem = "no flag before it takes this word; slime silently drops it"
+    findings = [FlagFinding("error", word, problem) for word in before if word not in unread]
+    findings += [finding for use in uses for finding in _check_use(use, table)]
+    findings += _conflicts(uses)
     in_order = sorted(dict.fromkeys(findings), key=lambda finding: finding.severity != "error")
-    return FlagFindings(flags, tuple(in_order))
+    return FlagFindings(len(uses), tuple(in_order), unread)
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,18 +348,12 @@ class _Use:
     """A flag as it is used."""
 
     flag: str
-    where: str | None  # "FILE:LINE"
-    joined: tuple[str, ...]  # the value that is joined to it by "=", if there is one
-    following: tuple[Word, ...]  # the words up to the next flag
+    values: tuple[str, ...]  # one joined to it by "=", and the words up to the next flag
 
-    @property
-    def values(self) -> tuple[str, ...]:
-        return (*self.joined, *(word.text for word in self.following))
-
-    @property
-    def splits(self) -> bool:
-        """Whether the number of values is left to the shell."""
-        return any(word.splits for word in self.following)
+    @classmethod
+    def of(cls, word: str, following: Sequence[str]) -> "_Use":
+        flag, equals, joined = word.partition("=")
+        return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
         """A value as a report may show it: none of a flag that may hold a secret."""
@@ -515,40 +362,29 @@ class _Use:
     def fault(
         self, problem: str, nearest: str | None = None, *, severity: Literal["error", "warning"] = "error"
     ) -> FlagFinding:
-        return FlagFinding(severity, self.flag, self.where, problem, nearest)
-
-
-def _uses_of(words: Sequence[Word]) -> tuple[tuple[Word, ...], list[_Use]]:
-    """The words before the first flag, and the uses of flags in order."""
-    starts = [at for at, word in enumerate(words) if word.is_flag]
-    before, *parts = [tuple(words[begin:end]) for begin, end in pairwise([0, *starts, len(words)])]
-    uses = []
-    for word, *following in parts:
-        name, equals, joined = word.text.partition("=")
-        uses.append(_Use(name, word.place, (joined,) if equals else (), tuple(following)))
-    return before, uses
+        return FlagFinding(severity, self.flag, problem, nearest)
 
 
 def _check_use(use: _Use, table: FlagTable) -> Iterator[FlagFinding]:
     if use.flag == "--":
         yield use.fault("argparse takes no flag after it; remove it")
-    elif "$" not in use.flag:
-        flags = table.find(use.flag)
-        for flag in flags:
-            yield from map(use.fault, _further_words(use, flag))
-        if not flags:
-            yield use.fault(*_what_is_unknown(use.flag, table))
+        return
+    flags = table.find(use.flag)
+    for flag in flags:
+        yield from map(use.fault, _further_words(use, flag))
+    if not flags:
+        yield use.fault(*_what_is_unknown(use.flag, table))
 
 
 def _further_words(use: _Use, flag: Flag) -> Iterator[str]:
-    """What is wrong with words after a flag that its parser leaves over."""
+    """Say of each word after a flag that its parser leaves over what is wrong with it."""
     most = flag.nargs if isinstance(flag.nargs, int) else 1 if flag.nargs in (None, "?") else len(use.values)
-    for value in () if use.splits else use.values[most:]:
+    for value in use.values[most:]:
         yield f"got the further word {use.shown(value)}; slime silently drops it; remove it or name its flag"
 
 
 def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
-    """Why a name is no flag, and the flag that was likely meant."""
+    """Say why a name is no flag, and find the flag that was likely meant."""
     if name in table.left_out:
         known = _INSTEAD.get(name)
         known = known if known and table.find(known) else None
@@ -587,7 +423,7 @@ def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterat
     """
 
     def size(name: str, default: int = 0) -> int:
-        """The flag's value, 0 where only the shell knows it."""
+        """The flag's value, 0 where it is no whole number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 
@@ -603,8 +439,8 @@ def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterat
             rest = f"the last {samples % batch} are not trained on"
             yield last[at].fault(f"a rollout has {samples} samples, no multiple of {batch}: {rest}", severity="warning")
     world = size("--actor-num-nodes", 1) * size("--actor-num-gpus-per-node")
-    replica = prod(size(f"--{kind}-parallel-size") for kind in ("tensor-model", "pipeline-model", "context"))
-    if not world or not replica:
+    replica = prod(size(f"--{kind}-parallel-size", 1) for kind in ("tensor-model", "pipeline-model", "context"))
+    if not world or not replica or "--debug-rollout-only" in last:
         return
     if world % replica:
         yield last["--actor-num-gpus-per-node"].fault(

@@ -34,7 +34,7 @@ from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
+from strands_rollout.slime_plugin.drift import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer, vocab_size_of
 from strands_rollout.tool_parsers import AUTO
 

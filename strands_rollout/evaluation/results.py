@@ -71,7 +71,8 @@ def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
         options = json.dumps({key: value for key, value in named.items() if key != "name"}, sort_keys=True)
         return {"name": named.get("name"), "options_sha256": hashlib.sha256(options.encode()).hexdigest()}
 
-    values = settings.model_dump(mode="json", exclude={"dump_dir", "dump_samples", "episode_workers", "journal_dir"})
+    without_effect = {"dump_dir", "dump_samples", "episode_workers", "journal_dir", "mismatch_check"}
+    values = settings.model_dump(mode="json", exclude=without_effect)
     values["reward"] = masked_settings(values["reward"])
     tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
     return {**values, "executor": without_options(values["executor"]), **tools}

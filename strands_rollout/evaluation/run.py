@@ -58,7 +58,7 @@ from strands_rollout.files.json_files import write_json
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, evenly_spread, measure_some
+from strands_rollout.slime_plugin.drift import DriftMeter, evenly_spread, measure_some
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 if TYPE_CHECKING:

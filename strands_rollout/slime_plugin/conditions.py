@@ -25,7 +25,7 @@ _CHANGE_NOTHING: Final = frozenset(
     {
         *("episode_workers", "should_abort", "journal_dir", "repeat_interrupted_tools", "resume_aborted", "freeze_gc"),
         *("engine_patience_s", "abort_grace_s", "on_engine_abort", "max_failed_groups", "dump_dir", "dump_samples"),
-        *("fan_out", "reward", "max_staleness", "max_sample_staleness", "row_tools"),
+        *("mismatch_check", "fan_out", "reward", "max_staleness", "max_sample_staleness", "row_tools"),
     }
 )
 # what attempts leave in a row's metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`

@@ -26,7 +26,7 @@ from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
@@ -45,6 +45,7 @@ STATUSES: Final = ("completed", "truncated", "failed", "aborted")
 TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
 # where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
 _SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
+_first_steps: Final[dict[str, int]] = {}  # by the prefix of metrics, the first step that had them in this process
 _LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
@@ -156,7 +157,7 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
     for prefix, given in samples_by_prefix.items():
         samples = kept("samples", functools.partial(finished_samples, given)) or []
         groups = {name: functools.partial(group, samples) for name, group in GROUPS.items()}
-        groups["drift"] = functools.partial(_drift, args, samples)
+        groups["drift"] = functools.partial(_drift, args, samples, prefix, rollout_id)
         if prefix.startswith("eval/"):
             groups["answers"] = functools.partial(answer_metrics, samples)
         for name, group in groups.items():
@@ -174,12 +175,21 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         kept("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
 
 
-def _drift(args: SlimeArgs, samples: Sequence[FinishedSample]) -> Metrics:
-    """Drift by the policy's tokenizer, which is asked for only where a sample says what was sampled."""
+def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
+    """Drift, and mismatch where that is due, by the policy's tokenizer.
+
+    It is asked for only where a sample says what was sampled.
+    """
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
         return {}
-    meter = DriftMeter(tokenizer_of(args, first.sample), tool_parser=settings_from_args(args).tool_parser)
+    settings = settings_from_args(args)
+    is_first_step = _first_steps.setdefault(prefix, rollout_id) == rollout_id
+    meter = DriftMeter(
+        tokenizer_of(args, first.sample),
+        tool_parser=settings.tool_parser,
+        checks_context=is_first_step or settings.mismatch_check == "every_step",
+    )
     drifts = measure_some(samples, meter)
     if meter.template_fault is not None:
         _say_once("context is not compared with the chat template: %s", meter.template_fault)

@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import threading
 import time
 import uuid
@@ -27,7 +28,6 @@ from typing import Any, Final
 
 from strands_rollout import errors
 from strands_rollout.aio import freeze_long_lived, own_pass
-from strands_rollout.code_tool.ray import describe
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
 from strands_rollout.record.store import EpisodeRecords
@@ -60,6 +60,7 @@ _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
 _SMOOTHING: Final = 0.1
+_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 
 async def play_elsewhere(
@@ -639,3 +640,11 @@ def workers_here(count: int) -> Iterator[None]:
     finally:
         close_pools()
         ray.shutdown()
+
+
+def describe(fault: object) -> str:
+    """A fault in one line: its type, and the first and last line of the text, into which Ray puts a whole traceback."""
+    cause = getattr(fault, "cause", None) or fault
+    lines = [line.strip() for line in _COLOUR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
+    text = " ... ".join([*lines[:1], *lines[1:][-1:]])
+    return shorten(f"{type(cause).__name__}: {text}" if isinstance(cause, BaseException) else text, 500)

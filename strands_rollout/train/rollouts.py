@@ -36,7 +36,7 @@ from strands_rollout.samples import (
     reward_details,
 )
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, EpisodeDrift, measure_some, totals_of
+from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.template.tokens import Drift
 from strands_rollout.tool_parsers import AUTO
@@ -454,15 +454,21 @@ class TrainingMethod:
         """Change a step's finished samples in place, before anything is made of them."""
 
     def batch(
-        self, groups: Sequence[Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, *, tool_parser: str = AUTO
+        self,
+        groups: Sequence[Sequence[Sample]],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        tool_parser: str = AUTO,
+        checks_context: bool = True,
     ) -> StepBatch:
         """Normalize rewards by group, and turn every sample that trains a token into a sequence.
 
-        `tool_parser` is the format of the policy's calls; "auto" for the one that its template writes.
+        `tool_parser` is the format of the policy's calls, "auto" for the one that its template writes; `checks_context`
+        compares contexts with what the template renders.
         """
         trained, dropped = trained_samples(groups)
         views = finished_samples([one.sample for one in trained])
-        measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser))
+        measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser, checks_context=checks_context))
         drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
         return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, measured=measured)
 

@@ -377,9 +377,14 @@ class Trainer:
                 raise TrajectoryError(
                     f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MOST_SHOWN])}"
                 )
-        tool_parser = settings_from_args(self.player.args).tool_parser
-        batch = functools.partial(self.method.batch, tool_parser=tool_parser)
-        return await asyncio.to_thread(batch, groups, self.player.tokenizer)
+        settings = settings_from_args(self.player.args)
+        return await asyncio.to_thread(
+            self.method.batch,
+            groups,
+            self.player.tokenizer,
+            tool_parser=settings.tool_parser,
+            checks_context=step == 0 or settings.mismatch_check == "every_step",
+        )
 
     def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
         if self.options.checks and self.method.is_exact:

@@ -62,6 +62,11 @@ def test_a_dotted_path_makes_an_executor_of_the_users_own() -> None:
     [
         ("lokal", "unknown executor 'lokal'; did you mean 'local'?"),
         ({"memory_mb": 1}, "expected a name, or a mapping with the key name"),
+        ("ray", "got the executor 'ray', which was removed; set episode_workers instead"),
+        ({"name": "ray", "address": "auto"}, "set episode_workers instead"),
+        ("strands_rollout.code_tool.RayExecutor", "set episode_workers instead"),
+        ("strands_rollout.code_tool.ray:RayExecutor", "set episode_workers instead"),
+        ({"name": "strands_rollout.sandbox.RayExecutor", "nodes": "all"}, "set episode_workers instead"),
         ({"name": "local", "memory": 1}, "can't take the options memory: .*did you mean 'memory_mb'?"),
         ("no_such.module", "can't load the executor 'no_such.module'"),
         (f"{__name__}.pytest", "is a module; expected a class or a function"),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import dedent
 
-from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, Reading, Word, judge_reading, table_of
+from strands_rollout.diagnostics.flag_check import FlagFindings, FlagTable, check_flags, table_of
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 LAUNCH_SCRIPTS = sorted(path.name for path in (*SCRIPTS.glob("strands_*.sh"), *SCRIPTS.glob("eval_*.sh")))
@@ -18,7 +18,7 @@ def the_table() -> FlagTable:
 
 def findings_of(words: Sequence[str], table: FlagTable | None = None) -> FlagFindings:
     """What is found in the arguments of train.py, by the recorded table unless another is given."""
-    return judge_reading(Reading("", (tuple(map(Word, words)),)), table or the_table())
+    return check_flags(words, table or the_table())
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:

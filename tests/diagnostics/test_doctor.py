@@ -63,6 +63,7 @@ HERE = Path("nowhere")
 OURS = "strands-rollout"
 GPU = "echo 'NVIDIA H100 80GB HBM3, 81559, 570.1'"
 KEY = "0123456789abcdef0123456789abcdef01234567"
+FLAG = "--no-such-flag-of-slime"
 PROXY = {"http_proxy": "http://user:secret@proxy.example:3128", "SLIME_HOST_IP": "10.1.2.3"}
 LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp", 0.5)
 
@@ -169,13 +170,17 @@ def test_an_unknown_isolation_is_a_usage_error() -> None:
     assert (done.exit_code, "'none' is not one of 'full', 'files', 'seccomp', 'rlimits'" in done.stderr) == (2, True)
 
 
-@pytest.mark.parametrize("on_stdin", [False, True])
-def test_the_flag_check_is_run_alone(on_stdin: bool, tmp_path: Path) -> None:
-    script = tmp_path / "launch.sh"
-    script.write_text("python3 train.py --no-such-flag-of-slime 3\n")
-    given = {"input": script.read_text()} if on_stdin else {}
-    done = CliRunner().invoke(app, ["doctor", "--flags", "-" if on_stdin else str(script)], **given)
-    assert (done.exit_code, "no-such-flag-of-slime" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
+@pytest.mark.parametrize(
+    "arguments",
+    [["--flags", "launch.txt"], ["--flags", "-"], ["--", FLAG, "3"], ["--flags", "good.txt", "--", FLAG, "3"]],
+    ids=["file", "stdin", "arguments", "file and arguments"],
+)
+def test_the_flag_check_is_run_alone(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("launch.txt").write_text(f"python3 train.py {FLAG} 3\n")
+    Path("good.txt").write_text("--lr 3\n")
+    done = CliRunner().invoke(app, ["doctor", *arguments], input=Path("launch.txt").read_text())
+    assert (done.exit_code, f"error: {FLAG}" in done.stdout, "sandbox" in done.stdout) == (1, True, False)
 
 
 def test_no_check_stops_another() -> None:

@@ -57,6 +57,8 @@ def test_a_flag_that_no_parser_reads_is_an_error_that_names_the_nearest_one_and_
         (f"{BATCHES} 64", "error", "--global-batch-size", ""),
         (f"{BATCHES} 12", "warning", "--global-batch-size", "the last 8 are not trained on"),
         (f"{REPLICAS} --actor-num-nodes 3 {BATCHES} 32", "error", "--global-batch-size", "12 replicas"),
+        (f"{GPUS} {BATCHES} 32 --actor-num-nodes 3", "error", "--global-batch-size", "12 replicas"),
+        (f"--actor-num-gpus-per-node 7 {BATCHES} 32", "error", "--global-batch-size", "7 replicas"),
         (f"{REPLICAS} {BATCHES} 16 --micro-batch-size 3", "error", "--global-batch-size", "of 3 samples"),
         (f"{REPLICAS} {BATCHES} 4 --pipeline-model-parallel-size 8", "error", "--actor-num-gpus-per-node", "16"),
         (f"{REPLICAS} --n-samples-per-prompt 8 --num-steps-per-rollout 16", "error", "--num-steps-per-rollout", "2"),
@@ -72,7 +74,8 @@ FINE = f"""
 --lr=-1e-5 | --lr 1e-6 {BLANK} | --rampup-batch-size 1 2 3 | --eval-prompt-data aime a.jsonl gsm8k b.jsonl
 --sglang-context-length=128Ki --sglang-max-total-tokens 25.6k | --apply-chat-template
 {BATCHES} 16 | {BATCHES} 12 --num-steps-per-rollout 2 | {BATCHES} 64 --num-rollout=0
-{REPLICAS} {BATCHES} 32 | {GPUS} {BATCHES} 32 --actor-num-nodes 3 | {REPLICAS} {BATCHES} 32 --actor-num-nodes $NODES
+{REPLICAS} {BATCHES} 32 | {GPUS} {BATCHES} 32 | {REPLICAS} {BATCHES} 32 --actor-num-nodes $NODES
+{REPLICAS} --actor-num-nodes 3 {BATCHES} 32 --debug-rollout-only
 {REPLICAS} --actor-num-nodes 3 {BATCHES} 32 --decrease-batch-size-if-needed
 {REPLICAS} --n-samples-per-prompt 8 --num-steps-per-rollout 8
 """
@@ -105,23 +108,23 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], P
     return write
 
 
-def test_people_read_each_fault_with_its_line_and_the_sources(script, capsys) -> None:
+def test_people_read_each_fault_and_the_sources(script, capsys) -> None:
     assert report_flags(script(GOOD), as_json=True)
     assert json.loads(capsys.readouterr().out)["ok"]
     assert report_flags(script(GOOD), as_json=False)
     shown = capsys.readouterr().out
-    assert "3 (its text was read, nothing was run)" in shown
+    assert "run.sh: 3\n" in shown
     assert "Megatron-LM: recorded, commit" in shown
     assert shown.endswith("all known\n")
     file = script(GOOD.replace("--lr", "--lrr"))
     assert not report_flags(file, as_json=False)
     shown = capsys.readouterr().out
-    assert f"{file}:1: error: --lrr: no parser knows it" in shown
+    assert "\nerror: --lrr: no parser knows it" in shown
     assert shown.endswith("errors: 1, warnings: 0\n")
 
 
 def test_what_can_not_be_judged_is_refused(script: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="found no flag"):
-        report_flags(script("echo --hello\n"), as_json=False)
+        report_flags(script("echo hello\n"), as_json=False)
     with pytest.raises(ConfigError, match="expected a checkout"):
         report_flags(script(GOOD), as_json=False, slime_dir=tmp_path)

@@ -1,98 +1,108 @@
-"""Launch scripts are read, and only those of this repository are run, with --dry-run."""
+"""Launch scripts of this package are run with --dry-run, lists of arguments are read, other scripts are refused."""
 
 import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
-from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, the_table, write
+from flag_stage import LAUNCH_SCRIPTS, SCRIPTS, findings_of, write
 
-from strands_rollout.diagnostics.flag_check import FlagFinding, Reading, judge_reading, read_script
+from strands_rollout.diagnostics.flag_check import _PRINTING, read_arguments, read_script
 from strands_rollout.errors import ConfigError
 
 FOREIGN = """
     #!/bin/bash
     touch {folder}/was-run
+    pkill -9 sglang
+    ray stop --force
     set -ex
     SCRIPT_DIR="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" &>/dev/null && pwd)"
     source "${{SCRIPT_DIR}}/models/small.sh"
-    CKPT_ARGS=(
-       --hf-checkpoint /root/Model # the model
-       #--hf-chekpoint /root/Other
-    )
+    echo "HAS_NVLINK: 0"
     ROLLOUT_ARGS=(
        --rollout-batch-size 32
-       --num-rollout "${{STEPS}}"
-       --rollout-max-respone-len 8192
-    )
-    WANDB_ARGS=(
-       # --use-wandbb
+       #--hf-chekpoint /root/Other
+       --num-rollout "${{STEPS:-3}}"
        --wandb-group "a group of 'two' runs"
     )
-    cat <<EOF
-    python3 train.py --not-a-flag-of-anything
-    EOF
+    ray start --head --num-gpus 8
+    for worker in one; do
+      ssh $worker "pkill -9 python ; ray start" &
+    done
     ray job submit --address="http://127.0.0.1:8265" \\
        --runtime-env-json="{{\\"env_vars\\": {{}}}}" \\
        -- python3 train.py \\
        --colocat \\
-       ${{MODEL_ARGS[@]}} ${{CKPT_ARGS[@]}} \\
-       ${{ROLLOUT_ARGS[@]}} "${{WANDB_ARGS[@]}}" 2>&1 | tee log
+       ${{MODEL_ARGS[@]}} \\
+       "${{ROLLOUT_ARGS[@]}}" 2>&1 | tee log
+    ray stop --force
 """
-
-
-OURS = 'source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"\n'
+MODEL = "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n"
+OURS = 'source "$(dirname "${BASH_SOURCE[0]}")/slime_launch.sh"\nread_options "$@"\n'
+LIBRARY = "read_options() {\n  [ $# = 1 ] && [ $1 = --dry-run ]\n}\n"
+PROJECT_SCRIPT = Path(__file__).parents[2] / "strands_rollout/data/project/run_slime.sh"
 
 
 def script_of(folder: Path, text: str) -> Path:
     return write(folder, {"run.sh": text}) / "run.sh"
 
 
-def faults(reading: Reading) -> list[FlagFinding]:
-    return list(judge_reading(reading, the_table()).findings)
-
-
-def test_a_foreign_script_is_not_run_and_its_command_arrays_and_sourced_files_are_judged(tmp_path: Path) -> None:
-    write(tmp_path, {"models/small.sh": "MODEL_ARGS=(\n  --num-layers 4\n  --hiden-size 64\n)\n"})
-    reading = read_script(script_of(tmp_path, FOREIGN.format(folder=tmp_path)), None)
+def test_a_foreign_script_is_not_run_and_the_error_prints_its_arguments_where_it_is_pasted(tmp_path: Path) -> None:
+    write(tmp_path, {"models/small.sh": MODEL})
+    script = script_of(tmp_path, FOREIGN.format(folder=tmp_path).lstrip())
+    with pytest.raises(ConfigError, match=r"run\.sh is shell code \('\$'\), which is neither run nor read") as refused:
+        read_script(script, None)
     assert not (tmp_path / "was-run").exists()
-    assert "nothing was run" in reading.how
-    assert {(fault.flag, fault.where) for fault in faults(reading)} == {
-        ("--colocat", f"{tmp_path}/run.sh:26"),
-        ("--rollout-max-respone-len", f"{tmp_path}/run.sh:14"),
-        ("--hiden-size", f"{tmp_path}/models/small.sh:3"),
-    }
-
-
-COMMAND = "python train.py --rollout-batch-size 4 --num-rollout 5"
+    command = str(refused.value).splitlines()[-1].strip().partition(" | ")[0]
+    assert command == f"{_PRINTING} SCRIPT"
+    assert _PRINTING in (Path(__file__).parents[2] / "docs/diagnostics.md").read_text()
+    printed = subprocess.run(
+        ["bash", "-c", command.replace("SCRIPT", shlex.quote(str(script)))],
+        env={"PATH": "/usr/bin:/bin"}, cwd=tmp_path, capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    words = read_arguments(printed, "stdin").words
+    assert words[0] == "--colocat"
+    assert words[-2:] == ("--wandb-group", "a group of 'two' runs")
+    assert {fault.flag for fault in findings_of(words).findings} == {"--colocat", "--hiden-size"}
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    "text",
     [
-        (
-            """\
-            if [ "$1" = big ]; then ARGS=(--lr 1e-6 --rollout-batch-size 8)
-            else ARGS=(--lr 2e-6 --rollout-batch-sise 4); fi
-            ARGS+=(--num-rollout 5)
-            python train.py "${ARGS[@]}"
-            """,
-            [("--rollout-batch-sise", 2)],
-        ),
-        (
-            'ARGS="\n  --rollout-batch-size 8\n  --num-rollout 5 --colocat"\npython -u train.py $ARGS\n',
-            [("--colocat", 3)],
-        ),
-        (f"A='\n\n'\n{COMMAND} \\\n--lr 4 \\\n--colocat\n", [("--colocat", 6)]),
+        "python3 train.py ${ARGS[@]}",
+        "ARGS=(\n  --lr 1e-6\n)",
+        'python3 train.py --lr "$LR"',
+        "python3 train.py --lr `cat lr`",
+        "python3 train.py --lr 3 2>&1 | tee log",
     ],
-    ids=["set twice", "a string", "continued lines"],
 )
-def test_what_is_certain_of_a_script_is_judged_once_at_its_line(text, found, tmp_path) -> None:
-    judged = faults(read_script(script_of(tmp_path, text), None))
-    assert [(fault.flag, int((fault.where or "").rpartition(":")[2])) for fault in judged] == found
+def test_what_only_a_shell_can_expand_or_run_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="stdin is shell code"):
+        read_arguments(text, "stdin")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--lr 3\n--colocate\n", ["--lr", "3", "--colocate"]),
+        ("env X=1 ray job submit --id=\"$(date)\" -- python3 'a b/train.py' --lr 3", ["--lr", "3"]),
+        ("HAS_NVLINK: 0 (0)\npython3 -u train_async.py \\\n  --lr \\\n  3\n", ["--lr", "3"]),
+        (r"""--a 'x $y | "z"' "(\"b\")" c\ \$d 'it'\''s'""", ["--a", 'x $y | "z"', '("b")', "c $d", "it's"]),
+    ],
+    ids=["a list", "a command", "after other output", "quoted"],
+)
+def test_arguments_are_split_as_a_shell_would_from_the_program_on(text: str, words: list[str]) -> None:
+    assert list(read_arguments(text, "stdin").words) == words
+
+
+def test_arguments_whose_quotes_are_not_closed_are_refused() -> None:
+    with pytest.raises(ConfigError, match="stdin can't be split into arguments: No closing quotation"):
+        read_arguments("--lr '3", "stdin")
 
 
 def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, {"slime_launch.sh": 'read_options() {\n  [ "$1" = --dry-run ]\n}\n'})
+    write(tmp_path, {"slime_launch.sh": LIBRARY})
     script = script_of(tmp_path, f"{OURS}echo no GPUs >&2\nexit 3\n")
     with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
         read_script(script, None)
@@ -102,18 +112,24 @@ def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkey
         read_script(script, None)
 
 
-def test_a_script_that_names_the_library_but_has_none_beside_it_is_not_run(tmp_path: Path) -> None:
-    reading = read_script(script_of(tmp_path, f"touch {tmp_path}/was-run\n{OURS}"), None)
+@pytest.mark.parametrize("library", [None, LIBRARY], ids=["no library", "library in a comment"])
+def test_a_script_that_does_not_source_the_library_beside_it_is_not_run(library: str | None, tmp_path: Path) -> None:
+    write(tmp_path, {} if library is None else {"slime_launch.sh": library})
+    ours = OURS if library is None else f"# {OURS}"
+    with pytest.raises(ConfigError, match="neither run nor read"):
+        read_script(script_of(tmp_path, f"#!/bin/bash\ntouch {tmp_path}/was-run\n{ours}"), None)
     assert not (tmp_path / "was-run").exists()
-    assert "nothing was run" in reading.how
 
 
-@pytest.mark.parametrize("name", LAUNCH_SCRIPTS)
-def test_each_launch_script_of_this_repository_has_no_fault(name: str) -> None:
-    reading = read_script(SCRIPTS / name, None)
-    assert "--dry-run" in reading.how
-    assert any(word.is_flag for word in reading.commands[0])
-    assert [fault.line() for fault in faults(reading)] == []
+@pytest.mark.parametrize(
+    "script", [*(SCRIPTS / name for name in LAUNCH_SCRIPTS), PROJECT_SCRIPT], ids=lambda at: at.name
+)
+def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> None:
+    read = read_script(script, None)
+    assert read.source == f"bash {script} --dry-run"
+    found = findings_of(read.words)
+    assert found.flags > 40
+    assert [fault.line() for fault in found.findings] == []
 
 
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import sample_writer
-from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
+from strands_rollout.slime_plugin.drift import DriftMeter, measure_some
 
 REMINDER = "<reminder>Mind the time.</reminder>"
 DONE = "Done.<|im_end|>"

@@ -28,6 +28,12 @@ def nothing_reported_yet() -> Iterator[None]:
     finished_sample._reported.clear()
 
 
+@pytest.fixture(autouse=True)
+def no_step_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process remembers its first step; here each test has its own."""
+    monkeypatch.setattr(metrics, "_first_steps", {})
+
+
 @dataclass(frozen=True)
 class Table:
     columns: list[str]
@@ -59,10 +65,10 @@ def finished(status: str = "completed", **facts: Any) -> Sample:
     return Sample(status=Sample.Status(status), index=0, metadata={"strands_rollout": facts} if facts else {})
 
 
-def numbers(samples: Any, wandb: Wandb, **args: Any) -> dict[str, float]:
-    assert log_rollout(3, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
+def numbers(samples: Any, wandb: Wandb, *, step: int = 3, **args: Any) -> dict[str, float]:
+    assert log_rollout(step, Namespace(use_wandb=True, **args), samples, None, 1.0) is False
     values = {name: value for name, value in wandb.calls[-1].items() if not isinstance(value, Table)}
-    assert values.pop("rollout/step") == 3
+    assert values.pop("rollout/step") == step
     assert all(name.startswith("rollout/agent/") for name in values)
     return {name.removeprefix("rollout/agent/"): value for name, value in values.items()}
 
@@ -175,6 +181,22 @@ async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own
     assert sum(found[f"drift_kind/{name}"] for name in kinds) == len(word)
     (warning,) = warnings_of(caplog)
     assert warning.startswith("context is not what the chat template renders sample_index=0 token=")
+
+
+@pytest.mark.parametrize(("check", "steps"), [("first_step", [3]), ("every_step", [3, 4])])
+async def test_contexts_are_compared_on_the_first_step_of_training_and_of_each_data_set_or_on_each(
+    check: str, steps: list[int], shipped_tokenizer: Any, wandb: Wandb
+) -> None:
+    played = (await run(shipped_tokenizer, [ANSWER])).sample
+    args = {"hf_checkpoint": shipped_tokenizer.name_or_path, "strands_rollout": {"mismatch_check": check}}
+    log_eval(2, Namespace(use_wandb=True, **args), {"aime": {"rewards": [1.0], "samples": [played]}}, None)
+    assert wandb.calls[-1]["eval/aime/agent/mismatch_measured"] == 1.0
+    numbers([Sample()], wandb, step=2, **args)  # there is nothing to compare
+    found = {step: numbers([played], wandb, step=step, **args) for step in (3, 4)}
+    assert [step for step in found if "mismatch_measured" in found[step]] == steps
+    assert [found[step]["drift_measured"] for step in found] == [1.0, 1.0]
+    log_eval(4, Namespace(use_wandb=True, **args), {"aime": {"rewards": [1.0], "samples": [played]}}, None)
+    assert ("eval/aime/agent/mismatch_measured" in wandb.calls[-1]) == (check == "every_step")
 
 
 async def test_a_template_that_can_not_be_used_costs_the_mismatch_alone(shipped_tokenizer, wandb, caplog, monkeypatch):

@@ -91,6 +91,7 @@ def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, fe
         assert record["failed"] == record["aborted"] == record["staleness_max"] == 0
         assert record["logprob_gap_max"] < 1e-3, "the engine has the weights that the trainer has"
         assert 0 <= record["drift_tokens"] < 0.1
+    assert [record.get("mismatch_tokens") for record in records] == [0, None, None], "compared on the first step"
     assert max(record["ratio_max"] for record in records) > 1.0
     recorded = json.loads((tmp_path / "options.json").read_text())
     assert recorded["options"]["update"]["updates"] == 2

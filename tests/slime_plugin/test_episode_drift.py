@@ -11,8 +11,7 @@ from spelled_tokens import bytewise, encode
 
 from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
-from strands_rollout.slime_plugin import retokenisation
-from strands_rollout.slime_plugin.retokenisation import (
+from strands_rollout.slime_plugin.drift import (
     CLASSES,
     MAX_SAMPLES,
     DriftMeter,
@@ -77,6 +76,20 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
         "template": 0,
     }
     assert (found.turn_drift, found.mismatches) == (sum(found.classes.values()), [])
+
+
+async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are_counted_all_the_same(
+    tokenizer,
+) -> None:
+    prompt, call, context, answer = parts_of(await played(tokenizer))
+    name = "execute"
+    before, _, after = tokenizer.decode(call).partition(name)
+    spelled = [*encode(tokenizer, before), *bytewise(tokenizer, name), *encode(tokenizer, after)]
+    whole = episode(sample_of([prompt, spelled, context[:-1], answer], prompt=QUESTION))
+    compared, other = (DriftMeter(tokenizer, checks_context=is_checked).measure(whole) for is_checked in (True, False))
+    assert (len(compared.mismatches or []), other.mismatches, other.counts["mismatched_tokens"]) == (1, None, None)
+    assert other.classes == compared.classes
+    assert other.classes["tool call"] == len(name)
 
 
 async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
@@ -178,7 +191,7 @@ def test_at_most_so_many_samples_are_measured_evenly_spread(shipped_tokenizer, m
     samples = [[one * length] for length in range(1, 2 * MAX_SAMPLES + 1)]
     lengths = [found.sampled_tokens for found in measured_of(shipped_tokenizer, *samples)]
     assert lengths == list(range(1, 2 * MAX_SAMPLES, 2))
-    monkeypatch.setattr(retokenisation, "MAX_TOKENS", 100)  # fewer of long ones
+    monkeypatch.setattr("strands_rollout.slime_plugin.drift.MAX_TOKENS", 100)  # fewer of long ones
     assert [drift.sampled_tokens for drift in measured_of(shipped_tokenizer, *[[one * 24]] * 10)] == [24] * 4
     assert len(measured_of(shipped_tokenizer, *[[one * 500]] * 10)) == 1
 

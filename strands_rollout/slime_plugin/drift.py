@@ -1,8 +1,10 @@
 """Drift and mismatch: what training on text would have cost an episode, and whether its context is the template's.
 
 Drift is measured in two ways: each turn encoded again by itself, and the whole conversation as one text, as a trainer
-does that is given text. The context must be the template's, token for token: what was read between two turns is cut at
-its control tokens. They must be those that the template puts around the results of so many calls, or around a user's
+does that is given text.
+
+Mismatch is context that is not what the chat template renders, token for token. What was read between two turns is cut
+at its control tokens: they must be those that the template puts around the results of so many calls, or around a user's
 turn, and each text between them must be encoded as the tokenizer encodes it. The results' own texts are taken from the
 tokens, so that no record of the conversation is needed. A sample doesn't hold its tools and system text: of the prompt
 the texts are checked, and how it ends, with question and generation prompt.
@@ -367,10 +369,17 @@ class DriftTotals:
 
 
 class DriftMeter:
-    """Measures episodes of one policy; `template_fault` says why contexts can't be compared with its template.
+    """Measures episodes of one policy.
 
-    `template_kwargs` are given to the template over a sample's own; `tool_parser` is the format of the policy's calls,
-    "auto" for the one that the template writes.
+    Args:
+        tokenizer: The policy's.
+        template_kwargs: Given to the chat template over a sample's own.
+        tool_parser: The format of the policy's calls; "auto" for the one that the template writes.
+        checks_context: Whether contexts are compared with what the template renders.
+
+    Attributes:
+        template_fault: Why the template can't be used, once that is known: nothing is compared with it, and a tool call
+            counts as text.
     """
 
     def __init__(
@@ -378,28 +387,30 @@ class DriftMeter:
         tokenizer: PreTrainedTokenizerBase,
         template_kwargs: Mapping[str, Any] | None = None,
         tool_parser: str = parsers.AUTO,
+        *,
+        checks_context: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
         self._bytes_of = token_bytes(tokenizer)
         self._control_ids = frozenset(tokenizer.added_tokens_decoder)
         self._template_kwargs = dict(template_kwargs or {})
         self._tool_parser = tool_parser
+        self._checks_context = checks_context
         self._is_visible = functools.cache(lambda token: bool(decoded([token], tokenizer).strip()))
         self._checks: dict[str, RenderCheck | None] = {}
         self.template_fault: str | None = None
 
     def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
-        """All of one episode; `number` is its place among others."""
+        """Measure one episode; `number` is its place among others."""
         tokens, turns = episode.tokens, episode.turns
         again = encoded_again(tokens, self._tokenizer)
         lost = _lost(*unlike_tokens(tokens, self._tokenizer, self._bytes_of, again))
         lost_sampled = sum(bisect_left(lost, end) - bisect_left(lost, start) for start, end in turns)
-        check = self._check_for(episode)
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
-            before = tokens[start - 1] if start else None
-            classes += self._classes_of(tokens[start:end], before, None if check is None else check.reading)
+            classes += self._classes_of(tokens[start:end], tokens[start - 1] if start else None, episode)
         first = None if tokens == again else shared_length(tokens, again)
+        check = self._check_for(episode) if self._checks_context else None
         return EpisodeDrift(
             number=number,
             index=getattr(episode.sample, "index", None),
@@ -425,14 +436,15 @@ class DriftMeter:
                 self._checks[key], self.template_fault = None, str(e)
         return self._checks[key]
 
-    def _classes_of(self, ids: Sequence[int], before: int | None, reading: TurnReading | None) -> Counter[str]:
-        """The drifted tokens of a turn by kind; without a template all of its words are text."""
+    def _classes_of(self, ids: Sequence[int], before: int | None, episode: SampledEpisode) -> Counter[str]:
+        """Count the drifted tokens of a turn by kind; without a template all of its words are text."""
         sampled, again = unlike_tokens(ids, self._tokenizer, self._bytes_of, before=before)
         drifted = _lost(sampled, again)
         if not drifted:
             return Counter()
         again_places = [placed[0] for placed in again]
-        prose = None if reading is None else reading.prose(ids)
+        check = self._check_for(episode)
+        prose = None if check is None else check.reading.prose(ids)
         found: Counter[str] = Counter()
         for at in drifted:
             place, *_, token = sampled[at]

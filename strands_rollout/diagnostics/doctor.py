@@ -52,10 +52,8 @@ from strands_rollout.diagnostics.run_files import (
     check_tokenizer,
 )
 from strands_rollout.diagnostics.slime_episode import check_megatron, check_slime, check_slime_episode
-from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError, RolloutError, foreign_code
-from strands_rollout.files.json_codec import Json
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError, RolloutError
-from strands_rollout.files import Json
+from strands_rollout.files.json_codec import Json
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

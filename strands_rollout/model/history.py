@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from strands.types.exceptions import StructuredOutputException
 
-from strands_rollout.errors import TrajectoryError, faults_of
+from strands_rollout.errors import TrajectoryError
 from strands_rollout.files import Json
 from strands_rollout.model.images import PlacedImage, ReadImage, further_tokens, place_images, read_images
 from strands_rollout.model.sampling import Room
@@ -26,6 +26,7 @@ from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, cleaned, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
 from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
+from strands_rollout.validation import explained
 
 logger = logging.getLogger(__name__)
 
@@ -557,7 +558,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
     except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
-        why = faults_of(e) if isinstance(e, ValidationError) else e
+        why = explained(e, output_model) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(
             f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
         ) from e

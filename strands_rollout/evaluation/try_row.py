@@ -32,8 +32,9 @@ from strands import Agent
 from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry, MessageAddedEvent
 
 from strands_rollout.agent.environment import place_in_users_code
+from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
-from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
+from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
 from strands_rollout.evaluation.evaluate import (
     Outcome,
     local_server,
@@ -293,36 +294,30 @@ def typed_turn(lines: Sequence[str]) -> Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatApi:
+class HostedModel:
     """A model behind an OpenAI-compatible API: its texts and calls, none of its tokens."""
 
-    base_url: str
-    model: str
+    api: ChatApi
 
     async def turn(self, asked: Asked | None) -> Turn:
         """The API's answer to the conversation; PolicyEndedError where it gives none."""
         if asked is None:
             raise PolicyEndedError("an agent beside the main one asks its model; --api-base plays one agent alone")
         messages, tools = asked
-        body = {"model": self.model, "messages": list(map(_openai_message, messages))}
-        key, url = os.environ.get("OPENAI_API_KEY"), f"{self.base_url.rstrip('/')}/chat/completions"
         try:
-            async with httpx.AsyncClient(timeout=_API_TIMEOUT_S) as http:
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                answer = await http.post(url, json=body | ({"tools": list(tools)} if tools else {}), headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            raise PolicyEndedError(f"{url} gives no answer: {e or type(e).__name__}") from e
-        if answer.is_error:
-            refused = answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-            hint = "; OPENAI_API_KEY is not set" if not key else "; see OPENAI_API_KEY" if refused else ""
-            raise PolicyEndedError(f"{url} answered {answer.status_code}: {answer.text[:300]}{hint}")
+            message = await self.api.complete(list(map(_openai_message, messages)), tools)
+        except EngineRejectedError as e:
+            refused = e.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+            hint = "; OPENAI_API_KEY is not set" if not self.api.api_key else "; see OPENAI_API_KEY" if refused else ""
+            raise PolicyEndedError(f"the API answered {e.status_code}: {e}{hint}") from e
+        except EngineError as e:
+            raise PolicyEndedError(str(e)) from e
         try:
-            message = answer.json()["choices"][0]["message"]
             calls = [one["function"] for one in message.get("tool_calls") or ()]
             return Turn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             expected = "expected a chat completion, whose calls have JSON objects as arguments"
-            raise PolicyEndedError(f"{url} answered {answer.text[:300]!r}; {expected}: {e}") from e
+            raise PolicyEndedError(f"the API answered with {message!r:.300}; {expected}: {e}") from e
 
 
 def _call_of_api(function: Mapping[str, Any]) -> Call:
@@ -344,7 +339,7 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"tool_calls": calls} if calls else {})
 
 
-WrittenPolicy: TypeAlias = Script | Person | ChatApi
+WrittenPolicy: TypeAlias = Script | Person | HostedModel
 
 
 class PolicyServer:
@@ -506,5 +501,12 @@ def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy |
         return Person(note)
     if options.api_base is not None and options.api_model is not None:
         note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
-        return ChatApi(options.api_base, options.api_model)
+        return HostedModel(
+            ChatApi(
+                options.api_base,
+                options.api_model,
+                os.environ.get("OPENAI_API_KEY", ""),
+                timeout_s=_API_TIMEOUT_S,
+            )
+        )
     return None

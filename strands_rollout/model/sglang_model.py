@@ -24,7 +24,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.aio import ABORT_POLL_S, CURRENT_CALL, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
-from strands_rollout.client.transport import PATIENCE_S, Fault
+from strands_rollout.client.retry import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, EngineAbortedError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.history import (

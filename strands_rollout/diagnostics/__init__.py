@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from typer import Option
 
-from strands_rollout.errors import foreign_code
 from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files import Json
 
@@ -265,14 +264,14 @@ def run_checks(checks: Sequence[Check], question: Question, limit_s: float = _LI
 
 
 def _look(check: Check, question: Question) -> list[Finding]:
-    with foreign_code("one broken check must not hide what the others found") as outcome:
+    try:
         return list(check.look(question))
-    fault = outcome.error
-    if isinstance(fault, ImportError):
+    except ImportError as e:
         reinstall = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
-        return [error(check.name, f"{fault.name or 'a package'} can't be imported: {fault}", reinstall)]
-    report = "report it, with the output of: strands-rollout doctor --json"
-    return [error(check.name, f"this is a bug in the check: {type(fault).__name__}: {fault}", report)]
+        return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", reinstall)]
+    except Exception as e:  # one broken check must not hide what the others found
+        report = "report it, with the output of: strands-rollout doctor --json"
+        return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", report)]
 
 
 @dataclass(frozen=True, slots=True)

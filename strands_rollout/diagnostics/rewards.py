@@ -31,7 +31,7 @@ from rich.text import Text
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import counter, make_console, printable
-from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files import Json
@@ -97,9 +97,10 @@ class RewardCall:
 
         async def ask(given: Sample | list[Sample]) -> object:
             async with gate:
-                with foreign_code("a user's reward may raise anything: the other samples still count") as outcome:
+                try:
                     return await self._reward(given)
-            return outcome.error
+                except Exception as e:  # a user's reward may raise anything, and the other samples still count
+                    return e
 
         if not self.takes_groups:
             return list(await asyncio.gather(*map(ask, samples)))

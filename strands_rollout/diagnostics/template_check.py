@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from strands_rollout.diagnostics import Finding, error, good, skipped, warning
-from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError, foreign_code
+from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError
 from strands_rollout.files import MAX_JSON_BYTES, Json, read_regular
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
@@ -62,12 +62,12 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, orjson.JSONDecodeError) as e:
         raise ConfigError(f"{file} can't be read: {e}") from e
-    with foreign_code("tokenizers raises plain Exceptions, transformers what its parts raise") as outcome:
+    try:
         return load_tokenizer(str(folder))
-    fault = outcome.error
-    if isinstance(fault, RolloutError):
-        raise fault
-    raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(fault).__name__}: {fault}") from fault
+    except RolloutError:
+        raise
+    except Exception as e:  # tokenizers raises plain Exceptions, transformers what its parts raise
+        raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:

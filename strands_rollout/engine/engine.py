@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from strands_rollout.engine.generation import Generation, GenerationOutput, Text
 from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights, Qwen3, load_weights, read_model_config
 from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
 from strands_rollout.engine.scheduler import PauseMode, Scheduler
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -104,7 +105,8 @@ class Worker:
             with self._wake:
                 self._running = False
             while self._actions:
-                with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
+                # the scheduler is broken, but generations that were submitted just now must be found below
+                with suppress(Exception):
                     self._actions.popleft()(self._scheduler)
             for generation in self._scheduler.in_flight():
                 _crash(generation)
@@ -236,12 +238,12 @@ class Engine:
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
-            with foreign_code("a broken folder must not end the worker") as outcome:
+            try:
                 weights = _load_same_shape(folder, self.config)
-            if isinstance(outcome.error, ConfigError):
-                return outcome.error
-            if outcome.error is not None:
-                why = f"{type(outcome.error).__name__}: {outcome.error!s:.200}"
+            except ConfigError as e:
+                return e
+            except Exception as e:  # whatever a broken folder makes fail must not end the worker
+                why = f"{type(e).__name__}: {e!s:.200}"
                 return ConfigError(f"can't load the model in {str(folder)!r:.500}: {why}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True

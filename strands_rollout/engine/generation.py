@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from strands_rollout.engine.qwen3 import MAX_CONFIG_BYTES, Doubles, Floats, Ints, ModelConfig
 from strands_rollout.engine.requests import GenerateRequest, SamplingParams
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError
 from strands_rollout.files import read_regular
 
 _LONG_TEXT_CHARS = 10_000
@@ -59,14 +59,14 @@ def read_text_codec(folder: Path) -> TextCodec:
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
     config_path = folder / "tokenizer_config.json"
     config: dict[str, Any] = {}
-    with foreign_code("tokenizers raises plain Exception for a broken file") as outcome:
+    try:
         tokenizer = Tokenizer.from_buffer(read_regular(path, _MAX_TOKENIZER_BYTES))
         if config_path.exists():
             config = json.loads(read_regular(config_path, MAX_CONFIG_BYTES))
         eos_token = config.get("eos_token")
         eos_token = eos_token["content"] if isinstance(eos_token, dict) else eos_token
-    if outcome.error is not None:
-        raise ConfigError(f"can't read the tokenizer of {folder}: {outcome.error}") from outcome.error
+    except Exception as e:  # tokenizers raises plain Exceptions for a broken file
+        raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
     return TextCodec(tokenizer, eos_token)
 
 

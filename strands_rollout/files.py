@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
-import functools
 import json
 import logging
 import math
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from strands_rollout.errors import ConfigError
+from strands_rollout.log_once import log_once
 
 if TYPE_CHECKING:
     import yaml
@@ -383,7 +383,8 @@ class EpisodeRecords:
             self._is_first = False
         except OSError as e:
             self._is_lost = True
-            _warn_of_room(str(e))
+            words = "episodes have no further records, and can't be continued after their process dies: %s"
+            log_once(logger, logging.WARNING, words, e)
 
     async def write_before_tools(self, record: bytes) -> None:
         """Keep a record; there is nothing to wait for."""
@@ -392,11 +393,6 @@ class EpisodeRecords:
     def close(self, *, keep: bool) -> None:
         """The episode is over; `keep` says whether it will be continued later."""
         self._log.release(self._key, keep=keep)
-
-
-@functools.cache
-def _warn_of_room(error: str) -> None:
-    logger.warning("episodes have no further records, and can't be continued after their process dies: %s", error)
 
 
 class _File:

@@ -19,6 +19,7 @@ from strands.types.exceptions import StructuredOutputException
 
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.files import Json
+from strands_rollout.log_once import log_once
 from strands_rollout.model.images import PlacedImage, ReadImage, further_tokens, place_images, read_images
 from strands_rollout.model.sampling import Room
 from strands_rollout.model.trajectory import Trajectory, Turn
@@ -37,7 +38,6 @@ UNPARSED: Final = "_unparsed"
 """The end of the tool-use id of a call that could not be parsed: the policy may write any name, but no id."""
 
 # parser and error, for one traceback each: a policy may repeat what makes a parser fail
-_LOGGED: Final[set[tuple[type, type]]] = set()
 
 StreamEvent = dict[str, Any]
 
@@ -180,9 +180,8 @@ def _segments(
         raise
     except Exception as e:  # a user's parser may raise anything; every turn comes here, so no guard is entered
         kind = (type(parser), type(e))
-        level = logging.DEBUG if kind in _LOGGED else logging.ERROR
-        _LOGGED.add(kind)
-        logger.log(level, "bug in a tool parser parser=%s: it raises over sampled text", kind[0].__name__, exc_info=e)
+        words = "bug in a tool parser parser=%s: it raises over sampled text"
+        log_once(logger, logging.ERROR, words, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
 
 

@@ -28,6 +28,7 @@ from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, PromptError, ResumeError, foreign_code
 from strands_rollout.files import EpisodeRecords, RecordLog, decode_json, encode_json
+from strands_rollout.log_once import log_once
 from strands_rollout.model.history import UNPARSED
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import Trajectory
@@ -342,15 +343,11 @@ async def open_journal(
             log.end_others(f"{sample.index}-", name)
         return log.open(name)
     except OSError as e:
-        _warn_of_folder(folder, f"{type(e).__name__}: {e}")
+        words = "episodes have no journal in journal_dir=%s: %s: %s"
+        log_once(logger, logging.WARNING, words, folder, type(e).__name__, e)
         return None
 
 
 @functools.cache
 def _log_in(_pid: int, folder: str) -> RecordLog:
     return RecordLog(Path(folder))
-
-
-@functools.cache
-def _warn_of_folder(folder: str, error: str) -> None:
-    logger.warning("episodes have no journal in journal_dir=%s: %s", folder, error)

@@ -63,6 +63,10 @@ class RetryPolicy:
         if too_few or not (self.patience_s >= 0 and self.backoff_base_s >= 0 and self.backoff_cap_s >= 0):
             raise errors.ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
 
+    def backoff_s(self, failed: int) -> float:
+        """The longest wait after so many failed attempts, 1 or more: the base, doubled with each further one."""
+        return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
+
 
 class Outage:
     """The failed attempts of one request."""
@@ -92,7 +96,7 @@ class Outage:
         The last attempt comes when the patience is over.
         """
         policy = self._policy
-        step = min(policy.backoff_base_s * 2.0 ** min(len(self.faults) - 1, 32), policy.backoff_cap_s)
+        step = policy.backoff_s(len(self.faults))
         asked = min(self.faults[-1].retry_after_s or 0.0, policy.backoff_cap_s)
         wait_s = max(step * (0.5 + 0.5 * rng.random()), asked)
         left_s = policy.patience_s - self.waited_s

@@ -11,7 +11,7 @@ from typing import Any, Final
 import httpx
 
 from strands_rollout.aio import LoopCache
-from strands_rollout.client.retry import Fault, FaultKind, GivenUpError, RetryPolicy, with_retries
+from strands_rollout.client.retry import Fault, FaultKind, RetriesExhaustedError, RetryPolicy, with_retries
 from strands_rollout.client.transport import fault_of_status
 from strands_rollout.errors import EngineResponseError, EngineUnavailableError
 from strands_rollout.secret_mask import masked_text
@@ -69,7 +69,7 @@ class ChatApi:
 
         try:
             answer = await with_retries(attempt, RetryPolicy(patience_s=math.inf, max_attempts=self.retries + 1))
-        except GivenUpError as e:
+        except RetriesExhaustedError as e:
             count = len(e.outage.faults)
             attempts = f"{count} attempt{'s' * (count > 1)}"
             raise EngineUnavailableError(f"{shown} gave no answer in {attempts}, the last ended with: {e}") from None

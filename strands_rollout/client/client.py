@@ -37,8 +37,8 @@ from strands_rollout.client.retry import (
     PATIENCE_S,
     Fault,
     FaultKind,
-    GivenUpError,
     Outage,
+    RetriesExhaustedError,
     RetryPolicy,
     with_retries,
 )
@@ -227,7 +227,7 @@ class SGLangClient:
             answer = await with_retries(
                 attempt, self._retry, on_wait=log, rng=self._rng, sleep=sleep, clock=self._clock
             )
-        except GivenUpError as e:
+        except RetriesExhaustedError as e:
             raise _given_up(e.outage, missing, self.url) from None
         if not self._is_well:
             self._is_well = True

@@ -104,7 +104,7 @@ class Outage:
         return min(wait_s, left_s)
 
 
-class GivenUpError(Exception):
+class RetriesExhaustedError(Exception):
     """The policy allows no further attempt.
 
     Attributes:
@@ -139,7 +139,7 @@ async def with_retries(
         clock: Seconds, for the patience.
 
     Raises:
-        GivenUpError: The policy allows no further attempt.
+        RetriesExhaustedError: The policy allows no further attempt.
     """
     outage: Outage | None = None
     while True:
@@ -150,7 +150,7 @@ async def with_retries(
         outage = outage or Outage(policy)
         outage.add(answer, clock() - started)
         if outage.gives_up():
-            raise GivenUpError(outage)
+            raise RetriesExhaustedError(outage)
         wait_s = outage.next_wait_s(rng or random.Random())  # noqa: S311 - jitter, no secret
         if on_wait is not None:
             on_wait(outage, wait_s)

@@ -275,7 +275,7 @@ def _look(check: Check, question: Question) -> list[Finding]:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramResult:
     """How a program ended and what it printed; its exit code is None where it did not end in time."""
 
     exit_code: int | None
@@ -289,7 +289,7 @@ class Answer:
         return text[:300] or f"exit code {self.exit_code}"
 
 
-def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
+def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> ProgramResult | None:
     """Run a program of `env`'s PATH without input, for a limited time; None where there is none of that name.
 
     After `limit_s` seconds it is killed, with all that it started. One that hangs in the kernel must not hang us.
@@ -309,9 +309,9 @@ def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer
     )
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
-        return Answer(process.returncode, stdout.strip(), stderr.strip())
+        return ProgramResult(process.returncode, stdout.strip(), stderr.strip())
     except subprocess.TimeoutExpired:
-        return Answer(None)
+        return ProgramResult(None)
     finally:
         # one that waits inside a driver can't be killed, and is left behind
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):

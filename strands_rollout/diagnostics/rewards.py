@@ -239,7 +239,7 @@ def _refusal(reward: RewardCall, answer: object, response: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowFault:
     """A row whose gold answer does not score: its line, from 1, its label, where the row can be read, and why."""
 
     line: int
@@ -258,13 +258,13 @@ async def run_validate(
     """
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
     unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
-    faults = [Fault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
+    faults = [RowFault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
     readable = [row for _, row in lines if isinstance(row, Row)]
     unusable = [(row, fault) for row in readable if (fault := _own_settings_fault(row, reward.settings))]
-    faults += [Fault(row.line, row.label, fault) for row, fault in unusable]
+    faults += [RowFault(row.line, row.label, fault) for row, fault in unusable]
     refused = {row.line for row, _ in unusable}
     rows = [row for row in readable if row.line not in refused]
-    failures: list[Fault] = []
+    failures: list[RowFault] = []
     with counter("gold answers") as on_done:
         on_done(len(faults))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -273,7 +273,7 @@ async def run_validate(
                 some, await _refusals([_gold(row, reward) for row in some], reward, sayings), strict=True
             ):
                 if refusal.reason:
-                    (failures if refusal.has_failed else faults).append(Fault(row.line, row.label, refusal.reason))
+                    (failures if refusal.has_failed else faults).append(RowFault(row.line, row.label, refusal.reason))
             on_done(len(some))
     is_reward_at_fault = len(failures) == len(rows) > 0  # then it says nothing of any row
     faults = sorted(faults if is_reward_at_fault else [*faults, *failures], key=lambda fault: fault.line)

@@ -190,7 +190,7 @@ def current_transcript() -> Transcript:
     return _CURRENT.get()
 
 
-class Call(BaseModel):
+class WrittenCall(BaseModel):
     """A tool call of a turn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -199,13 +199,13 @@ class Call(BaseModel):
     arguments: dict[str, Any] = {}
 
 
-class Turn(BaseModel):
+class WrittenTurn(BaseModel):
     """One turn of a policy: text as it would write it, then calls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str = ""
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
 
 
 class Script:
@@ -222,10 +222,10 @@ class Script:
                 "or {text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
             )
         turns = [{"text": one.rstrip("\n")} if isinstance(one, str) else one for one in given]
-        self._turns = [checked(Turn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
+        self._turns = [checked(WrittenTurn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
         self._path, self._played = path, 0
 
-    async def turn(self, asked: Asked | None) -> Turn:  # noqa: ARG002 - a script does not listen
+    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - a script does not listen
         """The next turn; PolicyEndedError where there is none."""
         self._played += 1
         if self._played > len(self._turns):
@@ -252,7 +252,7 @@ class Person:
         self._note = note
         note(_KEYS)
 
-    async def turn(self, asked: Asked | None) -> Turn:  # noqa: ARG002 - they have read it
+    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - they have read it
         """What is typed; asked again where a call can't be read. PolicyEndedError where they leave."""
         while True:
             try:
@@ -278,7 +278,7 @@ def _typed_lines() -> list[str]:
     return lines
 
 
-def typed_turn(lines: Sequence[str]) -> Turn:
+def typed_turn(lines: Sequence[str]) -> WrittenTurn:
     """The turn of typed lines; a ValueError says how a call is written."""
     texts, calls = [], []
     for line in lines:
@@ -287,10 +287,10 @@ def typed_turn(lines: Sequence[str]) -> Turn:
             continue
         try:
             name, given = getattr(_TYPED_CALL.fullmatch(line), "groups", tuple)()
-            calls.append(Call(name=name, arguments=yaml.safe_load(given) or {}))
+            calls.append(WrittenCall(name=name, arguments=yaml.safe_load(given) or {}))
         except (ValueError, ValidationError, yaml.YAMLError) as e:
             raise ValueError(f'got {line!r}; expected /call NAME {{"key": "value"}}') from e
-    return Turn(text="\n".join(texts), calls=calls)
+    return WrittenTurn(text="\n".join(texts), calls=calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,7 +299,7 @@ class HostedModel:
 
     api: ChatApi
 
-    async def turn(self, asked: Asked | None) -> Turn:
+    async def turn(self, asked: Asked | None) -> WrittenTurn:
         """The API's answer to the conversation; PolicyEndedError where it gives none."""
         if asked is None:
             raise PolicyEndedError("an agent beside the main one asks its model; --api-base plays one agent alone")
@@ -314,16 +314,16 @@ class HostedModel:
             raise PolicyEndedError(str(e)) from e
         try:
             calls = [one["function"] for one in message.get("tool_calls") or ()]
-            return Turn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
+            return WrittenTurn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             expected = "expected a chat completion, whose calls have JSON objects as arguments"
             raise PolicyEndedError(f"the API answered with {message!r:.300}; {expected}: {e}") from e
 
 
-def _call_of_api(function: Mapping[str, Any]) -> Call:
+def _call_of_api(function: Mapping[str, Any]) -> WrittenCall:
     name, given = str(function["name"]), function.get("arguments") or "{}"
     try:
-        return Call(name=name, arguments=json.loads(given))
+        return WrittenCall(name=name, arguments=json.loads(given))
     except ValueError as e:
         got = f"the API's call of {name} has the arguments {given!r:.200}"
         raise PolicyEndedError(f"{got}; expected a JSON object") from e
@@ -387,7 +387,7 @@ class PolicyServer:
         }
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
-    def _written(self, turn: Turn) -> tuple[str, int]:
+    def _written(self, turn: WrittenTurn) -> tuple[str, int]:
         """The turn as the template writes it, and the token that ends it; PolicyEndedError where it can't be read."""
         text, end_id = self._template.written_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)

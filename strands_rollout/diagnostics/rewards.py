@@ -67,8 +67,19 @@ _FEW: Final = 3
 # what an error quotes of its row: texts, numbers, and an answer's own value
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
 _NONE_OF: Final = (
-    *("tool_calls", "tool_iterations", "tool_errors", "tool_timeouts", "unknown_tools", "parse_failures", "user_turns"),
-    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "dropped_sampled_tokens"),
+    "tool_calls",
+    "tool_iterations",
+    "tool_errors",
+    "tool_timeouts",
+    "unknown_tools",
+    "parse_failures",
+    "user_turns",
+    "tool_s",
+    "generate_s",
+    "duration_s",
+    "sampled_tokens",
+    "stale_tokens",
+    "dropped_sampled_tokens",
 )
 T = TypeVar("T")
 

@@ -282,8 +282,22 @@ _PARAMETERS: Final[Mapping[str, tuple[Mapping[str, Json], Sequence[Json]]]] = {
 }
 _TOOLS: Final = {"add": ("count", "share", "note"), "search": ("kind", "tags", "options", "note"), "now": ()}
 _TEXTS: Final = (
-    *("", " ", "\n\n", "\n\nbegins", "ends\n\n", " \t padded \t ", "a\r\nb\n", "e\u0301\u200b 例", "👩\u200d👧 🇩🇪"),
-    *("0", '{"a": ["<b>", null]}', "None", "{{ messages }}{% if x %}", "\\n", "\x00\ufffd", "one line " * 1200),
+    "",
+    " ",
+    "\n\n",
+    "\n\nbegins",
+    "ends\n\n",
+    " \t padded \t ",
+    "a\r\nb\n",
+    "e\u0301\u200b 例",
+    "👩\u200d👧 🇩🇪",
+    "0",
+    '{"a": ["<b>", null]}',
+    "None",
+    "{{ messages }}{% if x %}",
+    "\\n",
+    "\x00\ufffd",
+    "one line " * 1200,
 )
 
 

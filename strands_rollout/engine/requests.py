@@ -26,8 +26,16 @@ _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
 _UNSUPPORTED = (
-    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
-    *("custom_logit_processor", "return_hidden_states", "top_logprobs_num", "token_ids_logprob"),
+    "input_embeds",
+    "image_data",
+    "audio_data",
+    "video_data",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "top_logprobs_num",
+    "token_ids_logprob",
 )
 # Sampling parameters: SGLang's names in SGLang's order, which its message about an unknown name repeats.
 _KINDS = (

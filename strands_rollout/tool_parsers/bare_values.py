@@ -369,8 +369,10 @@ class Hunyuan3Parser(SchemaSectionParser):
     open_reasoning: ClassVar[str] = "<think:opensource>"
     close_reasoning: ClassVar[str] = "</think:opensource>"
     section: ClassVar[Tags] = (
-        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
-        *("<tool_call:opensource>", "</tool_call:opensource>"),
+        "<tool_calls:opensource>",
+        "</tool_calls:opensource>",
+        "<tool_call:opensource>",
+        "</tool_call:opensource>",
     )
     head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
     head_words: ClassVar[str] = "TOOL<tool_sep:opensource>"

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.cli.options import run
+from strands_rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from benchmarks.client import ClientOptions
@@ -325,11 +326,8 @@ def _tokenizer_dir(given: Path | None) -> Path:
 
 
 def main() -> None:
-    try:
-        app(prog_name="python -m benchmarks")
-    except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    """Run the command line; never returns."""
+    run(app, "python -m benchmarks")
 
 
 if __name__ == "__main__":

@@ -39,8 +39,15 @@ from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.messages import to_chat_messages, to_chat_tools
 
 EVENTS: Final = (
-    *(BeforeInvocationEvent, AfterInvocationEvent, MessageAddedEvent, BeforeModelCallEvent, AfterModelCallEvent),
-    *(BeforeToolsEvent, AfterToolsEvent, BeforeToolCallEvent, AfterToolCallEvent),
+    BeforeInvocationEvent,
+    AfterInvocationEvent,
+    MessageAddedEvent,
+    BeforeModelCallEvent,
+    AfterModelCallEvent,
+    BeforeToolsEvent,
+    AfterToolsEvent,
+    BeforeToolCallEvent,
+    AfterToolCallEvent,
 )
 _RESULTS: Final[dict[str, str]] = {}
 

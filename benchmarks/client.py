@@ -53,8 +53,16 @@ _WORKER_TIMEOUT_S: Final = 1800.0
 _ENGINE_TIMEOUT_S: Final = 10.0
 _LAST_WORDS_BYTES: Final = 3000
 _PACKAGES: Final = (
-    *("strands-rollout", "strands-agents", "strands-sglang", "openai", "httpx", "httpx-aiohttp"),
-    *("aiohttp", "orjson", "tokenizers", "transformers"),
+    "strands-rollout",
+    "strands-agents",
+    "strands-sglang",
+    "openai",
+    "httpx",
+    "httpx-aiohttp",
+    "aiohttp",
+    "orjson",
+    "tokenizers",
+    "transformers",
 )
 
 

@@ -28,7 +28,9 @@ _APIS: Final[Mapping[str, tuple[str, str, list[Any], dict[str, Any]]]] = {
     "chat": ("/chat/completions", "messages", [_SYSTEM], {"tools": [{"type": "function", "function": _FUNCTION}]}),
     "responses": ("/responses", "input", [_SYSTEM], {"tools": [{"type": "function", **_FUNCTION}]}),
     "messages": (
-        *("/messages", "messages", []),
+        "/messages",
+        "messages",
+        [],
         {"system": SYSTEM_PROMPT, "tools": [{**_TOOL, "input_schema": CODE_TOOL_SCHEMA}], "max_tokens": 32000},
     ),
 }

@@ -146,8 +146,19 @@ class Floor:
 
 
 VARIANTS: Final = (
-    *("ours", "ours-hook", "ours-plugin", "ours-factory", "ours-journal", "one-model", "own-model"),
-    *("gateway-chat", "gateway-responses", "gateway-messages", "floor", "strands-sglang", "openai"),
+    "ours",
+    "ours-hook",
+    "ours-plugin",
+    "ours-factory",
+    "ours-journal",
+    "one-model",
+    "own-model",
+    "gateway-chat",
+    "gateway-responses",
+    "gateway-messages",
+    "floor",
+    "strands-sglang",
+    "openai",
 )
 NEEDS: Final = {"strands-sglang": "strands_sglang", "openai": "openai"}
 """Variant -> the optional package that it needs; the extra `bench` has both."""

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from preparation.command_line import exit_with
 from preparation.contamination import find_contamination, problems_in
 from preparation.report import contamination_lines, contamination_warnings, progress
 from preparation.request import NGRAM_WORDS
+
+from strands_rollout.cli.options import run_command
 
 
 def main(
@@ -40,4 +41,4 @@ def main(
 
 
 if __name__ == "__main__":
-    exit_with(main, "contamination.py")
+    run_command(main, "python data_prep/contamination.py")

@@ -1,7 +1,6 @@
 """The experiments' command line: `python -m experiments --help`."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,8 @@ import typer
 from experiments.comparison import compare_runs, comparison_table, read_run
 from experiments.methods import Ablation, Experiment, RolloutKind
 from strands_rollout.cli.commands import train
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.cli.options import run
+from strands_rollout.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 app.command(epilog="Example: python -m experiments --rollout retokenised train --steps 60 --out run")(train)
@@ -71,13 +71,5 @@ def _check_plot(plot: Path | None) -> None:
         raise ConfigError(NOT_DRAWN)
 
 
-def main() -> None:
-    try:
-        app(prog_name="python -m experiments")
-    except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
-
-
 if __name__ == "__main__":
-    main()
+    run(app, "python -m experiments")

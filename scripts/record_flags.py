@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from strands_rollout.cli.options import run_command
 from strands_rollout.diagnostics.flag_check import RECORD, TITLES, Flag, ask
 from strands_rollout.files.json_codec import Json
 
@@ -87,4 +88,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main, "python scripts/record_flags.py")

@@ -7,7 +7,6 @@ python scripts/skyrl_gsm8k.py    # --help shows the rest
 import asyncio
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.cli.options import run_command
 from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
 from strands_rollout.evaluation.rows import Row, load_rows
 from strands_rollout.integrations.skyrl import StrandsGenerator
@@ -106,8 +105,4 @@ def main(
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    run_command(main, "python scripts/skyrl_gsm8k.py")

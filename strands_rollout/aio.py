@@ -23,7 +23,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, Generic, ParamSpec, Protocol, Self, TypeAlias, TypeVar, cast
 
-from strands_rollout.errors import ToolError, is_users_file
+from strands_rollout.code_origin import is_users_file
+from strands_rollout.errors import ToolError
 
 logger = logging.getLogger(__name__)
 

@@ -1,18 +1,12 @@
-"""The tree of errors, the guard around code that may raise anything, whose code a file holds, and pydantic's faults."""
+"""The tree of errors."""
 
 from __future__ import annotations
 
 import logging
-import re
-import sysconfig
-from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
 
 logger = logging.getLogger(__name__)
 
@@ -47,66 +41,6 @@ class foreign_code:  # noqa: N801 - used as a statement: `with foreign_code(...)
         self.error = error
         logger.debug("%s", self.reason, exc_info=error)
         return True
-
-
-_EXPECTED: Final = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a mapping",
-    "extra_forbidden": "no such key",
-    "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "greater_than": "more than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "int_from_float": "an integer",
-    "int_parsing": "an integer",
-    "int_type": "an integer",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
-    "list_type": "a list, in [ ]",
-    "mapping_type": "a mapping",
-    "missing": "a value",
-    "model_type": "a mapping",
-    "none_required": "nothing",
-    "path_type": "a path",
-    "string_pattern_mismatch": "a text like {pattern!r}",
-    "string_too_short": "at least {min_length} characters",
-    "string_type": "a text",
-    "too_short": "at least {min_length} items",
-    "tuple_type": "a list, in [ ]",
-}
-
-
-def expectation(error: ErrorDetails) -> str:
-    """What was expected where pydantic found a fault, one of `ValidationError.errors()`.
-
-    Of a validator of our own it is the validator's message.
-    """
-    known = _EXPECTED.get(error["type"])
-    if known is not None:
-        return known.format(**error.get("ctx", {}))
-    return re.sub(r"^(Value error, |Input should be (a valid )?)", "", error["msg"])
-
-
-def faults_of(error: ValidationError) -> str:
-    """All that pydantic found, on one line: where, what was got and what was expected."""
-    found = []
-    for one in error.errors(include_url=False):
-        where = ".".join(map(str, one["loc"]))
-        got = "" if one["type"] == "missing" else f"got {one['input']!r:.200}, "
-        found.append(f"{where}{': ' * bool(where)}{got}expected {expectation(one)}")
-    return "; ".join(found)
-
-
-_PACKAGE: Final = str(Path(__file__).parent)
-_STDLIB: Final = sysconfig.get_paths()["stdlib"]
-
-
-def is_users_file(filename: str) -> bool:
-    """Whether a file is in no library, and not in this package but its examples."""
-    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
-    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))
 
 
 class RolloutError(Exception):

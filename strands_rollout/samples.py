@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 from strands_rollout.errors import foreign_code
+from strands_rollout.log_once import log_once
 
 logger = logging.getLogger(__name__)
 
@@ -325,7 +326,6 @@ def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
 # the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)
 _SCORE_SPANS: Final = frozenset({"reward_model", "group_reward_model"})
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
-_reported: set[tuple[str, str]] = set()
 
 
 def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
@@ -336,10 +336,8 @@ def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T |
     with foreign_code("a training run must not end for want of a metric, nor a metric for one odd sample") as outcome:
         return compute()
     lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
-    seen = (f"{lost} name={name}", type(outcome.error).__name__)
-    if seen not in _reported:  # the same failure at a later step would say nothing new
-        _reported.add(seen)
-        logger.warning("%s error=%s", *seen, exc_info=outcome.error)
+    words = f"{lost} name=%s error=%s"
+    log_once(logger, logging.WARNING, words, name, type(outcome.error).__name__, exc_info=outcome.error)
     return None
 
 

@@ -27,8 +27,14 @@ _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)")
 _SPACES: Final = re.compile(r"(\s+)")
 _REFERENCE: Final = re.compile(r"(bearer\s+)?\$\{\w+\}", re.IGNORECASE)
 _HARMLESS_HEADERS: Final = (
-    *("accept", "accept-encoding", "accept-language", "cache-control"),
-    *("connection", "content-type", "host", "user-agent"),
+    "accept",
+    "accept-encoding",
+    "accept-language",
+    "cache-control",
+    "connection",
+    "content-type",
+    "host",
+    "user-agent",
 )
 _NO_SECRETS: Final = (None, "", True, False)
 

@@ -27,10 +27,11 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from strands_rollout.errors import ConfigError, expectation
+from strands_rollout.errors import ConfigError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.secret_mask import MASK, masked_settings
+from strands_rollout.validation import explained_fault
 
 SYSTEM_PROMPT: Final = (
     "You are a careful math solver. Reason briefly, use the execute_python_code tool for every computation, "
@@ -469,16 +470,6 @@ class RolloutSettings(_Settings):
         return self.environment is None and (is_graded or not self.reward.is_own)
 
 
-_NESTED: Final[Mapping[str, type[BaseModel]]] = {
-    "reward": RewardSettings,
-    "parts": RewardPart,
-    "judge": Judge,
-    "episode_workers": EpisodeWorkers,
-    "tools": McpServer,
-    "row_tools": McpServer,
-}
-
-
 def settings_from_args(args: object) -> RolloutSettings:
     """The settings that slime's args carry as `args.strands_rollout`; defaults where there are none.
 
@@ -501,7 +492,7 @@ def checked_settings(given: Mapping[Any, Any], where: str) -> RolloutSettings:
     try:
         return RolloutSettings.model_validate(dict(given))
     except ValidationError as e:
-        raise ConfigError("; ".join(_explain(error, where) for error in e.errors())) from e
+        raise ConfigError("; ".join(_explained(fault, RolloutSettings, where) for fault in e.errors())) from e
 
 
 def reward_settings(given: object) -> RewardSettings:
@@ -509,24 +500,18 @@ def reward_settings(given: object) -> RewardSettings:
     try:
         return RewardSettings.model_validate({} if given is None else given)
     except ValidationError as e:
-        raise ConfigError("; ".join(_explain(error, f"{KEY}.reward") for error in e.errors())) from e
+        raise ConfigError("; ".join(_explained(fault, RewardSettings, f"{KEY}.reward") for fault in e.errors())) from e
 
 
-def _explain(error: ErrorDetails, root: str) -> str:
-    path = [str(part) for part in error["loc"] if part not in ("path", "server")]
-    where = ".".join([root, *path])
-    if where.endswith(".py"):  # YAML reads a colon and a space as a mapping
+def _explained(fault: ErrorDetails, model: type[BaseModel], root: str) -> str:
+    """`explained_fault` of a setting, its secrets masked."""
+    path = [str(part) for part in fault["loc"] if part not in ("path", "server")]  # what tells kinds of tools apart
+    if path and path[-1].endswith(".py"):  # YAML reads a colon and a space as a mapping
         return f"got the mapping {path[-1]}: in {root}.{path[0]}; leave out the space: {path[-1]}:NAME"
-    if error["type"] != "extra_forbidden":
-        name = path[-1] if path else ""
-        shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: error["input"]})[name]
-        return f"got {where}={shown!r:.500}; expected: {expectation(error)}"
-    outer = [*root.split("."), *path[:-1]]
-    model = next((_NESTED[part] for part in reversed(outer) if part in _NESTED), RolloutSettings)
-    known = sorted(model.model_fields)
-    near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(known)}"
-    return f"got the unknown setting {where}; {hint}"
+    name = path[-1] if path else ""
+    shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: fault["input"]})[name]
+    masked: ErrorDetails = {**fault, "loc": tuple(path), "input": shown}
+    return explained_fault(masked, model, root=root, noun="setting")
 
 
 KEY: Final = "strands_rollout"

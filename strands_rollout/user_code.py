@@ -13,13 +13,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.errors import ToolError, foreign_code
+from strands_rollout.errors import ToolError
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _SHOWN: Final = 8
@@ -110,22 +110,23 @@ def _dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
 
 def _import(module_path: str, path: str) -> ModuleType | None:
     """The module, or None where no such module exists; a module that exists but fails to import is an error."""
-    with foreign_code("a user's module may raise anything while it is imported") as outcome, exits_as_errors("it"):
-        return importlib.import_module(module_path)
-    e = outcome.error
-    if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
-        return None
-    raise _failed(path, module_path, e) from e
+    try:
+        with exits_as_errors("it"):
+            return importlib.import_module(module_path)
+    except Exception as e:  # a user's module may raise anything while it is imported
+        if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
+            return None
+        raise _failed(path, module_path, e) from e
 
 
-def _failed(path: str, module: str, error: Exception | None) -> ToolError:
+def _failed(path: str, module: str, error: Exception) -> ToolError:
     """The error of a module that exists and can't be imported."""
     if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         return ToolError(f"can't load {path!r}: importing {module!r} raised {error.__cause__!r}")
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         needed = f"needs {error.name!r}, and there is no such module{_remedy(error.name)}"
         return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
-    frames = traceback.extract_tb(None if error is None else error.__traceback__)
+    frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
     # of a SyntaxError or ImportError the message says where
     place = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, ImportError) else ""
@@ -140,11 +141,13 @@ def _file_module(name: str, path: str) -> ModuleType:
         near = difflib.get_close_matches(Path(name).stem, beside, n=1)
         hint = f"; did you mean {name.removesuffix(Path(name).name)}{near[0]}.py?" if near else ""
         raise ToolError(f"can't load {path!r}: there is no file {' or '.join(map(str, places))}{hint}")
-    with foreign_code("a user's file may raise anything") as outcome, exits_as_errors("it"), _importing:
-        if (file := file.resolve()) not in _modules:
-            _modules[file] = _imported(file)
-        return _modules[file]
-    raise _failed(path, name, outcome.error) from outcome.error
+    try:
+        with exits_as_errors("it"), _importing:
+            if (file := file.resolve()) not in _modules:
+                _modules[file] = _imported(file)
+            return _modules[file]
+    except Exception as e:  # a user's file may raise anything
+        raise _failed(path, name, e) from e
 
 
 def _imported(file: Path) -> ModuleType:
@@ -154,7 +157,7 @@ def _imported(file: Path) -> ModuleType:
     if str(folder) not in sys.path:
         sys.path.append(str(folder))  # for what lies beside it
     importlib.invalidate_caches()
-    with foreign_code("a package may raise anything, and a module may have no spec"):
+    with suppress(Exception):  # a user's package may raise anything when it is imported, and a module may have no spec
         origin = getattr(importlib.util.find_spec(name), "origin", None)
     if origin is not None and Path(origin).resolve() == file:
         return importlib.import_module(name)

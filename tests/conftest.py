@@ -10,6 +10,8 @@ import pytest
 from findings import pytest_terminal_summary, ran_on, told
 from real_server import start_sglang, version_of
 
+from strands_rollout import log_once
+
 _REPOSITORY = Path(__file__).parents[1]
 SHIPPED_TOKENIZER = _REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 QWEN3_TOKENIZER = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
@@ -31,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("real") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_REAL_LIMIT_S))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_logged_yet() -> None:
+    """What is logged once in a process's life is logged once in each test's."""
+    log_once._LOGGED.clear()
 
 
 @pytest.fixture(scope="session")

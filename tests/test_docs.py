@@ -30,7 +30,7 @@ from strands_rollout.cli.commands import app
 from strands_rollout.code_tool import LocalExecutor
 from strands_rollout.code_tool.executors import EXECUTORS
 from strands_rollout.diagnostics.doctor import MEANING
-from strands_rollout.evaluation.try_row import Turn
+from strands_rollout.evaluation.try_row import WrittenTurn
 from strands_rollout.model.sampling import SGLangModelConfig
 from strands_rollout.samples import Sample
 from strands_rollout.settings import RolloutSettings, settings_from_args
@@ -176,7 +176,7 @@ def test_python_examples_name_what_exists(block: str) -> None:
 def test_yaml_examples_are_valid_settings(block: str) -> None:
     given = yaml.safe_load(block)
     if isinstance(given, list):
-        assert all(isinstance(turn, str) or Turn(**turn).calls for turn in given)
+        assert all(isinstance(turn, str) or WrittenTurn(**turn).calls for turn in given)
         return
     settings = settings_from_args(SimpleNamespace(**given))
     assert settings != RolloutSettings()

@@ -4,7 +4,6 @@ The report goes to stdout, warnings, errors and progress to stderr; with --json,
 """
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import Parameter, Signature
@@ -16,7 +15,7 @@ import typer
 from preparation.prepare import prepare
 from preparation.report import report_lines, warning_lines
 from preparation.request import HUB, Request
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.cli.options import run_command
 
 DATA_DIR: Final = Path(__file__).resolve().parents[2] / "data"
 
@@ -53,18 +52,7 @@ class DataSet:
 
 def run(data_set: DataSet) -> None:
     """Run a script; never returns."""
-    exit_with(_command(data_set), data_set.script)
-
-
-def exit_with(command: Callable[..., None], script: str) -> None:
-    """Run a command with its arguments from the command line; never returns."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    app.command()(command)
-    try:
-        app(prog_name=f"python data_prep/{script}")
-    except RolloutError as e:
-        typer.echo(f"error: {e}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    run_command(_command(data_set), f"python data_prep/{data_set.script}")
 
 
 _DataDir = Annotated[

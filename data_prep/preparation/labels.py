@@ -18,7 +18,7 @@ from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, Rewa
 from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.comparison import LONGEST_ANSWER
 from strands_rollout.grading.expression import notation_of
-from strands_rollout.grading.values import Group, Key, key_of
+from strands_rollout.grading.values import Key, ValueGroup, key_of
 from strands_rollout.slime_plugin.reward import reward_func
 
 _INTEGER: Final = re.compile(r"(?P<sign>-?)0*(?P<digits>\d+)")
@@ -116,4 +116,4 @@ def is_number(text: str) -> bool:
 
 
 def _has_numbers_only(key: Key) -> bool:
-    return all(map(_has_numbers_only, key.items)) if isinstance(key, Group) else isinstance(key, Fraction)
+    return all(map(_has_numbers_only, key.items)) if isinstance(key, ValueGroup) else isinstance(key, Fraction)

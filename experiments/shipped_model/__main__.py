@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 import strands_rollout
+from strands_rollout.cli.options import run_command
 
 PACKAGE: Final = Path(strands_rollout.__file__).parent
 WANTED_ACCURACY: Final = (0.5, 0.8)
@@ -119,4 +120,4 @@ class _Bar:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main, "python -m experiments.shipped_model")

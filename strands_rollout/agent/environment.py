@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol, Self, cast
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
 from strands_rollout.aio import EpisodeDeadline, OwnLoop, exits_as_errors, in_own_thread
+from strands_rollout.code_origin import is_users_file
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
@@ -103,7 +104,7 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
 
 def place_in_users_code(error: BaseException) -> str:
     """Where in the user's files it was raised, in brackets; "" where it was not."""
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if errors.is_users_file(frame.filename)]
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 

@@ -27,7 +27,7 @@ from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
 from strands_rollout.aio import exits_as_errors
-from strands_rollout.client.transport import Fault
+from strands_rollout.client.retry import Fault
 from strands_rollout.model.answers import failure_message
 from strands_rollout.record.branch import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import inspect
 import logging
 import re
@@ -27,6 +26,7 @@ from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_ow
 from strands_rollout.code_tool.executors import CALL_FAULTS
 from strands_rollout.code_tool.tool import CALL_OUTCOME
 from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
+from strands_rollout.log_once import log_once
 from strands_rollout.template.messages import error_result, error_words, plain_result
 
 logger = logging.getLogger(__name__)
@@ -121,13 +121,9 @@ def callable_names(names: Collection[str]) -> dict[str, str]:
         options = (plain[: _MAX_NAME_CHARS - len(ending)] + ending for ending in endings)
         found[name] = next(option for option in options if option.replace("-", "_") not in taken)
         taken.add(found[name].replace("-", "_"))
-        _tell_renamed(name, found[name])
+        words = "the tool %r is called %r: Strands refuses calls of its own name"
+        log_once(logger, logging.WARNING, words, name, found[name])
     return {name: found[name] for name in names}
-
-
-@functools.cache
-def _tell_renamed(name: str, shown: str) -> None:
-    logger.warning("the tool %r is called %r: Strands refuses calls of its own name", name, shown)
 
 
 class WrappedTool(AgentTool):

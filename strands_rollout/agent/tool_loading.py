@@ -29,13 +29,13 @@ from strands.types.tools import AgentTool
 from strands.vended_plugins.steering import LLMSteeringHandler
 
 from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
+from strands_rollout.code_origin import is_users_file
 from strands_rollout.errors import (
     BlockingCallError,
     ConfigError,
     NoModelError,
     ToolError,
     foreign_code,
-    is_users_file,
 )
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve

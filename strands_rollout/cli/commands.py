@@ -8,7 +8,6 @@ import os
 import re
 import secrets
 import signal
-import sys
 import time
 from contextlib import suppress
 from importlib.resources import files
@@ -21,8 +20,8 @@ import typer
 
 from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, export, replay, rescore, validate, view
-from strands_rollout.cli.options import Given, check_engine, config, finish, made, takes
-from strands_rollout.errors import ConfigError, RolloutError
+from strands_rollout.cli.options import Given, check_engine, config, finish, made, run, takes
+from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import (
     SHIPPED_MODEL,
     DemoOptions,
@@ -84,12 +83,7 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        app(prog_name="strands-rollout")
-    except RolloutError as e:
-        from strands_rollout.dump.terminal import printable
-
-        typer.echo(f"error: {printable(str(e))}", err=True)
-        sys.exit(2 if isinstance(e, ConfigError) else 1)
+        run(app, "strands-rollout")
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -13,15 +14,16 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from textwrap import wrap
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
-from strands_rollout.errors import expectation
+from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.secret_mask import MASK, masked_settings
+from strands_rollout.validation import expectation
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -94,6 +96,27 @@ def finish(commands: Iterable[CommandInfo]) -> None:
             for info in getattr(hint, "__metadata__", ()):
                 if isinstance(info, ParameterInfo) and info.metavar is None:
                     info.metavar = _metavar(name, get_args(hint)[0], info)
+
+
+def run(app: typer.Typer, name: str) -> NoReturn:
+    """Run a command line under this name; a RolloutError is shown, and exits with 2 for wrong usage, else with 1."""
+    for command in app.registered_commands:
+        command.cls = GroupedCommand
+    try:
+        app(prog_name=name)
+    except RolloutError as e:
+        from strands_rollout.dump.terminal import printable
+
+        typer.echo(f"error: {printable(str(e))}", err=True)
+        sys.exit(2 if isinstance(e, ConfigError) else 1)
+    sys.exit(0)
+
+
+def run_command(command: Callable[..., None], name: str) -> NoReturn:
+    """Run a script that has one command, as `run` does."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+    app.command()(command)
+    run(app, name)
 
 
 def _metavar(name: str, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401 - a type, or what stands for several

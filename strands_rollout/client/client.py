@@ -31,7 +31,18 @@ from strands_rollout.client.generate_api import (
     load_json,
     read_generation,
 )
-from strands_rollout.client.transport import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy, create_client
+from strands_rollout.client.retry import (
+    BACKOFF_BASE_S,
+    BACKOFF_CAP_S,
+    PATIENCE_S,
+    Fault,
+    FaultKind,
+    Outage,
+    RetriesExhaustedError,
+    RetryPolicy,
+    with_retries,
+)
+from strands_rollout.client.transport import create_client
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
@@ -79,8 +90,8 @@ class SGLangClient:
         vocab_size: int | None = None,
         patience_s: float = PATIENCE_S,
         max_attempts: int | None = None,
-        backoff_base_s: float = transport.BACKOFF_BASE_S,
-        backoff_cap_s: float = transport.BACKOFF_CAP_S,
+        backoff_base_s: float = BACKOFF_BASE_S,
+        backoff_cap_s: float = BACKOFF_CAP_S,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
@@ -201,26 +212,27 @@ class SGLangClient:
         self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
     ) -> object:
         """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
-        outage: Outage | None = None
-        while True:
-            started = self._clock()
-            answer = await attempt()
-            if not isinstance(answer, Fault):
-                if not self._is_well:
-                    self._is_well = True
-                    logger.warning("event=engine_recovered url=%s", self.url)
-                return answer
-            outage = outage or Outage(self._retry)
-            outage.add(answer, self._clock() - started)
-            if outage.gives_up():
-                raise outage.error(missing, self.url)
-            wait_s = outage.next_wait_s(self._rng)
+
+        def log(outage: Outage, wait_s: float) -> None:
             # one warning per outage, however many requests it hits
             level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
-            patience_s, attempts = self._retry.patience_s, len(outage.faults)
-            logger.log(level, message, self.url, attempts, patience_s, wait_s, answer.kind, answer.words)
-            await self._wait(wait_s, should_abort)
+            fault, attempts = outage.faults[-1], len(outage.faults)
+            logger.log(level, message, self.url, attempts, self._retry.patience_s, wait_s, fault.kind, fault.words)
+
+        async def sleep(seconds: float) -> None:
+            await self._wait(seconds, should_abort)
+
+        try:
+            answer = await with_retries(
+                attempt, self._retry, on_wait=log, rng=self._rng, sleep=sleep, clock=self._clock
+            )
+        except RetriesExhaustedError as e:
+            raise _given_up(e.outage, missing, self.url) from None
+        if not self._is_well:
+            self._is_well = True
+            logger.warning("event=engine_recovered url=%s", self.url)
+        return answer
 
     async def _wait(self, seconds: float, should_abort: Callable[[], bool]) -> None:
         """Wait before another attempt, not longer than until `should_abort` holds."""
@@ -341,6 +353,17 @@ class SGLangClient:
             )
 
 
+def _given_up(outage: Outage, missing: str, url: str) -> errors.EngineError:
+    last, count = outage.faults[-1], len(outage.faults)
+    words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
+    if last.kind is FaultKind.BAD_BODY:
+        return errors.EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
+    advice = f"Check that the server is up (GET {url}/health) and that the URL is right."
+    return errors.EngineUnavailableError(
+        f"{words} It was waited for {outage.waited_s:.0f} s (engine_patience_s). {advice}"
+    )
+
+
 _ABORT_TIMEOUT_S: Final = 5.0
 
 
@@ -382,10 +405,11 @@ class _Aborts:
         return task
 
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        with errors.foreign_code("a caller's connection may raise anything; its end ends the request too") as outcome:
+        try:
             return await self.send(body, headers)
-        logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, outcome.error)
-        return False
+        except Exception as e:  # a caller's own connection may raise anything, and its end ends the request too
+            logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
+            return False
 
 
 _SHARED: Final[LoopCache[SGLangClient]] = LoopCache()

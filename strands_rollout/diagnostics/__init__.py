@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from typer import Option
 
-from strands_rollout.errors import foreign_code
 from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files.json_codec import Json
 
@@ -265,18 +264,18 @@ def run_checks(checks: Sequence[Check], question: Question, limit_s: float = _LI
 
 
 def _look(check: Check, question: Question) -> list[Finding]:
-    with foreign_code("one broken check must not hide what the others found") as outcome:
+    try:
         return list(check.look(question))
-    fault = outcome.error
-    if isinstance(fault, ImportError):
+    except ImportError as e:
         reinstall = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
-        return [error(check.name, f"{fault.name or 'a package'} can't be imported: {fault}", reinstall)]
-    report = "report it, with the output of: strands-rollout doctor --json"
-    return [error(check.name, f"this is a bug in the check: {type(fault).__name__}: {fault}", report)]
+        return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", reinstall)]
+    except Exception as e:  # one broken check must not hide what the others found
+        report = "report it, with the output of: strands-rollout doctor --json"
+        return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", report)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProgramResult:
     """How a program ended and what it printed; its exit code is None where it did not end in time."""
 
     exit_code: int | None
@@ -290,7 +289,7 @@ class Answer:
         return text[:300] or f"exit code {self.exit_code}"
 
 
-def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer | None:
+def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> ProgramResult | None:
     """Run a program of `env`'s PATH without input, for a limited time; None where there is none of that name.
 
     After `limit_s` seconds it is killed, with all that it started. One that hangs in the kernel must not hang us.
@@ -310,9 +309,9 @@ def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Answer
     )
     try:
         stdout, stderr = process.communicate(timeout=limit_s)
-        return Answer(process.returncode, stdout.strip(), stderr.strip())
+        return ProgramResult(process.returncode, stdout.strip(), stderr.strip())
     except subprocess.TimeoutExpired:
-        return Answer(None)
+        return ProgramResult(None)
     finally:
         # one that waits inside a driver can't be killed, and is left behind
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):

@@ -31,7 +31,7 @@ from rich.text import Text
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import counter, make_console, printable
-from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError
 from strands_rollout.evaluation.options import Changes
 from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.files.json_codec import Json
@@ -67,8 +67,19 @@ _FEW: Final = 3
 # what an error quotes of its row: texts, numbers, and an answer's own value
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
 _NONE_OF: Final = (
-    *("tool_calls", "tool_iterations", "tool_errors", "tool_timeouts", "unknown_tools", "parse_failures", "user_turns"),
-    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "dropped_sampled_tokens"),
+    "tool_calls",
+    "tool_iterations",
+    "tool_errors",
+    "tool_timeouts",
+    "unknown_tools",
+    "parse_failures",
+    "user_turns",
+    "tool_s",
+    "generate_s",
+    "duration_s",
+    "sampled_tokens",
+    "stale_tokens",
+    "dropped_sampled_tokens",
 )
 T = TypeVar("T")
 
@@ -97,9 +108,10 @@ class RewardCall:
 
         async def ask(given: Sample | list[Sample]) -> object:
             async with gate:
-                with foreign_code("a user's reward may raise anything: the other samples still count") as outcome:
+                try:
                     return await self._reward(given)
-            return outcome.error
+                except Exception as e:  # a user's reward may raise anything, and the other samples still count
+                    return e
 
         if not self.takes_groups:
             return list(await asyncio.gather(*map(ask, samples)))
@@ -238,7 +250,7 @@ def _refusal(reward: RewardCall, answer: object, response: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class RowFault:
     """A row whose gold answer does not score: its line, from 1, its label, where the row can be read, and why."""
 
     line: int
@@ -257,13 +269,13 @@ async def run_validate(
     """
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
     unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
-    faults = [Fault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
+    faults = [RowFault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
     readable = [row for _, row in lines if isinstance(row, Row)]
     unusable = [(row, fault) for row in readable if (fault := _own_settings_fault(row, reward.settings))]
-    faults += [Fault(row.line, row.label, fault) for row, fault in unusable]
+    faults += [RowFault(row.line, row.label, fault) for row, fault in unusable]
     refused = {row.line for row, _ in unusable}
     rows = [row for row in readable if row.line not in refused]
-    failures: list[Fault] = []
+    failures: list[RowFault] = []
     with counter("gold answers") as on_done:
         on_done(len(faults))
         for start in range(0, len(rows), _ROWS_AT_ONCE):
@@ -272,7 +284,7 @@ async def run_validate(
                 some, await _refusals([_gold(row, reward) for row in some], reward, sayings), strict=True
             ):
                 if refusal.reason:
-                    (failures if refusal.has_failed else faults).append(Fault(row.line, row.label, refusal.reason))
+                    (failures if refusal.has_failed else faults).append(RowFault(row.line, row.label, refusal.reason))
             on_done(len(some))
     is_reward_at_fault = len(failures) == len(rows) > 0  # then it says nothing of any row
     faults = sorted(faults if is_reward_at_fault else [*faults, *failures], key=lambda fault: fault.line)

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from strands_rollout.diagnostics import Finding, error, good, skipped, warning
-from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError, foreign_code
+from strands_rollout.errors import ConfigError, RolloutError, TemplateDifferenceError, TemplateError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.files.json_files import MAX_JSON_BYTES
 from strands_rollout.files.safe_files import read_regular
@@ -64,12 +64,12 @@ def load_tokenizer_folder(folder: Path) -> PreTrainedTokenizerBase:
         orjson.loads(read_regular(file, MAX_JSON_BYTES))
     except (OSError, orjson.JSONDecodeError) as e:
         raise ConfigError(f"{file} can't be read: {e}") from e
-    with foreign_code("tokenizers raises plain Exceptions, transformers what its parts raise") as outcome:
+    try:
         return load_tokenizer(str(folder))
-    fault = outcome.error
-    if isinstance(fault, RolloutError):
-        raise fault
-    raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(fault).__name__}: {fault}") from fault
+    except RolloutError:
+        raise
+    except Exception as e:  # tokenizers raises plain Exceptions, transformers what its parts raise
+        raise ConfigError(f"the tokenizer of {folder} can't be loaded: {type(e).__name__}: {e}") from e
 
 
 def read_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -284,8 +284,22 @@ _PARAMETERS: Final[Mapping[str, tuple[Mapping[str, Json], Sequence[Json]]]] = {
 }
 _TOOLS: Final = {"add": ("count", "share", "note"), "search": ("kind", "tags", "options", "note"), "now": ()}
 _TEXTS: Final = (
-    *("", " ", "\n\n", "\n\nbegins", "ends\n\n", " \t padded \t ", "a\r\nb\n", "e\u0301\u200b 例", "👩\u200d👧 🇩🇪"),
-    *("0", '{"a": ["<b>", null]}', "None", "{{ messages }}{% if x %}", "\\n", "\x00\ufffd", "one line " * 1200),
+    "",
+    " ",
+    "\n\n",
+    "\n\nbegins",
+    "ends\n\n",
+    " \t padded \t ",
+    "a\r\nb\n",
+    "e\u0301\u200b 例",
+    "👩\u200d👧 🇩🇪",
+    "0",
+    '{"a": ["<b>", null]}',
+    "None",
+    "{{ messages }}{% if x %}",
+    "\\n",
+    "\x00\ufffd",
+    "one line " * 1200,
 )
 
 

@@ -26,7 +26,11 @@ _PLAIN_WIDTH: Final = 140
 # C1 controls, marks and overrides of the writing direction, line separators, invisible tags, and half surrogate pairs
 _ESCAPED: Final = (
     *range(0x80, 0xA0),
-    *(0x061C, 0x200B, 0x200E, 0x200F, 0xFEFF),
+    0x061C,
+    0x200B,
+    0x200E,
+    0x200F,
+    0xFEFF,
     *range(0x2028, 0x202F),
     *range(0x2066, 0x206A),
     *range(0xD800, 0xE000),

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,11 +19,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from strands_rollout.engine import EngineSettings
-from strands_rollout.engine.generation import Generation, GenerationOutput, TextCodec, read_text_codec
+from strands_rollout.engine.generation import GenerationOutput, InFlightGeneration, TextCodec, read_text_codec
 from strands_rollout.engine.qwen3 import ModelConfig, ModelWeights, Qwen3, load_weights, read_model_config
-from strands_rollout.engine.requests import GenerateRequest, RequestLimits, RequestRefusedError
+from strands_rollout.engine.requests import EngineRequest, RequestLimits, RequestRefusedError
 from strands_rollout.engine.scheduler import PauseMode, Scheduler
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -35,7 +36,7 @@ class EngineCrashedError(Exception):
         super().__init__("the engine's worker is dead; the server's log says why, and only a restart helps")
 
 
-class Worker:
+class EngineWorker:
     """Runs a scheduler in a thread of its own, from `start` to `stop`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -62,7 +63,7 @@ class Worker:
         """Whether generations make progress: false once the model has crashed or after `stop`."""
         return self._running
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: InFlightGeneration) -> None:
         """Queue a generation; if the worker is dead, it is marked as crashed at once."""
         if not self.post(lambda scheduler: scheduler.submit(generation)):
             _crash(generation)
@@ -104,7 +105,8 @@ class Worker:
             with self._wake:
                 self._running = False
             while self._actions:
-                with foreign_code("the scheduler is broken, but generations submitted just now must be found below"):
+                # the scheduler is broken, but generations that were submitted just now must be found below
+                with suppress(Exception):
                     self._actions.popleft()(self._scheduler)
             for generation in self._scheduler.in_flight():
                 _crash(generation)
@@ -125,7 +127,7 @@ class Worker:
             return self._running
 
 
-def _crash(generation: Generation) -> None:
+def _crash(generation: InFlightGeneration) -> None:
     generation.crashed = True
     generation.notify()
 
@@ -172,19 +174,19 @@ class Engine:
             seeds=lambda: int(seeds.integers(2**63)),
             decode=codec.decode,
         )
-        self.worker = Worker(self._scheduler)
+        self.worker = EngineWorker(self._scheduler)
 
     def counts(self) -> tuple[int, int]:
         """How many generations run and how many are queued; those held back by a pause or an update don't count."""
         return self._scheduler.counts()
 
-    async def generate(self, request: GenerateRequest) -> GenerationOutput:
+    async def generate(self, request: EngineRequest) -> GenerationOutput:
         """Run one generation to its end; cancelling the caller aborts it. Raises as `stream`."""
         async for output in self.stream(request):
             last = output
         return last
 
-    async def stream(self, request: GenerateRequest) -> AsyncGenerator[GenerationOutput]:
+    async def stream(self, request: EngineRequest) -> AsyncGenerator[GenerationOutput]:
         """Run one generation and yield it again whenever it has grown (if it streams) and when it has ended.
 
         RequestRefusedError where a request of this rid is in flight, EngineCrashedError where the engine is dead.
@@ -192,7 +194,7 @@ class Engine:
         if request.rid in self._in_flight:
             raise RequestRefusedError(f"Duplicate request ID detected: {request.rid}")
         changed, loop = asyncio.Event(), asyncio.get_running_loop()
-        generation = Generation(request, lambda: loop.is_closed() or loop.call_soon_threadsafe(changed.set))
+        generation = InFlightGeneration(request, lambda: loop.is_closed() or loop.call_soon_threadsafe(changed.set))
         self._in_flight.add(request.rid)
         self.worker.submit(generation)
         try:
@@ -236,12 +238,12 @@ class Engine:
         """
 
         def load(scheduler: Scheduler) -> bool | ConfigError:
-            with foreign_code("a broken folder must not end the worker") as outcome:
+            try:
                 weights = _load_same_shape(folder, self.config)
-            if isinstance(outcome.error, ConfigError):
-                return outcome.error
-            if outcome.error is not None:
-                why = f"{type(outcome.error).__name__}: {outcome.error!s:.200}"
+            except ConfigError as e:
+                return e
+            except Exception as e:  # whatever a broken folder makes fail must not end the worker
+                why = f"{type(e).__name__}: {e!s:.200}"
                 return ConfigError(f"can't load the model in {str(folder)!r:.500}: {why}")
             scheduler.replace_weights(weights, version)
             return scheduler.flush() if flush else True

@@ -16,8 +16,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from strands_rollout.engine.qwen3 import MAX_CONFIG_BYTES, Doubles, Floats, Ints, ModelConfig
-from strands_rollout.engine.requests import GenerateRequest, SamplingParams
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.engine.requests import EngineRequest, SamplingParams
+from strands_rollout.errors import ConfigError
 from strands_rollout.files.safe_files import read_regular
 
 _LONG_TEXT_CHARS = 10_000
@@ -59,14 +59,14 @@ def read_text_codec(folder: Path) -> TextCodec:
         raise ConfigError(f"{folder} has no tokenizer.json; the embedded engine needs a fast tokenizer")
     config_path = folder / "tokenizer_config.json"
     config: dict[str, Any] = {}
-    with foreign_code("tokenizers raises plain Exception for a broken file") as outcome:
+    try:
         tokenizer = Tokenizer.from_buffer(read_regular(path, _MAX_TOKENIZER_BYTES))
         if config_path.exists():
             config = json.loads(read_regular(config_path, MAX_CONFIG_BYTES))
         eos_token = config.get("eos_token")
         eos_token = eos_token["content"] if isinstance(eos_token, dict) else eos_token
-    if outcome.error is not None:
-        raise ConfigError(f"can't read the tokenizer of {folder}: {outcome.error}") from outcome.error
+    except Exception as e:  # tokenizers raises plain Exceptions for a broken file
+        raise ConfigError(f"can't read the tokenizer of {folder}: {e}") from e
     return TextCodec(tokenizer, eos_token)
 
 
@@ -76,7 +76,7 @@ ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 _SENT_TOKENS = 50
 
 
-class WeightSpan(NamedTuple):
+class VersionSpan(NamedTuple):
     """Output tokens start..end-1 were sampled under this version of the weights."""
 
     version: str
@@ -96,13 +96,13 @@ class GenerationOutput:
         finish: SGLang's finish_reason object; None while unfinished.
     """
 
-    request: GenerateRequest
+    request: EngineRequest
     output_ids: list[int]
     output_logprobs: list[float]
     cached_tokens: int
     retractions: int
     weight_version: str
-    weight_spans: tuple[WeightSpan, ...]
+    weight_spans: tuple[VersionSpan, ...]
     finish: dict[str, Any] | None
 
     @property
@@ -112,7 +112,7 @@ class GenerationOutput:
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class InFlightGeneration:
     """A request on its way, equal to itself only; changed by the worker's thread alone.
 
     Attributes:
@@ -125,14 +125,14 @@ class Generation:
         crashed: The engine failed, and there will be no `finish`.
     """
 
-    request: GenerateRequest
+    request: EngineRequest
     notify: Callable[[], object]
     seed: int = 0
     output_ids: list[int] = field(default_factory=list)
     output_logprobs: list[float] = field(default_factory=list)
     cached_tokens: int | None = None
     retractions: int = 0
-    weight_spans: list[WeightSpan] = field(default_factory=list)
+    weight_spans: list[VersionSpan] = field(default_factory=list)
     finish: dict[str, Any] | None = None
     crashed: bool = False
 
@@ -140,11 +140,11 @@ class Generation:
         """Note that everything up to `output_count` not yet in a span was sampled under `version`."""
         last = self.weight_spans[-1] if self.weight_spans else None
         if last is None:
-            self.weight_spans.append(WeightSpan(version, 0, output_count))
+            self.weight_spans.append(VersionSpan(version, 0, output_count))
         elif last.version == version:
-            self.weight_spans[-1] = WeightSpan(version, last.start, output_count)
+            self.weight_spans[-1] = VersionSpan(version, last.start, output_count)
         elif output_count > last.end:
-            self.weight_spans.append(WeightSpan(version, last.end, output_count))
+            self.weight_spans.append(VersionSpan(version, last.end, output_count))
 
     def drop_unsent(self) -> None:
         """Forget what SGLang's front end would not have yet: all that a request gets that is aborted in its queue."""
@@ -153,7 +153,7 @@ class Generation:
         kept = len(self.output_ids) // _SENT_TOKENS * _SENT_TOKENS
         del self.output_ids[kept:], self.output_logprobs[kept:]
         spans = [span for span in self.weight_spans if span.start < kept or span.start == 0]
-        self.weight_spans = [WeightSpan(span.version, span.start, min(span.end, kept)) for span in spans]
+        self.weight_spans = [VersionSpan(span.version, span.start, min(span.end, kept)) for span in spans]
 
     def output(self, current_version: str) -> GenerationOutput:
         """What there is now, safe to call from another thread while this grows; unfinished, of `current_version`."""
@@ -371,7 +371,7 @@ class DecodeBatch:
     """Up to `rows` generations; the first len(batch) rows are in use."""
 
     def __init__(self, config: ModelConfig, rows: int, context_length: int, decode: Callable[[list[int]], str]) -> None:
-        self.generations: list[Generation] = []
+        self.generations: list[InFlightGeneration] = []
         self.lengths = np.zeros(rows, np.int64)
         self.last_tokens = np.zeros(rows, np.int64)
         self._rows = rows
@@ -395,7 +395,7 @@ class DecodeBatch:
         """Whether no further generation can join."""
         return len(self.generations) == self._rows
 
-    def join(self, generation: Generation, length: int, seed: int) -> int:
+    def join(self, generation: InFlightGeneration, length: int, seed: int) -> int:
         """Add a generation whose prompt and earlier output, `length` tokens, are prefilled; returns its row."""
         row, request = len(self.generations), generation.request
         params, earlier = request.sampling, len(generation.output_ids)

@@ -26,8 +26,16 @@ _CHARS_PER_TOKEN = 32
 _GREEDY_BELOW = 1e-6
 _MAX_STOP_STRINGS = 32
 _UNSUPPORTED = (
-    *("input_embeds", "image_data", "audio_data", "video_data", "lora_path", "session_params"),
-    *("custom_logit_processor", "return_hidden_states", "top_logprobs_num", "token_ids_logprob"),
+    "input_embeds",
+    "image_data",
+    "audio_data",
+    "video_data",
+    "lora_path",
+    "session_params",
+    "custom_logit_processor",
+    "return_hidden_states",
+    "top_logprobs_num",
+    "token_ids_logprob",
 )
 # Sampling parameters: SGLang's names in SGLang's order, which its message about an unknown name repeats.
 _KINDS = (
@@ -189,7 +197,7 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateRequest:
+class EngineRequest:
     """One generation to make: at least one id, all in the vocabulary, and no more new tokens than there is room for.
 
     The rid, by which it can be aborted, is unique among those in flight.
@@ -204,9 +212,7 @@ class GenerateRequest:
     stream: bool = False
 
 
-def read_generate_call(
-    body: dict[str, Any], limits: RequestLimits, encode: Encode
-) -> tuple[list[GenerateRequest], bool]:
+def read_generate_call(body: dict[str, Any], limits: RequestLimits, encode: Encode) -> tuple[list[EngineRequest], bool]:
     """Turn the JSON body of a /generate call into requests, several where the input is a batch or n > 1.
 
     Returns:
@@ -232,13 +238,13 @@ def read_generate_call(
     rids = _rids(body, len(inputs), copies, is_batch=is_batch)
     names = ("stream", "return_logprob", "return_text_in_logprobs")
     flags = {name: bool(_typed(body, name, bool)) for name in names}
-    requests: list[GenerateRequest] = []
+    requests: list[EngineRequest] = []
     for given, raw in zip(inputs, raw_params, strict=True):
         prompt = encoded(given, limits, encode) if isinstance(given, str) else given
         sampling, max_new_tokens = check_generation(prompt, raw, limits)
         input_ids = tuple(prompt)
         own_rids = rids[len(requests) : len(requests) + copies]
-        requests += (GenerateRequest(rid, input_ids, sampling, max_new_tokens, **flags) for rid in own_rids)
+        requests += (EngineRequest(rid, input_ids, sampling, max_new_tokens, **flags) for rid in own_rids)
     is_list = is_batch or copies > 1
     if flags["stream"] and is_list:
         raise RequestRefusedError("stream with several inputs is not supported by the embedded engine")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from strands_rollout.engine.generation import ABORTED_IN_QUEUE, DecodeBatch, Generation, aborted, out_of_length
+from strands_rollout.engine.generation import ABORTED_IN_QUEUE, DecodeBatch, InFlightGeneration, aborted, out_of_length
 from strands_rollout.engine.qwen3 import Floats, Ints, KvRows, ModelWeights, Qwen3
 
 PauseMode = Literal["abort", "retract", "in_place"]
@@ -23,14 +23,14 @@ _KEPT_SHARE = 0.9
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class _CacheNode:
     """A run of tokens below its parent's; `block` is [2, layers, kv_heads, head_dim, tokens]."""
 
     tokens: Ints
     block: Floats
-    parent: _Node | None
+    parent: _CacheNode | None
     last_used: int = 0
-    children: dict[int, _Node] = field(default_factory=dict)
+    children: dict[int, _CacheNode] = field(default_factory=dict)
 
 
 class PrefixCache:
@@ -46,7 +46,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Forget everything."""
-        self._root = _Node(np.empty(0, np.int64), np.empty(0, np.float32), None)
+        self._root = _CacheNode(np.empty(0, np.int64), np.empty(0, np.float32), None)
         self.size_tokens = 0
         self._clock = 0
 
@@ -67,16 +67,16 @@ class PrefixCache:
         if path:
             last, count = path[-1]
             parent = last if count == len(last.tokens) else self._split(last, count)
-        node = _Node(tokens[known:].copy(), copy_out(known, len(tokens)), parent, self._clock)
+        node = _CacheNode(tokens[known:].copy(), copy_out(known, len(tokens)), parent, self._clock)
         parent.children[int(node.tokens[0])] = node
         self.size_tokens += len(node.tokens)
         if self.size_tokens > self.capacity_tokens:
             self._evict(int(self.capacity_tokens * _KEPT_SHARE))
 
-    def _walk(self, tokens: Ints) -> list[tuple[_Node, int]]:
+    def _walk(self, tokens: Ints) -> list[tuple[_CacheNode, int]]:
         """The nodes along `tokens` with how many of each one's tokens match; all but the last match whole."""
         self._clock += 1
-        path: list[tuple[_Node, int]] = []
+        path: list[tuple[_CacheNode, int]] = []
         node, done = self._root, 0
         while done < len(tokens):
             child = node.children.get(int(tokens[done]))
@@ -92,10 +92,10 @@ class PrefixCache:
             node, done = child, done + count
         return path
 
-    def _split(self, node: _Node, count: int) -> _Node:
+    def _split(self, node: _CacheNode, count: int) -> _CacheNode:
         """Cut `node` after `count` tokens and return the new upper part."""
         # Copies, because a view would keep the whole block alive after one of the parts is evicted.
-        upper = _Node(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
+        upper = _CacheNode(node.tokens[:count].copy(), node.block[..., :count].copy(), node.parent, self._clock)
         (node.parent or self._root).children[int(upper.tokens[0])] = upper
         node.tokens, node.block = node.tokens[count:].copy(), node.block[..., count:].copy()
         node.parent = upper
@@ -114,7 +114,7 @@ class PrefixCache:
                 del (leaf.parent or self._root).children[int(leaf.tokens[0])]
                 self.size_tokens -= len(leaf.tokens)
 
-    def _leaves(self) -> list[_Node]:
+    def _leaves(self) -> list[_CacheNode]:
         leaves, stack = [], list(self._root.children.values())
         while stack:
             node = stack.pop()
@@ -129,7 +129,7 @@ class _Prefill:
 
     __slots__ = ("done", "generation", "row", "tokens")
 
-    def __init__(self, generation: Generation, row: int) -> None:
+    def __init__(self, generation: InFlightGeneration, row: int) -> None:
         self.generation = generation
         self.row = row
         self.tokens: Ints = np.array([*generation.request.input_ids, *generation.output_ids], np.int64)
@@ -161,11 +161,11 @@ class Scheduler:
         self._kv = KvRows(model.config, max_running + 1, context_length)
         self._batch = DecodeBatch(model.config, max_running, context_length, decode)
         self._cache = PrefixCache(cache_tokens)
-        self._waiting: deque[Generation] = deque()
+        self._waiting: deque[InFlightGeneration] = deque()
         # In front of a pause or of an update: SGLang's scheduler does not know of these yet, its front end has them.
-        self._held: deque[Generation] = deque()
+        self._held: deque[InFlightGeneration] = deque()
         self._prefill: _Prefill | None = None
-        self._doomed: set[Generation] = set()
+        self._doomed: set[InFlightGeneration] = set()
         self._when_idle: deque[Callable[[Scheduler], None]] = deque()
         self.paused = False
         self.weight_version = "default"
@@ -182,11 +182,11 @@ class Scheduler:
         """How many generations run and how many are queued; those held back by a pause or an update don't count."""
         return len(self._running()), len(self._waiting)
 
-    def in_flight(self) -> list[Generation]:
+    def in_flight(self) -> list[InFlightGeneration]:
         """Every unfinished generation."""
         return [*self._running(), *self._waiting, *self._held]
 
-    def submit(self, generation: Generation) -> None:
+    def submit(self, generation: InFlightGeneration) -> None:
         """Queue a generation; while paused or before a `when_idle_or_paused`, it is held back."""
         seed = generation.request.sampling.sampling_seed
         generation.seed = self._seeds() if seed is None else seed % 2**64
@@ -259,7 +259,7 @@ class Scheduler:
         self._end([g for g in self._waiting if rid is None or g.request.rid.startswith(rid)])
         self._doomed.update(g for g in self._running() if rid is None or g.request.rid.startswith(rid))
 
-    def withdraw(self, generation: Generation) -> None:
+    def withdraw(self, generation: InFlightGeneration) -> None:
         """End a generation whose client is gone, at once and wherever it is."""
         self._end([generation])
 
@@ -281,10 +281,10 @@ class Scheduler:
         while spent < self._prefill_chunk and (prefill := self._next_prefill()) is not None:
             spent += self._prefill_step(prefill)
 
-    def _prefilling(self) -> list[Generation]:
+    def _prefilling(self) -> list[InFlightGeneration]:
         return [self._prefill.generation] if self._prefill else []
 
-    def _running(self) -> list[Generation]:
+    def _running(self) -> list[InFlightGeneration]:
         return [*self._batch.generations, *self._prefilling()]
 
     def _release_held(self) -> None:
@@ -334,7 +334,7 @@ class Scheduler:
         for row in sorted(endings, reverse=True):
             self._leave(row, endings[row])
 
-    def _end(self, generations: list[Generation]) -> None:
+    def _end(self, generations: list[InFlightGeneration]) -> None:
         """Abort `generations` now, wherever they are; those that run keep what they have."""
         for row in reversed(range(len(self._batch))):
             if self._batch.generations[row] in generations:
@@ -353,7 +353,7 @@ class Scheduler:
         self._cache.insert(tokens, partial(self._kv.copy_out, row))
         self._finish(self._remove(row), finish)
 
-    def _remove(self, row: int) -> Generation:
+    def _remove(self, row: int) -> InFlightGeneration:
         """Take a generation with its output out of the batch."""
         generation = self._batch.generations[row]
         moved = self._batch.leave(row)
@@ -361,7 +361,7 @@ class Scheduler:
             self._kv.move(moved, row, int(self._batch.lengths[row]))
         return generation
 
-    def _finish(self, generation: Generation, finish: dict[str, Any]) -> None:
+    def _finish(self, generation: InFlightGeneration, finish: dict[str, Any]) -> None:
         self._doomed.discard(generation)
         generation.close_span(self.weight_version, len(generation.output_ids))
         # Last: readers take this for the sign that the generation is complete.

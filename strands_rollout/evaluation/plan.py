@@ -21,7 +21,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from strands_rollout.errors import ConfigError, PromptError, expectation
+from strands_rollout.errors import ConfigError, PromptError
 from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
 from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
 from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
@@ -29,6 +29,7 @@ from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.grading import label_texts
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
+from strands_rollout.validation import explained
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
 _SHIPPED_PROBLEMS: Final = 16
@@ -301,19 +302,7 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
     try:
         return model.model_validate(given)
     except ValidationError as e:
-        error = e.errors()[0]
-        key = ".".join(str(part) for part in error["loc"])
-        if error["type"] == "extra_forbidden":
-            schema = model.model_json_schema()
-            owners = [schema] if len(error["loc"]) == 1 else schema["$defs"].values()
-            known = [name for owner in owners for name in owner["properties"]]
-            near = get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(sorted(known))}"
-            raise ConfigError(f"{where}: got the unknown key {key!r}; {hint}") from e
-        got = "nothing" if error["type"] == "missing" else repr(error["input"])
-        names = f"a mapping with the keys {', '.join(model.model_fields)}"
-        expected = expectation(error) if key else names
-        raise ConfigError(f"{where}: got {got:.200}{' for ' * bool(key)}{key}; expected: {expected}") from e
+        raise ConfigError(f"{where}: {explained(e, model)}") from e
 
 
 def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:

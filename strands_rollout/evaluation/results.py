@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
-from strands_rollout.errors import ConfigError, expectation
+from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
 from strands_rollout.evaluation.rows import json_line
@@ -35,6 +35,7 @@ from strands_rollout.grading.comparison import compare
 from strands_rollout.samples import parts_of
 from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings
+from strands_rollout.validation import explained_fault
 
 _RUN_FORMAT: Final = 1
 _REPORT_FORMAT: Final = 1
@@ -143,8 +144,7 @@ class SampleResult(_Read):
         try:
             return cls.model_validate(line)
         except ValidationError as e:
-            first = e.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'the line'}: expected {expectation(first)}") from e
+            raise ValueError(explained_fault(e.errors()[0])) from e
 
     @property
     def key(self) -> SampleKey:

@@ -32,8 +32,9 @@ from strands import Agent
 from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry, MessageAddedEvent
 
 from strands_rollout.agent.environment import place_in_users_code
+from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
-from strands_rollout.errors import ConfigError, PolicyEndedError, RolloutError
+from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
 from strands_rollout.evaluation.evaluate import (
     Outcome,
     local_server,
@@ -189,7 +190,7 @@ def current_transcript() -> Transcript:
     return _CURRENT.get()
 
 
-class Call(BaseModel):
+class WrittenCall(BaseModel):
     """A tool call of a turn."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -198,13 +199,13 @@ class Call(BaseModel):
     arguments: dict[str, Any] = {}
 
 
-class Turn(BaseModel):
+class WrittenTurn(BaseModel):
     """One turn of a policy: text as it would write it, then calls."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     text: str = ""
-    calls: list[Call] = []
+    calls: list[WrittenCall] = []
 
 
 class Script:
@@ -221,10 +222,10 @@ class Script:
                 "or {text: ..., calls: [{name: lookup, arguments: {item: apple}}]}"
             )
         turns = [{"text": one.rstrip("\n")} if isinstance(one, str) else one for one in given]
-        self._turns = [checked(Turn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
+        self._turns = [checked(WrittenTurn, one, f"{path}: turn {at}") for at, one in enumerate(turns, start=1)]
         self._path, self._played = path, 0
 
-    async def turn(self, asked: Asked | None) -> Turn:  # noqa: ARG002 - a script does not listen
+    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - a script does not listen
         """The next turn; PolicyEndedError where there is none."""
         self._played += 1
         if self._played > len(self._turns):
@@ -251,7 +252,7 @@ class Person:
         self._note = note
         note(_KEYS)
 
-    async def turn(self, asked: Asked | None) -> Turn:  # noqa: ARG002 - they have read it
+    async def turn(self, asked: Asked | None) -> WrittenTurn:  # noqa: ARG002 - they have read it
         """What is typed; asked again where a call can't be read. PolicyEndedError where they leave."""
         while True:
             try:
@@ -277,7 +278,7 @@ def _typed_lines() -> list[str]:
     return lines
 
 
-def typed_turn(lines: Sequence[str]) -> Turn:
+def typed_turn(lines: Sequence[str]) -> WrittenTurn:
     """The turn of typed lines; a ValueError says how a call is written."""
     texts, calls = [], []
     for line in lines:
@@ -286,49 +287,43 @@ def typed_turn(lines: Sequence[str]) -> Turn:
             continue
         try:
             name, given = getattr(_TYPED_CALL.fullmatch(line), "groups", tuple)()
-            calls.append(Call(name=name, arguments=yaml.safe_load(given) or {}))
+            calls.append(WrittenCall(name=name, arguments=yaml.safe_load(given) or {}))
         except (ValueError, ValidationError, yaml.YAMLError) as e:
             raise ValueError(f'got {line!r}; expected /call NAME {{"key": "value"}}') from e
-    return Turn(text="\n".join(texts), calls=calls)
+    return WrittenTurn(text="\n".join(texts), calls=calls)
 
 
 @dataclass(frozen=True, slots=True)
-class ChatApi:
+class HostedModel:
     """A model behind an OpenAI-compatible API: its texts and calls, none of its tokens."""
 
-    base_url: str
-    model: str
+    api: ChatApi
 
-    async def turn(self, asked: Asked | None) -> Turn:
+    async def turn(self, asked: Asked | None) -> WrittenTurn:
         """The API's answer to the conversation; PolicyEndedError where it gives none."""
         if asked is None:
             raise PolicyEndedError("an agent beside the main one asks its model; --api-base plays one agent alone")
         messages, tools = asked
-        body = {"model": self.model, "messages": list(map(_openai_message, messages))}
-        key, url = os.environ.get("OPENAI_API_KEY"), f"{self.base_url.rstrip('/')}/chat/completions"
         try:
-            async with httpx.AsyncClient(timeout=_API_TIMEOUT_S) as http:
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                answer = await http.post(url, json=body | ({"tools": list(tools)} if tools else {}), headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            raise PolicyEndedError(f"{url} gives no answer: {e or type(e).__name__}") from e
-        if answer.is_error:
-            refused = answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-            hint = "; OPENAI_API_KEY is not set" if not key else "; see OPENAI_API_KEY" if refused else ""
-            raise PolicyEndedError(f"{url} answered {answer.status_code}: {answer.text[:300]}{hint}")
+            message = await self.api.complete(list(map(_openai_message, messages)), tools)
+        except EngineRejectedError as e:
+            refused = e.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+            hint = "; OPENAI_API_KEY is not set" if not self.api.api_key else "; see OPENAI_API_KEY" if refused else ""
+            raise PolicyEndedError(f"the API answered {e.status_code}: {e}{hint}") from e
+        except EngineError as e:
+            raise PolicyEndedError(str(e)) from e
         try:
-            message = answer.json()["choices"][0]["message"]
             calls = [one["function"] for one in message.get("tool_calls") or ()]
-            return Turn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
+            return WrittenTurn(text=message.get("content") or "", calls=list(map(_call_of_api, calls)))
         except (LookupError, TypeError, ValueError, AttributeError) as e:
             expected = "expected a chat completion, whose calls have JSON objects as arguments"
-            raise PolicyEndedError(f"{url} answered {answer.text[:300]!r}; {expected}: {e}") from e
+            raise PolicyEndedError(f"the API answered with {message!r:.300}; {expected}: {e}") from e
 
 
-def _call_of_api(function: Mapping[str, Any]) -> Call:
+def _call_of_api(function: Mapping[str, Any]) -> WrittenCall:
     name, given = str(function["name"]), function.get("arguments") or "{}"
     try:
-        return Call(name=name, arguments=json.loads(given))
+        return WrittenCall(name=name, arguments=json.loads(given))
     except ValueError as e:
         got = f"the API's call of {name} has the arguments {given!r:.200}"
         raise PolicyEndedError(f"{got}; expected a JSON object") from e
@@ -344,7 +339,7 @@ def _openai_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return kept | ({"tool_calls": calls} if calls else {})
 
 
-WrittenPolicy: TypeAlias = Script | Person | ChatApi
+WrittenPolicy: TypeAlias = Script | Person | HostedModel
 
 
 class PolicyServer:
@@ -392,7 +387,7 @@ class PolicyServer:
         }
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
-    def _written(self, turn: Turn) -> tuple[str, int]:
+    def _written(self, turn: WrittenTurn) -> tuple[str, int]:
         """The turn as the template writes it, and the token that ends it; PolicyEndedError where it can't be read."""
         text, end_id = self._template.written_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
@@ -506,5 +501,12 @@ def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy |
         return Person(note)
     if options.api_base is not None and options.api_model is not None:
         note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
-        return ChatApi(options.api_base, options.api_model)
+        return HostedModel(
+            ChatApi(
+                options.api_base,
+                options.api_model,
+                os.environ.get("OPENAI_API_KEY", ""),
+                timeout_s=_API_TIMEOUT_S,
+            )
+        )
     return None

@@ -121,12 +121,12 @@ class Gateway:
         handlers, task = self._handlers.get(key, set()), asyncio.current_task()
         handlers.add(task)
         try:
-            with errors.foreign_code("a policy, an engine or a client may make anything fail") as outcome:
-                body = await _body(request, cache, protocol.items_name)
-                return await answer(request, session, protocol, protocol.read(body, cache))
+            body = await _body(request, cache, protocol.items_name)
+            return await answer(request, session, protocol, protocol.read(body, cache))
+        except Exception as e:  # a policy, an engine or a client may make anything fail, and the client is told
+            return _refused(protocol, _noted(session, e))
         finally:
             handlers.discard(task)
-        return _refused(protocol, _noted(session, outcome.error))
 
     async def _answered(
         self, request: web.Request, session: Session, protocol: Protocol, asked: TurnRequest
@@ -148,10 +148,10 @@ class Gateway:
             while not done:
                 await response.write(protocol.ping)
                 done, _ = await asyncio.wait([turn], timeout=_PING_S)
-            with errors.foreign_code("the status has been sent, so that any error is told in the stream") as outcome:
+            try:
                 written = b"".join(protocol.events(asked, turn.result()))
-            if outcome.error is not None:
-                written = protocol.error_event(*_noted(session, outcome.error))
+            except Exception as e:  # the status has been sent, so that any error is told in the stream
+                written = protocol.error_event(*_noted(session, e))
             await response.write(written)
         return response
 

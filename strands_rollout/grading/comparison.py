@@ -18,7 +18,7 @@ from typing import Final
 from strands_rollout.grading import numeric, values
 from strands_rollout.grading.expression import GREEK, Node, Notation, canonical, notation_of
 from strands_rollout.grading.numeric import Budget, OutOfTimeError, TooComplexError, Value
-from strands_rollout.grading.values import Combination, Formula, Group, Key, Matrix, Relation, exact_number, key_of
+from strands_rollout.grading.values import Combination, Formula, Key, Matrix, Relation, ValueGroup, exact_number, key_of
 
 _INTERVALS: Final = ("()", "[]", "(]", "[)")
 _INFINITIES: Final = {r"\infty": inf, r"+\infty": inf, r"-\infty": -inf}
@@ -220,11 +220,11 @@ def equal(first: Key, second: Key, budget: Budget) -> bool:
         return True
     if isinstance(first, Relation | Combination) or isinstance(second, Relation | Combination):
         return _equal_conditions(first, second, budget)
-    if isinstance(first, Group) and isinstance(second, Group):
+    if isinstance(first, ValueGroup) and isinstance(second, ValueGroup):
         return _equal_groups(first, second, budget)
     if isinstance(first, Matrix) or isinstance(second, Matrix):
         return _equal_matrices(first, second, budget)
-    if isinstance(first, Group) or isinstance(second, Group):
+    if isinstance(first, ValueGroup) or isinstance(second, ValueGroup):
         return _equal_regions(first, second, budget) if _is_reals(first) or _is_reals(second) else False
     ends = _INFINITIES.get(_text(first)), _INFINITIES.get(_text(second))
     if ends != (None, None):
@@ -248,7 +248,7 @@ def _is_reals(key: Key) -> bool:
     return _text(key) == r"\mathbb{R}"
 
 
-def _equal_groups(first: Group, second: Group, budget: Budget) -> bool:
+def _equal_groups(first: ValueGroup, second: ValueGroup, budget: Budget) -> bool:
     named = values.values_of(first), values.values_of(second)
     if (named[0] is None) != (named[1] is None):
         first, second = named[0] or first, named[1] or second
@@ -291,7 +291,7 @@ def _equal_matrices(first: Key, second: Key, budget: Budget) -> bool:
             _equal_sequences(*rows, budget) for rows in zip(first.rows, second.rows, strict=True)
         )
     matrix, other = (first, second) if isinstance(first, Matrix) else (second, first)
-    if not isinstance(matrix, Matrix) or not isinstance(other, Group) or other.brackets != "()":
+    if not isinstance(matrix, Matrix) or not isinstance(other, ValueGroup) or other.brackets != "()":
         return False
     columns = {len(row) for row in matrix.rows}
     entries = [row[0] for row in matrix.rows] if columns == {1} else matrix.rows[0] if len(matrix.rows) == 1 else ()
@@ -369,7 +369,7 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
     """The real numbers that an interval, or a condition on one variable, allows; None for any other key."""
     if _is_reals(key):
         return [REALS]
-    if isinstance(key, Group):
+    if isinstance(key, ValueGroup):
         return _interval(key, budget)
     if isinstance(key, Relation):
         return _solutions(key, budget)
@@ -377,7 +377,7 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
         return None
     if key.kind == "without":
         whole, taken = key.parts
-        points = taken if isinstance(taken, Group | Relation | Combination) else Group(r"\{\}", (taken,))
+        points = taken if isinstance(taken, ValueGroup | Relation | Combination) else ValueGroup(r"\{\}", (taken,))
         both = _region(whole, budget), _region(points, budget)
         return None if both[0] is None or both[1] is None else _intersected([both[0], _complement(both[1])])
     regions = [_region(part, budget) for part in key.parts]
@@ -387,7 +387,7 @@ def _region(key: Key, budget: Budget) -> list[Piece] | None:
     return _united([piece for region in known for piece in region]) if key.kind == "or" else _intersected(known)
 
 
-def _interval(group: Group, budget: Budget) -> list[Piece] | None:
+def _interval(group: ValueGroup, budget: Budget) -> list[Piece] | None:
     if group.brackets == r"\{\}":
         points = [_end(item, budget) for item in group.items]
         return None if None in points else _united([((point, False), (point, True)) for point in points])

@@ -190,7 +190,7 @@ class Formula:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ValueGroup:
     """Several values in the order written; `brackets` are the opening and the closing one, "" for a bare list."""
 
     brackets: str
@@ -225,7 +225,7 @@ class Combination:
     parts: tuple[Key, ...]
 
 
-Key: TypeAlias = Fraction | Formula | Group | Matrix | Relation | Combination
+Key: TypeAlias = Fraction | Formula | ValueGroup | Matrix | Relation | Combination
 
 
 def key_of(text: str, depth: int = 0) -> Key:
@@ -239,7 +239,7 @@ def key_of(text: str, depth: int = 0) -> Key:
     return _alternatives(text, depth) or _matrix(text, depth) or _relation(text, depth) or _group(text, depth)
 
 
-def values_of(group: Group) -> Group | None:
+def values_of(group: ValueGroup) -> ValueGroup | None:
     """The values of x = 1, y = 2 by their names; a set where these are x_1, x_2 and so on; None if not all have one."""
     named = {}
     for item in group.items:
@@ -249,7 +249,7 @@ def values_of(group: Group) -> Group | None:
     if len(named) != len(group.items) or not all(re.fullmatch(r"\\?[A-Za-z]+(_\w+)?", name) for name in named):
         return None
     is_numbered = len({name.partition("_")[0] for name in named}) == 1
-    return Group("" if is_numbered else "()", tuple(named[name] for name in sorted(named)))
+    return ValueGroup("" if is_numbered else "()", tuple(named[name] for name in sorted(named)))
 
 
 def split_at(text: str, sign: re.Pattern[str]) -> tuple[list[str], list[str]]:
@@ -278,7 +278,7 @@ def _alternatives(text: str, depth: int) -> Key | None:
     if (r"\pm" in text or r"\mp" in text) and not split_at(_with_commas(text), _COMMA)[1]:
         plus = _BOTH_SIGNS.sub(lambda sign: "+" if sign[1] == "p" else "-", text)
         minus = _BOTH_SIGNS.sub(lambda sign: "-" if sign[1] == "p" else "+", text)
-        return Group("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
+        return ValueGroup("", tuple(part for one in (plus, minus) for part in _dissolved(key_of(one, depth + 1))))
     parts, signs = split_at(text, _WITHOUT)
     if signs:
         is_clear = len(parts) == 2 and all(parts) and not split_at(text, _OR)[1]  # what is taken from a union?
@@ -316,9 +316,9 @@ def _group(text: str, depth: int) -> Key:
             return Formula(canonical(text), parse(text))
         return Formula(canonical(text))
     keys = [part for item in _without_common_name(items) for part in _dissolved(key_of(item, depth + 1))]
-    group = Group(brackets, tuple(keys))
-    is_one = len(keys) == 1 and group.is_set and not isinstance(keys[0], Group) and keys[0] != Formula(r"\emptyset")
-    return keys[0] if is_one else group
+    group = ValueGroup(brackets, tuple(keys))
+    is_single = len(keys) == 1 and group.is_set and not isinstance(keys[0], ValueGroup)
+    return keys[0] if is_single and keys[0] != Formula(r"\emptyset") else group
 
 
 def _with_commas(text: str) -> str:
@@ -328,7 +328,7 @@ def _with_commas(text: str) -> str:
 
 def _dissolved(key: Key) -> tuple[Key, ...]:
     r"""What an item adds to its group: a bare list, as "\pm 3" makes, dissolves in it."""
-    return key.items if isinstance(key, Group) and not key.brackets else (key,)
+    return key.items if isinstance(key, ValueGroup) and not key.brackets else (key,)
 
 
 def _items_of(text: str) -> tuple[str, list[str]]:

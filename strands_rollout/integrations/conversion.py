@@ -162,8 +162,18 @@ class SamplingNames:
 
 
 _SAME: Final = (
-    *("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty"),
-    *("stop", "stop_token_ids", "ignore_eos", "skip_special_tokens", "spaces_between_special_tokens"),
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "frequency_penalty",
+    "presence_penalty",
+    "repetition_penalty",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
 )
 _COMMON: Final = {
     **{name: name for name in _SAME},
@@ -192,11 +202,25 @@ VLLM: Final = SamplingNames(
     },
     missing=frozenset(
         {
-            *("prompt_logprobs", "prompt_logprob_token_ids", "prompt_logprob_start", "logprob_token_ids"),
-            *("output_kind", "stream_interval", "structured_outputs", "allowed_token_ids", "skip_reading_prefix_cache"),
-            *("thinking_token_budget", "repetition_detection", "trace_decode_token_ids"),
-            *("best_of", "use_beam_search", "length_penalty", "early_stopping", "guided_decoding"),
-            *("truncate_prompt_tokens", "logits_processors"),
+            "prompt_logprobs",
+            "prompt_logprob_token_ids",
+            "prompt_logprob_start",
+            "logprob_token_ids",
+            "output_kind",
+            "stream_interval",
+            "structured_outputs",
+            "allowed_token_ids",
+            "skip_reading_prefix_cache",
+            "thinking_token_budget",
+            "repetition_detection",
+            "trace_decode_token_ids",
+            "best_of",
+            "use_beam_search",
+            "length_penalty",
+            "early_stopping",
+            "guided_decoding",
+            "truncate_prompt_tokens",
+            "logits_processors",
         }
     ),
 )
@@ -222,9 +246,20 @@ TORCHRL: Final = SamplingNames(
     },
     missing=frozenset(
         {
-            *("prompt_logprobs", "bad_words_ids", "force_words_ids", "no_repeat_ngram_size", "output_scores"),
-            *("encoder_repetition_penalty", "num_beam_groups", "diversity_penalty", "pad_token_id", "eos_token_id"),
-            *("sampling_type", "temperature_last", "top_p_last", "top_k_last"),
+            "prompt_logprobs",
+            "bad_words_ids",
+            "force_words_ids",
+            "no_repeat_ngram_size",
+            "output_scores",
+            "encoder_repetition_penalty",
+            "num_beam_groups",
+            "diversity_penalty",
+            "pad_token_id",
+            "eos_token_id",
+            "sampling_type",
+            "temperature_last",
+            "top_p_last",
+            "top_k_last",
         }
     ),
 )

@@ -25,7 +25,7 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.dump.record import DumpRecord, TokenTexts, record_line
-from strands_rollout.errors import ConfigError, PromptError, RolloutError, faults_of
+from strands_rollout.errors import ConfigError, PromptError, RolloutError
 from strands_rollout.files.json_codec import Json, decode_json
 from strands_rollout.gateway.server import Gateway, problem_of, start
 from strands_rollout.gateway.session import Session, SessionEndedError
@@ -36,6 +36,7 @@ from strands_rollout.samples import METADATA_KEY, Sample, SampleLike
 from strands_rollout.slime_plugin import sample_writer
 from strands_rollout.slime_plugin.generate import ROUTING_HEADER
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+from strands_rollout.validation import explained
 
 _ARGS: Final = SimpleNamespace()
 _Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -124,7 +125,7 @@ class SessionServer:
             except KeyError:
                 return _said(404, f"there is no session {request.match_info['id']!r}; it has ended, or never was")
             except ValidationError as e:
-                return _said(400, faults_of(e))
+                return _said(400, explained(e, SessionOptions))
             except RolloutError as e:
                 return _said(problem_of(e)[0], str(e))
 

@@ -29,8 +29,15 @@ if TYPE_CHECKING:
 
 
 _AS_THEY_ARE: Final = (
-    *("index", "group_index", "rollout_id", "tokens", "response_length", "loss_mask", "rollout_log_probs"),
-    *("response", "remove_sample"),
+    "index",
+    "group_index",
+    "rollout_id",
+    "tokens",
+    "response_length",
+    "loss_mask",
+    "rollout_log_probs",
+    "response",
+    "remove_sample",
 )
 _AS_JSON: Final = ("prompt", "label", "reward", "weight_versions", "metadata")
 

@@ -61,8 +61,16 @@ _OF_SAMPLE: Final = {
     "removed": "remove_sample",
 }
 _OF_EPISODE: Final = (
-    *("stop_reason", "turns", "tool_calls", "tool_errors", "tool_timeouts", "parse_failures", "sampled_tokens"),
-    *("duration_s", "generate_s", "tool_s"),
+    "stop_reason",
+    "turns",
+    "tool_calls",
+    "tool_errors",
+    "tool_timeouts",
+    "parse_failures",
+    "sampled_tokens",
+    "duration_s",
+    "generate_s",
+    "tool_s",
 )
 _VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PATH: Final = "/v1/traces"

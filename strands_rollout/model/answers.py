@@ -11,20 +11,18 @@ from typing import Any, Final, TypeVar
 from pydantic import BaseModel, ValidationError
 from strands.types.exceptions import StructuredOutputException
 
-from strands_rollout.errors import faults_of
+from strands_rollout.log_once import log_once
 from strands_rollout.record.branch import UNPARSED, Answer, Branch
 from strands_rollout.record.tokens import Trajectory, Turn
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
+from strands_rollout.validation import explained
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=BaseModel)
 
 INVALID_TOOL_CALL: Final = "invalid_tool_call"
-
-# parser and error, for one traceback each: a policy may repeat what makes a parser fail
-_LOGGED: Final[set[tuple[type, type]]] = set()
 
 StreamEvent = dict[str, Any]
 
@@ -77,11 +75,10 @@ def _segments(
         return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
-    except Exception as e:  # a user's parser may raise anything; every turn comes here, so no guard is entered
-        kind = (type(parser), type(e))
-        level = logging.DEBUG if kind in _LOGGED else logging.ERROR
-        _LOGGED.add(kind)
-        logger.log(level, "bug in a tool parser parser=%s: it raises over sampled text", kind[0].__name__, exc_info=e)
+    except Exception as e:  # a user's parser may raise anything
+        kind = (type(parser), type(e))  # one traceback each: a policy may repeat what makes a parser fail
+        words = "bug in a tool parser parser=%s: it raises over sampled text"
+        log_once(logger, logging.ERROR, words, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
 
 
@@ -210,7 +207,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
     except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
-        why = faults_of(e) if isinstance(e, ValidationError) else e
+        why = explained(e, output_model) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(
             f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
         ) from e

@@ -17,7 +17,7 @@ from strands_rollout import errors
 from strands_rollout.aio import began_at_s
 from strands_rollout.client.client import Flight, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt, FinishReason, Generation
-from strands_rollout.client.transport import Fault
+from strands_rollout.client.retry import Fault, RetryPolicy
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.replay_data import missing_replay_data, request_fields
 from strands_rollout.record.tokens import Trajectory
@@ -32,12 +32,11 @@ RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[st
 # sampling parameters that bound a turn by a grammar, which SGLang begins anew with each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# aborts of one turn in a row that brought no token, and the waits between them: about 40 s in all
+# for aborts of one turn in a row that brought no token: about 40 s in all
+_ABORT_RETRIES: Final = RetryPolicy(backoff_base_s=0.25, backoff_cap_s=8.0)
 _MAX_FRUITLESS_ABORTS: Final = 10
 # a stop string ends within so many tokens, or it is not looked for
 _STOP_TAIL_TOKENS: Final = 64
-_BACKOFF_BASE_S: Final = 0.25
-_BACKOFF_CAP_S: Final = 8.0
 
 
 class SGLangModelConfig(TypedDict, total=False):
@@ -229,7 +228,7 @@ class TurnSampler:
                 raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
             self.engine_aborts += 1
             if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
-                await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
+                await asyncio.sleep(_ABORT_RETRIES.backoff_s(fruitless - 1))
 
     def _settled(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
         """What counts of an aborted answer."""

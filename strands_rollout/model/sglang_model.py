@@ -21,7 +21,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.aio import ABORT_POLL_S, own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
-from strands_rollout.client.transport import PATIENCE_S, Fault
+from strands_rollout.client.retry import PATIENCE_S, Fault
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_events, validated_output

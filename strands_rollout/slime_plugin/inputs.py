@@ -20,6 +20,7 @@ from typing import Any, Final
 from strands_rollout.agent import tool_loading
 from strands_rollout.code_tool.executors import make_executor
 from strands_rollout.errors import ConfigError, PromptError, RolloutError
+from strands_rollout.log_once import log_once
 from strands_rollout.model.images import image_block
 from strands_rollout.samples import SampleLike
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings, read_config_file
@@ -409,9 +410,10 @@ def _tool_names(path: str) -> frozenset[str]:
     return frozenset(name for tool in tool_loading.load_tools([path]) if (name := getattr(tool, "tool_name", None)))
 
 
-@functools.cache
 def _warn_of_missing(missing: str, known: str) -> None:
-    logger.warning(
+    log_once(
+        logger,
+        logging.WARNING,
         "rows ask for tools that the settings do not have: got %s in metadata['tools'] (slime's --tool-key); the "
         "settings tools and row_tools have %s. Episodes run without them: add them to row_tools, or name another key",
         missing,

@@ -19,6 +19,7 @@ from typing import Protocol
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
 from strands_rollout.errors import LostEpisodeError, ResumeError
+from strands_rollout.log_once import log_once
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress, SavedEpisode, StepWriter, closing_record, load_steps
@@ -192,15 +193,11 @@ async def open_journal(
             store.end_others(f"{sample.index}-", name)
         return store.open(name)
     except OSError as e:
-        _warn_of_folder(folder, f"{type(e).__name__}: {e}")
+        words = "episodes have no journal in journal_dir=%s: %s: %s"
+        log_once(logger, logging.WARNING, words, folder, type(e).__name__, e)
         return None
 
 
 @functools.cache
 def _store_in(_pid: int, folder: str) -> RecordStore:
     return RecordStore(Path(folder))
-
-
-@functools.cache
-def _warn_of_folder(folder: str, error: str) -> None:
-    logger.warning("episodes have no journal in journal_dir=%s: %s", folder, error)

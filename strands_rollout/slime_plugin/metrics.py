@@ -23,6 +23,7 @@ import numpy as np
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import TokenTexts, write_dump
+from strands_rollout.log_once import log_once
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
@@ -139,7 +140,8 @@ def _check_staleness(args: SlimeArgs) -> None:
     limit = settings_from_args(args).max_sample_staleness
     if limit is not None and not getattr(args, "custom_reward_post_process_path", None):
         flag = "--custom-reward-post-process-path strands_rollout.normalize_rewards"
-        _say_once(f"max_sample_staleness is {limit} and has no effect without slime's %s", flag)
+        words = "max_sample_staleness is %s and has no effect without slime's %s"
+        log_once(logger, logging.WARNING, words, limit, flag)
 
 
 def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
@@ -192,7 +194,7 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, roll
     )
     drifts = measure_some(samples, meter)
     if meter.template_fault is not None:
-        _say_once("context is not compared with the chat template: %s", meter.template_fault)
+        log_once(logger, logging.WARNING, "context is not compared with the chat template: %s", meter.template_fault)
     for drift in drifts:
         if drift.mismatches:  # each time: it never happens in a run whose numbers are right
             logger.warning(
@@ -205,11 +207,6 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, roll
     return drift_metrics(drifts)
 
 
-@functools.cache
-def _say_once(words: str, *values: str) -> None:
-    logger.warning(words, *values)
-
-
 def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
     """Log numbers and tables in one call, as slime does: the step is among the numbers, wandb's own is left alone."""
     if not getattr(args, "use_wandb", False):
@@ -217,7 +214,7 @@ def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]
     import wandb
 
     if wandb.run is None:
-        _say_once(_LOST, "--use-wandb", "this process has no wandb run")
+        log_once(logger, logging.WARNING, _LOST, "--use-wandb", "this process has no wandb run")
         return
     shown = {name: wandb.Table(columns=list(one.columns), data=list(one.rows)) for name, one in tables.items()}
     wandb.log({**numbers, **shown})
@@ -230,7 +227,8 @@ def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> Non
     log = _slimes("logging_utils", "log")
     if log is None:
         places = " or ".join(f"{package}.logging_utils" for package in _SLIMES_PACKAGES)
-        _say_once(_LOST, "--use-tensorboard", f"slime has loaded no {places} with a function log")
+        why = f"slime has loaded no {places} with a function log"
+        log_once(logger, logging.WARNING, _LOST, "--use-tensorboard", why)
         return
     # wandb has had the numbers, together with the tables
     without_wandb = Namespace(**{**vars(args), "use_wandb": False})

@@ -13,7 +13,6 @@ import inspect
 import itertools
 import json
 import os
-import random
 import re
 import reprlib
 import threading
@@ -26,7 +25,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol, cast
 
-import httpx
 from strands import Agent
 from strands.models import Model
 from strands.types.exceptions import ModelThrottledException
@@ -34,20 +32,25 @@ from strands.types.exceptions import ModelThrottledException
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import EpisodeDeadline, LoopCache, exits_as_errors, in_own_thread
-from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
-from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
+from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
+from strands_rollout.client.chat_api import ChatApi
+from strands_rollout.errors import (
+    ConfigError,
+    EngineError,
+    EngineRejectedError,
+    EnvironmentFaultError,
+    RolloutError,
+    foreign_code,
+)
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Head
 from strands_rollout.record.saved import saved_message
 from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
-from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
 from strands_rollout.slime_plugin.slime_adapter import is_aborting
 from strands_rollout.user_code import resolve
 
-_CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
 # a number that is not part of a fraction, a percentage or one with a decimal comma, whose scale is unknown
 _SCORE: Final = re.compile(r"score[\s*_]*[:=][\s*_]*(-?\d*\.?\d+)(?!\d|[.,]\d|\s*[/%])", re.IGNORECASE)
@@ -231,32 +234,22 @@ async def _model_reply(judge: Judge, prompt: str) -> str:
 
 
 async def _api_reply(judge: Judge, prompt: str) -> str:
-    """What the model behind an API says, after as many attempts as the settings allow."""
-    url = os.path.expandvars(str(judge.base_url)).rstrip("/") + "/chat/completions"
-    shown = masked_text(url)
-    key = os.path.expandvars(judge.api_key or "")
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    body = {**judge.params, "model": judge.model, "messages": [{"role": "user", "content": prompt}]}
-    client = _CLIENTS.get("judge", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=256)))
-    limits = httpx.Timeout(judge.timeout_s, pool=None)
-    outage = Outage(RetryPolicy(max_attempts=judge.retries + 1))
-    while True:
-        try:
-            answer = await client.post(url, json=body, headers=headers, timeout=limits)
-            if answer.status_code == httpx.codes.OK:
-                return str(answer.json()["choices"][0]["message"]["content"])
-            fault = fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint="")
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            fault = Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
-        except (ValueError, LookupError, TypeError) as e:
-            raise EnvironmentFaultError(f"the judge at {shown} gave no chat completion: {type(e).__name__}: {e}") from e
-        except EngineError as e:
-            raise EnvironmentFaultError(f"the judge refused: {e}; check its base_url, model and api_key") from e
-        outage.add(fault, 0.0)
-        if outage.gives_up():
-            why = f"no answer in {len(outage.faults)} attempts, the last ended with: {fault.words}"
-            raise EnvironmentFaultError(f"the judge at {shown} gave {why}; check its base_url, and that it is up")
-        await asyncio.sleep(outage.next_wait_s(random.Random()))  # noqa: S311 - a wait, not a secret
+    """Ask the model behind an API, as often as the settings allow."""
+    api = ChatApi(
+        os.path.expandvars(str(judge.base_url)),
+        str(judge.model),
+        os.path.expandvars(judge.api_key or ""),
+        judge.params,
+        judge.timeout_s,
+        judge.retries,
+    )
+    try:
+        message = await api.complete([{"role": "user", "content": prompt}])
+    except EngineRejectedError as e:
+        raise EnvironmentFaultError(f"the judge refused: {e}; check its base_url, model and api_key") from e
+    except EngineError as e:
+        raise EnvironmentFaultError(f"the judge failed: {e}; check its base_url, and that it is up") from e
+    return str(message.get("content"))
 
 
 # by running loop and judge

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError, foreign_code
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
+from strands_rollout.log_once import log_once
 from strands_rollout.samples import (
     FAILED_METHODS,
     METADATA_KEY,
@@ -43,12 +44,10 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 _GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for long
 _LONGEST_SHOWN_CHARS: Final = 200
-_MOST_REPORTED: Final = 50
 _DEEPEST_LIST: Final = 8
 _CUTTING_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
 _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
 _OWN_PATHS: Final = ("strands_rollout.reward_func", f"{__name__}.reward_func")
-_reported: set[str] = set()
 
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
@@ -365,8 +364,6 @@ def _report(error: Exception) -> str:
     """The error's text, logged once per kind, since a wrong setting fails every sample; a bug with its traceback."""
     text = f"{type(error).__name__}: {_named(error)}"
     kind = text[:_LONGEST_SHOWN_CHARS]
-    if kind not in _reported and len(_reported) < _MOST_REPORTED:
-        _reported.add(kind)
-        bug = None if isinstance(error, RolloutError) else error
-        _LOGGER.error("event=reward_failed error=%s", kind, exc_info=bug)
+    bug = None if isinstance(error, RolloutError) else error
+    log_once(_LOGGER, logging.ERROR, "event=reward_failed error=%s", kind, exc_info=bug)
     return text

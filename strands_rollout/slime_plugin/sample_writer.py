@@ -15,6 +15,7 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.limits import StopReason
 from strands_rollout.code_tool.tool import CodeCalls
 from strands_rollout.errors import EngineResponseError, ResumeError
+from strands_rollout.log_once import log_once
 from strands_rollout.model.images import train_inputs_of
 from strands_rollout.model.replay_data import joined_experts, located_experts
 from strands_rollout.model.sglang_model import SGLangModel
@@ -249,7 +250,6 @@ def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any: 
 
 
 _GROUP_NORMALISED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
-_warned: set[str] = set()
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
@@ -262,13 +262,16 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
         return False
     obstacle = _obstacle(args, sample)
     if obstacle is not None:
-        _warn_once(f"fan_out is on and {obstacle}: only the main agent's sample is returned")
+        words = "fan_out is on and %s: only the main agent's sample is returned"
+        log_once(logger, logging.WARNING, words, obstacle)
         return False
     estimator = getattr(args, "advantage_estimator", None)
     if estimator in _GROUP_NORMALISED and not getattr(args, "custom_reward_post_process_path", None):
-        _warn_once(
+        log_once(
+            logger,
+            logging.WARNING,
             "fan_out is on and slime's own reward normalisation takes all samples of a step as one group; set "
-            "--custom-reward-post-process-path strands_rollout.normalize_rewards"
+            "--custom-reward-post-process-path strands_rollout.normalize_rewards",
         )
     return True
 
@@ -283,12 +286,6 @@ def _obstacle(args: SlimeArgs, sample: object) -> str | None:
     if getattr(args, "group_rm", False):
         return "slime's --group-rm takes one sample per episode"
     return None
-
-
-def _warn_once(words: str) -> None:
-    if words not in _warned:
-        _warned.add(words)
-        logger.warning("%s", words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +328,9 @@ def warn_of_dropped(sample: SampleLike, segments: Sequence[SiblingSegment]) -> N
         key = one.kind, one.segment.ended_by.startswith(TRANSIENT)
         reason = one.segment.ended_by or _BESIDE[one.kind]
         keep = ", or transient_context: keep" if key[1] else ""
-        if key not in _warned_of:
-            _warned_of.add(key)
-            words = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
-            logger.warning(words, sample.index, one.segment.trajectory.sampled_length, reason, keep)
+        words = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
+        count = one.segment.trajectory.sampled_length
+        log_once(logger, logging.WARNING, words, sample.index, count, reason, keep, key=key)
 
 
 _BESIDE: Final = {
@@ -342,7 +338,6 @@ _BESIDE: Final = {
     "aside": "the policy was asked beside the agent's history, as by a context manager",
     "segment": "the history was rewritten",
 }
-_warned_of: Final[set[tuple[str, bool]]] = set()
 
 
 def siblings(

@@ -22,6 +22,7 @@ import httpx
 
 from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.log_once import log_once
 from strands_rollout.samples import SlimeArgs
 from strands_rollout.user_code import resolve
 
@@ -40,7 +41,6 @@ DRIVERS_STATE: Final = "strands_rollout_drivers_state"
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
 """The paths by which slime may call this package's reward."""
-_untraced: set[tuple[str, type[Exception]]] = set()
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
 
@@ -329,10 +329,10 @@ def _tracing(step: str) -> Iterator[None]:
     with foreign_code("slime's trace may raise anything") as outcome, exits_as_errors("slime's trace", RuntimeError):
         yield
     error = outcome.error
-    if error is not None and (step, type(error)) not in _untraced:
-        _untraced.add((step, type(error)))
+    if error is not None:
         words = "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s"
-        logger.warning(words, step, type(error).__name__, error, exc_info=error)
+        kind = type(error)
+        log_once(logger, logging.WARNING, words, step, kind.__name__, error, key=(step, kind), exc_info=error)
 
 
 def _slimes_trace() -> ModuleType:

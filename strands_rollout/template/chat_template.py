@@ -53,7 +53,17 @@ _BEFORE: Final = ("(", "[", "{", ",", "=", "==", "!=", "in", "eq", "ne", "equalt
 _AFTER: Final = ("in", "not", "==", "!=", ":")
 _LONGEST_TRIED: Final = 10_000
 _TEXTS: Final = (
-    *(*_PLAIN_TEXTS, " ", "a\r\n\r\nb\n", "0", "-1.5", "None", "true", "[]", "\\n %s {} {{ x }} {% if %}", "777", "X"),
+    *_PLAIN_TEXTS,
+    " ",
+    "a\r\n\r\nb\n",
+    "0",
+    "-1.5",
+    "None",
+    "true",
+    "[]",
+    "\\n %s {} {{ x }} {% if %}",
+    "777",
+    "X",
     *("Ab. \n" * lines for lines in (4, 12, 40, 130, 400)),
     "x" * _LONGEST_TRIED,
 )

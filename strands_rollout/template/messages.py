@@ -16,7 +16,7 @@ from typing import Any, Final, TypeGuard
 
 from pydantic import BaseModel
 
-from strands_rollout.errors import PromptError, foreign_code
+from strands_rollout.errors import PromptError
 from strands_rollout.files.json_codec import Json
 
 _MAX_DEPTH: Final = 100
@@ -268,9 +268,10 @@ def error_result(call_id: str, text: str) -> dict[str, Any]:
 
 def error_words(error: BaseException) -> str:
     """An error's message; the name of its type where it has none that can be read."""
-    with foreign_code("an error of a tool's own may fail to say what it is"):
+    try:
         return str(error)
-    return type(error).__name__
+    except Exception:  # an error of a user's tool may fail to say what it is
+        return type(error).__name__
 
 
 def json_text(value: object) -> str:

@@ -53,8 +53,8 @@ from strands_rollout.tool_parsers.base import (
     Text,
     ToolCall,
 )
-from strands_rollout.tool_parsers.json_arguments import ReadCall, Section, SectionParser
 from strands_rollout.tool_parsers.literals import python_as_json
+from strands_rollout.tool_parsers.sections import ReadCall, Section, SectionParser, ValueTags
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON Schema of each tool's arguments, by the tool's name."""
@@ -62,6 +62,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _STRING: Final = frozenset({"string"})
 _MAX_DEPTH: Final = 20
+_UNCLOSED: Final = "{value} is not closed: got {tag}"
 
 
 def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
@@ -150,11 +151,7 @@ class SchemaParser(TaggedParser):
     format is a failure, since that may be a forgotten close.
     """
 
-    open_value: ClassVar[re.Pattern[str]]  # its group is the key
-    close_value: ClassVar[str]
-    inner_tag: ClassVar[re.Pattern[str]]  # all that a value can't hold
-    key_words: ClassVar[str]  # name a key to the model, by key and tool
-    value_words: ClassVar[str]
+    values: ClassVar[ValueTags]
     may_be_python: ClassVar[bool] = False  # values as Python's `str` writes them: ['a', True, None]
     untyped_is_json: ClassVar[bool]  # whether a text of no known type is JSON where it can be; a string otherwise
 
@@ -168,29 +165,17 @@ class SchemaParser(TaggedParser):
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
         """The arguments from a position on, and the position after them."""
-        arguments = dict[str, Any]()
-        while opened := self.open_value.match(block, position):
-            key = opened[1]
-            what = self.value_words.format(key, name)
-            end = self.inner_tag.search(block, opened.end())
-            if end is None or end[0] != self.close_value:
-                found = "the end of the block" if end is None else repr(end[0])
-                raise MalformedError(f"{what} is not closed: got {found}", name)
-            if key in arguments:
-                raise MalformedError(f"{self.key_words.format(key, name)} stands twice", name)
-            try:
-                arguments[key] = typed_value(
-                    self._value_text(block[opened.end() : end.start()]),
-                    types_of(self._schemas, name, key),
-                    what,
-                    may_be_python=self.may_be_python,
-                    untyped_is_json=self.untyped_is_json,
-                )
-            except MalformedError as e:
-                e.name = name
-                raise
-            position = end.end()
-        return arguments, position
+
+        def value_of(_opened: re.Match[str], key: str, written: str) -> Json:
+            return typed_value(
+                self._value_text(written),
+                types_of(self._schemas, name, key),
+                self.values.value_words.format(key, name),
+                may_be_python=self.may_be_python,
+                untyped_is_json=self.untyped_is_json,
+            )
+
+        return self.values.read(block, position, name, value_of)
 
     def _value_text(self, text: str) -> str:
         """A value of what stands between its tags."""
@@ -232,11 +217,14 @@ class Qwen3CoderParser(BlockParser):
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|<function=|</function>")
-    open_value: ClassVar[re.Pattern[str]] = re.compile(r"\s*<parameter=([^\s<>]{1,200})>")
-    close_value: ClassVar[str] = "</parameter>"
-    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:parameter|function)[=>]")
-    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
-    value_words: ClassVar[str] = key_words
+    values: ClassVar[ValueTags] = ValueTags(
+        open=re.compile(r"\s*<parameter=([^\s<>]{1,200})>"),
+        close="</parameter>",
+        inner=re.compile(r"</?(?:parameter|function)[=>]"),
+        key_words="the parameter {!r} of {!r}",
+        value_words="the parameter {!r} of {!r}",
+        unclosed=_UNCLOSED,
+    )
     may_be_python: ClassVar[bool] = True
     untyped_is_json: ClassVar[bool] = False
     _function: ClassVar[re.Pattern[str]] = re.compile(r"\s*<function=([^\s<>]{1,200})>")
@@ -289,13 +277,14 @@ class GLM4Parser(BlockParser):
     """The format's parser; see `SchemaParser`. White space between tags is free; in a value it is the value's."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>")
-    open_value: ClassVar[re.Pattern[str]] = re.compile(
-        r"\s*<arg_key>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key>\s*<arg_value>"
+    values: ClassVar[ValueTags] = ValueTags(
+        open=re.compile(r"\s*<arg_key>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key>\s*<arg_value>"),
+        close="</arg_value>",
+        inner=re.compile(r"</?arg_(?:key|value)>"),
+        key_words="the key {!r} for {!r}",
+        value_words="the value of {!r} for {!r}",
+        unclosed=_UNCLOSED,
     )
-    close_value: ClassVar[str] = "</arg_value>"
-    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?arg_(?:key|value)>")
-    key_words: ClassVar[str] = "the key {!r} for {!r}"
-    value_words: ClassVar[str] = "the value of {!r} for {!r}"
     untyped_is_json: ClassVar[bool] = True
     _name: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*(?=<arg_key>|\Z)")
 
@@ -354,11 +343,14 @@ class MiniMaxM2Parser(SchemaSectionParser):
     section: ClassVar[Tags] = ("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>")
     head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
     head_words: ClassVar[str] = '<invoke name="TOOL">'
-    open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<parameter name="([^"<>]{1,200})">')
-    close_value: ClassVar[str] = "</parameter>"
-    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:minimax:tool_call>|invoke\b|parameter\b>?)")
-    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
-    value_words: ClassVar[str] = key_words
+    values: ClassVar[ValueTags] = ValueTags(
+        open=re.compile(r'\s*<parameter name="([^"<>]{1,200})">'),
+        close="</parameter>",
+        inner=re.compile(r"</?(?:minimax:tool_call>|invoke\b|parameter\b>?)"),
+        key_words="the parameter {!r} of {!r}",
+        value_words="the parameter {!r} of {!r}",
+        unclosed=_UNCLOSED,
+    )
     untyped_is_json: ClassVar[bool] = False
 
 
@@ -369,18 +361,23 @@ class Hunyuan3Parser(SchemaSectionParser):
     open_reasoning: ClassVar[str] = "<think:opensource>"
     close_reasoning: ClassVar[str] = "</think:opensource>"
     section: ClassVar[Tags] = (
-        *("<tool_calls:opensource>", "</tool_calls:opensource>"),
-        *("<tool_call:opensource>", "</tool_call:opensource>"),
+        "<tool_calls:opensource>",
+        "</tool_calls:opensource>",
+        "<tool_call:opensource>",
+        "</tool_call:opensource>",
     )
     head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
     head_words: ClassVar[str] = "TOOL<tool_sep:opensource>"
-    open_value: ClassVar[re.Pattern[str]] = re.compile(
-        r"\s*<arg_key:opensource>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key:opensource>\s*<arg_value:opensource>"
+    values: ClassVar[ValueTags] = ValueTags(
+        open=re.compile(
+            r"\s*<arg_key:opensource>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key:opensource>\s*<arg_value:opensource>"
+        ),
+        close="</arg_value:opensource>",
+        inner=re.compile(r"</?(?:tool_calls?|tool_sep|arg_key|arg_value):opensource>"),
+        key_words="the key {!r} for {!r}",
+        value_words="the value of {!r} for {!r}",
+        unclosed=_UNCLOSED,
     )
-    close_value: ClassVar[str] = "</arg_value:opensource>"
-    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:tool_calls?|tool_sep|arg_key|arg_value):opensource>")
-    key_words: ClassVar[str] = GLM4Parser.key_words
-    value_words: ClassVar[str] = GLM4Parser.value_words
     untyped_is_json: ClassVar[bool] = True
 
 
@@ -405,11 +402,14 @@ class MuseGlimmerParser(SchemaSectionParser):
     section: ClassVar[Tags] = ("<atem:function_calls>", "</atem:function_calls>", "<atem:invoke", "</atem:invoke>")
     head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
     head_words: ClassVar[str] = '<atem:invoke name="TOOL">'
-    open_value: ClassVar[re.Pattern[str]] = re.compile(r'\s*<atem:parameter name="([^"<>]{1,200})">')
-    close_value: ClassVar[str] = "</atem:parameter>"
-    inner_tag: ClassVar[re.Pattern[str]] = re.compile(r"</?atem:(?:function_calls|invoke|parameter)\b>?")
-    key_words: ClassVar[str] = "the parameter {!r} of {!r}"
-    value_words: ClassVar[str] = key_words
+    values: ClassVar[ValueTags] = ValueTags(
+        open=re.compile(r'\s*<atem:parameter name="([^"<>]{1,200})">'),
+        close="</atem:parameter>",
+        inner=re.compile(r"</?atem:(?:function_calls|invoke|parameter)\b>?"),
+        key_words="the parameter {!r} of {!r}",
+        value_words="the parameter {!r} of {!r}",
+        unclosed=_UNCLOSED,
+    )
     untyped_is_json: ClassVar[bool] = True
 
     def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:

@@ -5,8 +5,9 @@ Parsers never raise over what a model wrote and never repair it: what does not f
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
 2. Where tags mark calls and reasoning, subclass `TaggedParser`: list the tags, and read the call that a tag begins.
-   `SectionParser` has calls in a section, `ArrayParser` in a JSON array.
-3. Where values are bare text that the tools' schemas type, subclass `SchemaParser`; else write `ToolParser`'s methods.
+   `SectionParser` (`sections.py`) has calls in a section, `ArrayParser` in a JSON array.
+3. Where values stand between tags, let `ValueTags` (`sections.py`) read them; where they are bare text that the tools'
+   schemas type, subclass `SchemaParser`. Else write `ToolParser`'s methods.
 4. Add it to the table in `__init__.py`; outside of this package, call `register_parser`.
 5. Add a turn and a chat template to the tables of tests/support, and what must fail to those of tests/tool_parsers.
 """

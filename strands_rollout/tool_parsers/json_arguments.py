@@ -38,9 +38,9 @@ is reasoning: it was said to nobody.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import ClassVar, Final
 
 from strands_rollout.files.json_codec import Json
 from strands_rollout.tool_parsers import base
@@ -51,80 +51,10 @@ from strands_rollout.tool_parsers.base import (
     Read,
     Reasoning,
     Segment,
-    TaggedParser,
     Text,
     ToolCall,
 )
-
-ReadCall = tuple[str, dict[str, Any], str | None, int]
-"""A call's tool, its arguments, the id that the model wrote, if any, and the position after its closing tag."""
-
-
-class Section(NamedTuple):
-    """The tags of a section with one call or more, and what reads a call after its own opening tag."""
-
-    open: str
-    close: str
-    open_call: str
-    close_call: str
-    read: Callable[[base.JSONSource, int], ReadCall]
-
-    def end_of_failure(self, text: str, start: int, *others: str) -> int:
-        """Where an attempt at a call ends: after the call's closing tag, or before the next of the others."""
-        nearest = re.compile("|".join(map(re.escape, (self.close_call, *others)))).search(text, start)
-        if nearest is None:
-            return len(text)
-        return nearest.end() if nearest[0] == self.close_call else nearest.start()
-
-
-class SectionParser(TaggedParser):
-    """A parser of such formats. Calls outside of a section are failures.
-
-    A call that is malformed is a failure, and the next one counts. A section that is never closed is one failure: where
-    it would have ended is not known.
-    """
-
-    sections: Mapping[str, Section]
-    """By a text that their tags have, and those before them have not."""
-
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        section = next(section for sign, section in self.sections.items() if sign in tag[0])
-        if tag[0] == section.open:
-            return self._read_section(text, tag, section)
-        is_call = tag[0] == section.open_call
-        end = section.end_of_failure(text, tag.end(), section.open, section.close) if is_call else tag.end()
-        reason = f"{tag[0]} stands outside of {section.open} ... {section.close}"
-        return [ParseFailure(text[tag.start() : end], reason)], end
-
-    def _read_section(self, text: base.JSONSource, tag: re.Match[str], section: Section) -> Read:
-        found: list[ToolCall | ParseFailure] = []
-        position = base.skip_white_space(text, tag.end())
-        while not text.startswith(section.close, position):
-            if position == len(text):
-                reasons = [part.reason for part in found if isinstance(part, ParseFailure)]
-                reasons.append(f"unterminated: there is no {section.close} after it")
-                named = next((part.name for part in found if part.name), None)
-                return [ParseFailure(text[tag.start() :], "; ".join(reasons), named)], position
-            segment, position = self._read_one(text, position, section)
-            found.append(segment)
-            position = base.skip_white_space(text, position)
-        end = position + len(section.close)
-        return found or [ParseFailure(text[tag.start() : end], "there is no call between the tags")], end
-
-    def _read_one(self, text: base.JSONSource, start: int, section: Section) -> tuple[ToolCall | ParseFailure, int]:
-        """What begins there in a section: a call, or an attempt at one up to where the next thing begins."""
-        if not text.startswith(section.open_call, start):
-            end = section.end_of_failure(text, start, section.close, section.open_call)
-            reason = f"expected {section.open_call} or {section.close}; got {base.got(text, start)}"
-            return ParseFailure(text[start:end], reason), end
-        inside = start + len(section.open_call)
-        try:
-            name, arguments, written_id, after = section.read(text, inside)
-        except MalformedError as e:
-            end = section.end_of_failure(text, e.position or inside, section.close, section.open_call)
-            return ParseFailure(text[start:end], str(e), e.name, e.written_id), end
-        return ToolCall(self._new_id(), name, arguments, written_id), after
-
+from strands_rollout.tool_parsers.sections import ReadCall, Section, SectionParser, ValueTags
 
 _KIMI_HEADER: Final = re.compile(
     r"\s*(?P<id>functions\.(?P<name>[^\s<>:]{1,200})(?::\d{1,9})?|(?!functions\.)(?P<bare>[\w.\-]{1,200}):\d{1,9})"
@@ -172,9 +102,13 @@ class KimiK2Parser(SectionParser):
 _HEAD: Final = re.compile(r"([^\s<>{}\"`]{1,200})<｜tool▁sep｜>")
 _FENCED_NAME: Final = re.compile(r"([^\s<>{}\"`]{1,200})\n```json\n")
 _INVOKE: Final = re.compile(r' name="([^"\s<>]{1,200})"(/?)>')
-_PARAMETER: Final = re.compile(r'<｜DSML｜parameter name="([^"<>]{1,200})" string="(true|false)">')
-_DSML_TAG: Final = re.compile(r"</?｜DSML｜(?:parameter|invoke|function_calls|tool_calls)")
-_END_PARAMETER: Final = "</｜DSML｜parameter>"
+_PARAMETERS: Final = ValueTags(
+    open=re.compile(r'[ \t\n\r]*+<｜DSML｜parameter name="([^"<>]{1,200})" string="(true|false)">'),
+    close="</｜DSML｜parameter>",
+    inner=re.compile(r"</?｜DSML｜(?:parameter|invoke|function_calls|tool_calls)"),
+    key_words="the parameter {!r} of {!r}",
+    value_words="the parameter {!r} of {!r}",
+)
 _END_INVOKE: Final = "</｜DSML｜invoke>"
 
 
@@ -196,36 +130,24 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
     head = _INVOKE.match(text, start)
     if head is None:
         raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.got(text, start)}')
-    name, arguments = head[1], dict[str, Any]()
+    name = head[1]
     if head[2]:
-        return name, arguments, None, head.end()
-    position = base.skip_white_space(text, head.end())
-    while parameter := _PARAMETER.match(text, position):
-        key, value, end = _read_parameter(text, parameter, name)
-        if key in arguments:
-            raise MalformedError(f"the parameter {key!r} of {name!r} stands twice", name, end)
-        arguments[key] = value
-        position = base.skip_white_space(text, end)
+        return name, {}, None, head.end()
+
+    def value_of(opened: re.Match[str], key: str, written: str) -> Json:
+        if opened[2] == "true":
+            return written
+        try:
+            return base.whole_value(written)
+        except base.StrictJSONError as e:
+            raise MalformedError(f'the parameter {key!r} of {name!r}, which says string="false": {e}') from e
+
+    arguments, end = _PARAMETERS.read(text, head.end(), name, value_of)
+    position = base.skip_white_space(text, end)
     if not text.startswith(_END_INVOKE, position):
         expected = f'expected <｜DSML｜parameter name="..." string="true|false"> or {_END_INVOKE}'
         raise MalformedError(f"{expected} in the call of {name!r}; got {base.got(text, position)}", name, position)
     return name, arguments, None, position + len(_END_INVOKE)
-
-
-def _read_parameter(text: str, parameter: re.Match[str], name: str) -> tuple[str, Any, int]:
-    """Key, value and the position after the parameter. A value is not escaped: it ends at the first tag."""
-    key, end = parameter[1], _DSML_TAG.search(text, parameter.end())
-    if end is None or not text.startswith(_END_PARAMETER, end.start()):
-        at = len(text) if end is None else end.start()
-        reason = f"the parameter {key!r} of {name!r} is not closed by {_END_PARAMETER}; got {base.got(text, at)}"
-        raise MalformedError(reason, name, at)
-    written, after = text[parameter.end() : end.start()], end.start() + len(_END_PARAMETER)
-    if parameter[2] == "true":
-        return key, written, after
-    try:
-        return key, base.whole_value(written), after
-    except base.StrictJSONError as e:
-        raise MalformedError(f'the parameter {key!r} of {name!r}, which says string="false": {e}', name, after) from e
 
 
 class DeepSeekV3Parser(SectionParser):
@@ -261,12 +183,21 @@ class DeepSeekV4Parser(SectionParser):
     }
 
 
+def _attribute(written: str) -> str:
+    return written.replace("&quot;", '"').replace("&amp;", "&")
+
+
 _K3_CALL: Final = re.compile(r' tool="([^"\s<>]{1,200})" index="\d{1,9}"<\|sep\|>')
-_K3_ARGUMENT: Final = re.compile(
-    r'\s*<\|open\|>argument key="([^"]{1,200})" type="(string|number|boolean|null|object|array)"<\|sep\|>'
+_K3_ARGUMENTS: Final = ValueTags(
+    open=re.compile(
+        r'\s*<\|open\|>argument key="([^"]{1,200})" type="(string|number|boolean|null|object|array)"<\|sep\|>'
+    ),
+    close="<|close|>argument<|sep|>",
+    inner=re.compile(r"<\|(?:open|close|sep|end_of_msg)\|>"),
+    key_words="the argument {!r} of {!r}",
+    value_words="the argument {!r} of {!r}",
+    key_of=_attribute,
 )
-_K3_TAG: Final = re.compile(r"<\|(?:open|close|sep|end_of_msg)\|>")
-_K3_END: Final = "<|close|>argument<|sep|>"
 
 
 def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
@@ -275,33 +206,23 @@ def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
     if head is None:
         expected = 'expected <|open|>call tool="<tool>" index="<number>"<|sep|>'
         raise MalformedError(f"{expected}; got {base.got(text, start)}")
-    name, arguments, position = _attribute(head[1]), dict[str, Any](), head.end()
-    while argument := _K3_ARGUMENT.match(text, position):
-        key, end = _attribute(argument[1]), _K3_TAG.search(text, argument.end())
-        at = len(text) if end is None else end.start()
-        if not text.startswith(_K3_END, at):
-            reason = f"the argument {key!r} of {name!r} is not closed by {_K3_END}; got {base.got(text, at)}"
-            raise MalformedError(reason, name, at)
-        position = at + len(_K3_END)
-        if key in arguments:
-            raise MalformedError(f"the argument {key!r} of {name!r} stands twice", name, position)
+    name = _attribute(head[1])
+
+    def value_of(opened: re.Match[str], key: str, written: str) -> Json:
+        kind = opened[2]
+        if kind == "string":
+            return written
+        what = f"the argument {key!r} of {name!r}, which says type={kind!r}"
         try:
-            arguments[key] = _k3_value(text[argument.end() : at], argument[2])
+            value = base.whole_value(written)
         except base.StrictJSONError as e:
-            reason = f"the argument {key!r} of {name!r}, which says type={argument[2]!r}: {e}"
-            raise MalformedError(reason, name, position) from e
+            raise MalformedError(f"{what}: {e}") from e
+        if not base.fits(value, {kind}):
+            raise MalformedError(f"{what}: got {written[:40]!r}")
+        return value
+
+    arguments, position = _K3_ARGUMENTS.read(text, head.end(), name, value_of)
     return name, arguments, None, base.end_of_tag(text, position, "<|close|>call<|sep|>", name)
-
-
-def _k3_value(written: str, kind: str) -> Json:
-    value = written if kind == "string" else base.whole_value(written)
-    if kind != "string" and not base.fits(value, {kind}):
-        raise base.StrictJSONError(f"got {written[:40]!r}")
-    return value
-
-
-def _attribute(written: str) -> str:
-    return written.replace("&quot;", '"').replace("&amp;", "&")
 
 
 class KimiK3Parser(SectionParser):

@@ -69,9 +69,15 @@ Rollouts: TypeAlias = tuple[list[list[Sample]], int]
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
 _FACTS: Final = (
-    *("accuracy_start", "accuracy_end", "held_out_reward_start", "held_out_reward_end"),
-    *("held_out_parts_start", "held_out_parts_end"),
-    *("logprob_gap_max_step0", "logprob_gap_mean_step0", "samples"),
+    "accuracy_start",
+    "accuracy_end",
+    "held_out_reward_start",
+    "held_out_reward_end",
+    "held_out_parts_start",
+    "held_out_parts_end",
+    "logprob_gap_max_step0",
+    "logprob_gap_mean_step0",
+    "samples",
 )
 _PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 

@@ -127,6 +127,24 @@ def test_a_dead_engine_exits_with_1_at_once_and_is_named_with_what_to_do(argumen
 by_pydantic = pytest.mark.skipif(Version(typer.__version__) < Version("0.29"), reason="typer does not ask pydantic")
 
 
+@by_pydantic
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["scripts/train_tiny.py", "--steps", "few"],
+        ["-m", "experiments", "train", "--steps", "few"],
+        ["-m", "benchmarks", "workers", "--turns", "few"],
+        ["data_prep/contamination.py", "x", "x", "--ngram-words", "few"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_scripts_say_what_was_expected_in_the_same_words(command: list[str]) -> None:
+    words = [sys.executable, *command]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, env={**os.environ, "COLUMNS": "500"})
+    assert done.returncode == 2
+    assert "got 'few'; expected an integer" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from strands_rollout.engine.generation import Generation
+from strands_rollout.engine.generation import InFlightGeneration
 from strands_rollout.engine.qwen3 import Qwen3, load_weights, read_model_config
-from strands_rollout.engine.requests import GenerateRequest, SamplingParams
+from strands_rollout.engine.requests import EngineRequest, SamplingParams
 from strands_rollout.engine.scheduler import Scheduler
 
 CHUNK = 16
@@ -24,14 +24,14 @@ def scheduler(tiny_dir) -> Scheduler:
     )
 
 
-def _submitted(scheduler: Scheduler, prompt_tokens: int, max_new_tokens: int = 100) -> Generation:
-    request = GenerateRequest("r", tuple(range(prompt_tokens)), SamplingParams(ignore_eos=True), max_new_tokens)
-    generation = Generation(request, lambda: None)
+def _submitted(scheduler: Scheduler, prompt_tokens: int, max_new_tokens: int = 100) -> InFlightGeneration:
+    request = EngineRequest("r", tuple(range(prompt_tokens)), SamplingParams(ignore_eos=True), max_new_tokens)
+    generation = InFlightGeneration(request, lambda: None)
     scheduler.submit(generation)
     return generation
 
 
-def _spans(generation: Generation) -> list[tuple[str, int, int]]:
+def _spans(generation: InFlightGeneration) -> list[tuple[str, int, int]]:
     return [(span.version, span.start, span.end) for span in generation.weight_spans]
 
 
@@ -56,7 +56,7 @@ def test_a_long_prompt_does_not_stall_a_running_generation(scheduler):
     ],
 )
 def test_spans_cover_the_output_in_order_without_empty_ones(changes, output_count, spans):
-    generation = Generation(GenerateRequest("r", (1,), SamplingParams(), 9), lambda: None)
+    generation = InFlightGeneration(EngineRequest("r", (1,), SamplingParams(), 9), lambda: None)
     for version, count in (*changes, ("now", output_count)):
         generation.close_span(version, count)
     assert _spans(generation) == spans

@@ -5,7 +5,6 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,18 +22,10 @@ from wire import Wire, call, play
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
 from strands_rollout.errors import TrajectoryError
 from strands_rollout.samples import finished_samples
-from strands_rollout.slime_plugin import sample_writer
 from strands_rollout.slime_plugin.drift import DriftMeter, measure_some
 
 REMINDER = "<reminder>Mind the time.</reminder>"
 DONE = "Done.<|im_end|>"
-
-
-@pytest.fixture(autouse=True)
-def _warned_of_nothing() -> Iterator[None]:
-    sample_writer._warned_of.clear()
-    yield
-    sample_writer._warned_of.clear()
 
 
 def _graph(model: SGLangModel, _task: Task) -> Any:

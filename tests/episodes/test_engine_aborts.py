@@ -8,6 +8,7 @@ from fake_sglang import Reply
 from harness import ANSWER, call_text, ids_of, run
 
 from strands_rollout import Sample
+from strands_rollout.client.retry import RetryPolicy
 from strands_rollout.model.sampling import turn_seed
 
 
@@ -97,7 +98,7 @@ async def test_an_abort_for_an_error_of_the_request_is_not_tried_again(shipped_t
 
 
 async def test_an_engine_that_only_aborts_is_given_up(shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strands_rollout.model.sampling._BACKOFF_BASE_S", 0.001)
+    monkeypatch.setattr("strands_rollout.model.sampling._ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
     done = await run(shipped_tokenizer, lambda _body, _number: Reply.abort())
     assert done.sample.status is Sample.Status.ABORTED
     assert len(done.fake.requests) == 11

@@ -121,20 +121,18 @@ async def test_without_the_setting_the_sub_agent_works_and_is_not_trained(shippe
     ],
 )
 async def test_where_slime_cant_take_lists_there_is_one_sample_and_a_warning(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, args: Any, words: str
+    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, args: Any, words: str
 ) -> None:
-    monkeypatch.setattr("strands_rollout.slime_plugin.sample_writer._warned", set())
     for _ in range(2):
         sample, _, _ = await episode(shipped_tokenizer, **args)
         assert isinstance(sample, Sample)
-    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    warning, dropped = warned  # the second names what of the first episode's is in no sample
     assert words in warning
+    assert dropped.startswith("event=sampled_tokens_dropped")
 
 
-async def test_slimes_own_normalisation_is_warned_of(
-    shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("strands_rollout.slime_plugin.sample_writer._warned", set())
+async def test_slimes_own_normalisation_is_warned_of(shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     await episode(shipped_tokenizer, advantage_estimator="grpo", custom_reward_post_process_path=None)
     assert "--custom-reward-post-process-path strands_rollout.normalize_rewards" in caplog.text
 

@@ -8,7 +8,6 @@ from harness import ANSWER, TOOL_CALL, run
 from strands_rollout import Sample
 from strands_rollout.errors import ConfigError
 from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings
-from strands_rollout.slime_plugin import inputs as row_settings
 from strands_rollout.slime_plugin.inputs import with_row_settings
 
 COUNT = "strands_rollout.examples.two_tools.count_stock"
@@ -78,7 +77,6 @@ CALCULATE = "strands_rollout.examples.shop.calculate"
     ],
 )
 def test_a_rows_tool_schemas_choose_among_the_tools_of_the_run(given, tools, unknown, caplog) -> None:
-    row_settings._warn_of_missing.cache_clear()
     settings = RolloutSettings(tools=(COUNT, CALCULATE), row_tools=(ORDER,))
     for _ in range(2):
         assert list(with_row_settings(settings, {"tools": given}).tools) == tools

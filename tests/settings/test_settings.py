@@ -15,11 +15,12 @@ from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
 from strands_rollout.cli.options import documented
-from strands_rollout.errors import ConfigError, expectation
+from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file, settings_from_args
+from strands_rollout.validation import expectation
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 ROLLOUT_CONFIGS = sorted(path for path in CONFIGS.glob("*.yaml") if path.stem != "aime_eval")

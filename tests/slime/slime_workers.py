@@ -22,9 +22,10 @@ async def _sleep_at_most(most_s: float, seconds: float) -> None:
 def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callable[[Any, Any, Any], object]) -> None:
     """Give engines that abort or stay away up in a second, instead of after 40 and 90 s."""
     from strands_rollout.client.client import SGLangClient
+    from strands_rollout.client.retry import RetryPolicy
     from strands_rollout.model import sampling
 
-    set_value(sampling, "_BACKOFF_BASE_S", 0.001)
+    set_value(sampling, "_ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
     # a wait is long enough to be interrupted
     set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
 

@@ -7,8 +7,6 @@ from slime_policy import ANSWER, WRONG, call, prompt, turn
 from slime_run import CONTEXT_LENGTH, chat_row, write_rows
 from slime_stage import Start
 
-from strands_rollout import samples as finished_sample
-
 pytestmark = pytest.mark.slime
 
 PLANS = {
@@ -20,11 +18,6 @@ LOGGERS = {
     "custom_rollout_log_function_path": "strands_rollout.log_rollout",
     "custom_eval_rollout_log_function_path": "strands_rollout.log_eval",
 }
-
-
-@pytest.fixture(autouse=True)
-def nothing_reported_yet() -> None:
-    finished_sample._reported.clear()
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:

@@ -4,7 +4,6 @@ import copy
 import logging
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,18 +13,8 @@ from harness import ANSWER, call_text, run
 from spelled_tokens import bytewise
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
-from strands_rollout import samples as finished_sample
 from strands_rollout.slime_plugin import metrics
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
-
-
-@pytest.fixture(autouse=True)
-def nothing_reported_yet() -> Iterator[None]:
-    """A failure is reported once in a process's life; here once in a test's."""
-    finished_sample._reported.clear()
-    metrics._say_once.cache_clear()
-    yield
-    finished_sample._reported.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -210,7 +210,6 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
     fault, error, shipped_tokenizer, monkeypatch, caplog
 ) -> None:
     modules = {"import": None, "no trace_span": ModuleType("empty")}
-    monkeypatch.setattr(slime_seam, "_untraced", set())
     for name in PLACES:
         monkeypatch.setitem(sys.modules, name, modules[fault] if fault in modules else StandInTrace(fault, error))
     for _ in range(2):

@@ -1,0 +1,83 @@
+"""A model behind an OpenAI-compatible API: messages in, its message out.
+
+Judges and `strands-rollout try` ask such models; nothing of their answers is trained, since they come without tokens.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import httpx
+
+from strands_rollout.aio import LoopCache
+from strands_rollout.client.retry import Fault, FaultKind, RetriesExhaustedError, RetryPolicy, with_retries
+from strands_rollout.client.transport import fault_of_status
+from strands_rollout.errors import EngineResponseError, EngineUnavailableError
+from strands_rollout.secret_mask import masked_text
+
+_CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
+_MAX_CONNECTIONS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ChatApi:
+    """One model of an OpenAI-compatible API.
+
+    Attributes:
+        base_url: The API's URL, with `/v1`.
+        model: The model's name there.
+        api_key: Sent as a bearer token; "" for none.
+        params: Further fields of each request.
+        timeout_s: Seconds that an attempt may take.
+        retries: How often a request is sent again after 429, 5xx or no answer.
+    """
+
+    base_url: str
+    model: str
+    api_key: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    timeout_s: float = 60.0
+    retries: int = 0
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> dict[str, Any]:
+        """Return the message that the model answers with, as the API gives it.
+
+        Raises:
+            EngineUnavailableError: No attempt was answered.
+            EngineRejectedError: The API refuses the request, or the key.
+            EngineResponseError: The answer is no chat completion.
+        """
+        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        shown = masked_text(url)
+        client = _CLIENTS.get("chat", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=_MAX_CONNECTIONS)))
+        body = {**self.params, "model": self.model, "messages": list(messages)}
+        body |= {"tools": list(tools)} if tools else {}
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        limits = httpx.Timeout(self.timeout_s, pool=None)
+
+        async def attempt() -> httpx.Response | Fault:
+            try:
+                answer = await client.post(url, json=body, headers=headers, timeout=limits)
+            except (httpx.HTTPError, httpx.InvalidURL) as e:
+                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
+            if answer.status_code == httpx.codes.OK:
+                return answer
+            return fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint="")
+
+        try:
+            answer = await with_retries(attempt, RetryPolicy(patience_s=math.inf, max_attempts=self.retries + 1))
+        except RetriesExhaustedError as e:
+            count = len(e.outage.faults)
+            attempts = f"{count} attempt{'s' * (count > 1)}"
+            raise EngineUnavailableError(f"{shown} gave no answer in {attempts}, the last ended with: {e}") from None
+        try:
+            message = answer.json()["choices"][0]["message"]
+        except (ValueError, LookupError, TypeError) as e:
+            got = f"{shown} answered {answer.text[:300]!r}"
+            raise EngineResponseError(f"{got}; expected a chat completion: {type(e).__name__}: {e}") from e
+        if not isinstance(message, dict):
+            raise EngineResponseError(f"{shown} answered with the message {message!r:.300}; expected a mapping")
+        return message

@@ -1,0 +1,14 @@
+"""Tells a user's files from this package's and from those of libraries."""
+
+import sysconfig
+from pathlib import Path
+from typing import Final
+
+_PACKAGE: Final = str(Path(__file__).parent)
+_STDLIB: Final = sysconfig.get_paths()["stdlib"]
+
+
+def is_users_file(filename: str) -> bool:
+    """Whether a file is in no library, and not in this package but its examples."""
+    library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
+    return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))

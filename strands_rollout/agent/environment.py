@@ -18,7 +18,10 @@ from typing import Any, Final, Protocol, Self, cast
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
-from strands_rollout.aio import EpisodeDeadline, OwnLoop, exits_as_errors, in_own_thread
+from strands_rollout.control import EpisodeDeadline
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.own_loop import OwnLoop
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 

@@ -35,8 +35,9 @@ from strands_rollout.agent.limits import (
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, Visits, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
-from strands_rollout.aio import ABORT_GRACE_S, EngineGrace, EpisodeDeadline, exits_as_errors
+from strands_rollout.control import ABORT_GRACE_S, EngineGrace, EpisodeDeadline
 from strands_rollout.errors import RolloutError, TeamLimitError
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from strands.types import exceptions
 from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.client.transport import Fault
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.history import UNPARSED, failure_message
 
 

@@ -34,9 +34,10 @@ from strands_rollout.agent.tool_loading import (
     refuse_no_model,
     refuse_unplayable,
 )
-from strands_rollout.aio import CURRENT_CALL, in_own_thread
+from strands_rollout.control import CURRENT_CALL
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_thread import in_own_thread
 
 Result = TypeVar("Result")
 _PLAYED: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()

@@ -23,10 +23,12 @@ from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
 from strands_rollout.code_tool.executors import CALL_FAULTS
 from strands_rollout.code_tool.tool import CALL_OUTCOME
+from strands_rollout.control import CURRENT_CALL, began_at_s
 from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.template.messages import error_result, error_words, plain_result
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 from strands.vended_plugins.steering import LLMSteeringHandler
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
+from strands_rollout.control import CURRENT_CALL, began_at_s
 from strands_rollout.errors import (
     BlockingCallError,
     ConfigError,
@@ -37,8 +37,11 @@ from strands_rollout.errors import (
     foreign_code,
     is_users_file,
 )
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
+from strands_rollout.watchdog import plays_episodes
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from strands_rollout import errors
-from strands_rollout.aio import EpisodeDeadline, LoopCache
+from strands_rollout.aio import LoopCache
 from strands_rollout.client import transport
 from strands_rollout.client.generate_api import (
     EncodedIds,
@@ -32,6 +32,7 @@ from strands_rollout.client.generate_api import (
     read_generation,
 )
 from strands_rollout.client.transport import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy, create_client
+from strands_rollout.control import EpisodeDeadline
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 

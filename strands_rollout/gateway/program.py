@@ -38,7 +38,7 @@ from strands_rollout.agent.limits import (
     reason_of_error,
 )
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.aio import EngineGrace, EpisodeDeadline, began_at_s
+from strands_rollout.control import EngineGrace, EpisodeDeadline, began_at_s
 from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError

@@ -14,10 +14,10 @@ from typing import Any, Final, Literal, TypedDict, cast
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
-from strands_rollout.aio import began_at_s
 from strands_rollout.client.client import FinishReason, Flight, Generation, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.client.transport import Fault
+from strands_rollout.control import began_at_s
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.trajectory import Trajectory, missing_replay_data, request_fields
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS

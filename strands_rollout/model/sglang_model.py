@@ -22,9 +22,10 @@ from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.aio import ABORT_POLL_S, CURRENT_CALL, own_pass
+from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.transport import PATIENCE_S, Fault
+from strands_rollout.control import ABORT_POLL_S, CURRENT_CALL
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, EngineAbortedError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.history import (

@@ -17,16 +17,10 @@ from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import (
-    ABORT_GRACE_S,
-    episode_clock,
-    exits_as_errors,
-    freeze_long_lived,
-    once,
-    own_pass,
-    watch_running_loop,
-)
+from strands_rollout.aio import once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.control import ABORT_GRACE_S, episode_clock
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
@@ -34,12 +28,14 @@ from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuse
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
+from strands_rollout.slime_plugin.garbage import freeze_long_lived
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
 from strands_rollout.user_code import search_beside
+from strands_rollout.watchdog import watch_running_loop
 
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"

@@ -34,11 +34,14 @@ from strands.types.exceptions import ModelThrottledException
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import EpisodeDeadline, LoopCache, exits_as_errors, in_own_thread
+from strands_rollout.aio import LoopCache
 from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
+from strands_rollout.control import EpisodeDeadline
 from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.files import Json
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.samples import SlimeArgs
 from strands_rollout.user_code import resolve
 

@@ -14,7 +14,7 @@ from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
 from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.aio import EpisodeDeadline
+from strands_rollout.control import EpisodeDeadline
 
 began, released = threading.Event(), threading.Event()
 

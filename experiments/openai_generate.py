@@ -52,8 +52,8 @@ from strands_rollout.slime_plugin.metrics import TRUNCATING
 from strands_rollout.slime_plugin.resume import begin_sample
 from strands_rollout.slime_plugin.sample_writer import error_text, write_failure, write_untrained
 from strands_rollout.slime_plugin.slime_adapter import (
-    is_aborting,
     may_return_aborted,
+    rollout_control,
     router_url,
     tokenizer_of,
     tool_span,
@@ -161,7 +161,7 @@ async def _run(
             hooks=load_hooks(settings.hooks),
             self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
             tool_span=tool_span(sample),
-            should_abort=lambda: is_aborting(args, sample, settings.should_abort),
+            control=rollout_control(args, sample, settings.should_abort),
             # one of the caller's own has Strands' cycles run, which any model can be asked by
             conversation_manager=NullConversationManager(),
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from strands_rollout.control import POLLERS, began_at_s
+from strands_rollout.control import POLLERS, is_in_episode
 from strands_rollout.errors import is_users_file
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def watch_running_loop() -> None:
 def plays_episodes() -> bool:
     """Whether the caller is a step of an episode, on the loop that plays others too."""
     try:
-        return asyncio.get_running_loop() in _WATCHED and began_at_s(0.0) is not None
+        return asyncio.get_running_loop() in _WATCHED and is_in_episode()
     except RuntimeError:  # no loop runs in this thread
         return False
 

@@ -14,11 +14,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
-from strands_rollout.control import EpisodeDeadline
+from strands_rollout.control import Control
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_loop import OwnLoop
 from strands_rollout.own_thread import in_own_thread
@@ -160,32 +160,6 @@ async def result_of(
         return await _awaited(lambda: result) if asyncio.iscoroutine(result) else result
 
 
-async def in_time(
-    call: Callable[..., Any],
-    *given: object,
-    what: str,
-    timeout_s: float | None,
-    should_abort: Callable[[], bool],
-) -> Any:  # noqa: ANN401 - the user's
-    """What the user's function, named `what` in messages, gives, unless it takes too long or the rollout is aborted.
-
-    Raises:
-        TimeoutError: It took longer.
-        EngineAbortedError: The rollout was aborted.
-        Exception: Whatever the function raises.
-    """
-    deadline = EpisodeDeadline(timeout_s, should_abort)
-    try:
-        async with deadline:
-            return await result_of(call, *given)
-    except TimeoutError as e:
-        if deadline.was_aborted:
-            raise errors.EngineAbortedError(f"the rollout was aborted during {what}") from e
-        if deadline.expired():
-            raise TimeoutError(f"it took more than {timeout_s:g} s") from e
-        raise
-
-
 logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S: Final = 30.0
@@ -225,7 +199,7 @@ class EpisodeContext:
     Attributes:
         task: With resources, environment and the environment's tools.
         timeout_s: Seconds that each step of the environment, and each opening, may take.
-        should_abort: Ends them.
+        control: That of the episode; an abort ends them.
         question: What the environment asks in place of the row; None for the row's.
 
     Raises:
@@ -234,7 +208,7 @@ class EpisodeContext:
 
     task: Task
     timeout_s: float | None
-    should_abort: Callable[[], bool]
+    control: Control
     question: str | None = None
 
     @property
@@ -262,9 +236,11 @@ class EpisodeContext:
         if not hasattr(self.task.environment, "state"):
             return None
         given = await self._asked("state")
-        with errors.foreign_code("the user's mapping and its values may raise anything"):
+        try:
             return dict(json.loads(json.dumps(given, allow_nan=False)))
-        raise errors.EnvironmentFaultError(f"environment.state gave {_shown(given)}; expected a mapping of plain JSON")
+        except Exception as e:  # the user's mapping and its values may raise anything
+            words = f"environment.state gave {_shown(given)}; expected a mapping of plain JSON"
+            raise errors.EnvironmentFaultError(words) from e
 
     async def prepare(self) -> Self:
         """Bring the environment into its first state; its message takes the row's place if it gave one."""
@@ -282,14 +258,19 @@ class EpisodeContext:
         return await self.guarded(f"environment.{name}", getattr(self.task.environment, name), *given)
 
     async def guarded(self, what: str, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - the user's
-        """What the user's function gives, in time."""
-        with errors.foreign_code("the user's code may raise anything") as outcome, running(self.task):
-            return await in_time(call, *given, what=what, timeout_s=self.timeout_s, should_abort=self.should_abort)
-        error = cast("Exception", outcome.error)
-        # sys.exit() is made into a ToolError
-        if isinstance(error, errors.RolloutError) and not isinstance(error, errors.ToolError):
-            raise error
-        raise errors.EnvironmentFaultError(failure_words(what, error, self.task)) from error
+        """Return what the user's function, named `what` in messages, gives in time, unless the rollout is aborted."""
+        deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
+        try:
+            with running(self.task):
+                async with deadline:
+                    return await result_of(call, *given)
+        except Exception as e:  # the user's code may raise anything
+            # sys.exit() is made into a ToolError
+            if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):
+                raise
+            is_late = deadline.expired() and isinstance(e, TimeoutError)
+            fault = TimeoutError(f"it took more than {self.timeout_s:g} s") if is_late else e
+            raise errors.EnvironmentFaultError(failure_words(what, fault, self.task)) from fault
 
     async def entered(self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]) -> object:
         """Open a resource, which the stack closes."""
@@ -304,21 +285,18 @@ def checked_score(given: object, what: str) -> dict[str, Any]:
     Raises:
         EnvironmentFaultError: It is neither a finite number nor a mapping of plain JSON with one.
     """
-    with errors.foreign_code("the user's mapping and its values may raise anything") as outcome:
+    fault = "a finite number, or a mapping with one as `score` and, if it likes, one as `acc`"
+    try:
         found = dict(given) if isinstance(given, Mapping) else {"score": given}
         numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
         if numbers.get("score") is not None and None not in numbers.values():
             plain: dict[str, Any] = json.loads(json.dumps({**found, **numbers}, allow_nan=False))
-            if _depth(plain) > _DEEPEST_SCORE:
-                raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
-            return plain
-    if outcome.error is not None:
-        words = f"{what} gave {_shown(given)}; expected plain JSON: {outcome.error}"
-        raise errors.EnvironmentFaultError(words) from outcome.error
-    raise errors.EnvironmentFaultError(
-        f"{what} gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, if it likes, "
-        "one as `acc`"
-    )
+            if _depth(plain) <= _DEEPEST_SCORE:
+                return plain
+            fault = f"plain JSON: it is nested more than {_DEEPEST_SCORE} levels deep"
+    except Exception as e:  # the user's mapping and its values may raise anything
+        raise errors.EnvironmentFaultError(f"{what} gave {_shown(given)}; expected plain JSON: {e}") from e
+    raise errors.EnvironmentFaultError(f"{what} gave {_shown(given)}; expected {fault}")
 
 
 _SHORT: Final = reprlib.Repr()
@@ -336,9 +314,7 @@ def _shown(given: object) -> str:
 
 
 @asynccontextmanager
-async def open_context(
-    settings: RolloutSettings, task: Task, should_abort: Callable[[], bool]
-) -> AsyncIterator[EpisodeContext]:
+async def open_context(settings: RolloutSettings, task: Task, control: Control) -> AsyncIterator[EpisodeContext]:
     """Open the resources, make the environment and prepare it; close all of them when the block ends, however it does.
 
     Raises:
@@ -346,7 +322,7 @@ async def open_context(
         EnvironmentFaultError: A resource or the environment can't be opened or prepared.
         EngineAbortedError: The rollout was aborted meanwhile.
     """
-    context = EpisodeContext(task, settings.environment_timeout_s, should_abort)
+    context = EpisodeContext(task, settings.environment_timeout_s, control)
     async with AsyncExitStack() as stack:
         for name, path in settings.resources.items():
             what = f"resource {name!r} ({path})"
@@ -395,9 +371,9 @@ def _tools_of(environment: object) -> list[object]:
 
 async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Task) -> None:
     """Leave a resource, in the task that entered it, as some demand; its failure is not the episode's."""
-    with errors.foreign_code("the user's code may raise anything") as outcome:
+    try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
                 await _awaited(resource.__aexit__, None, None, None)
-    if outcome.error is not None:
-        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", outcome.error, task))
+    except Exception as e:  # the user's code may raise anything
+        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", e, task))

@@ -5,10 +5,9 @@ end of each step: these log lines are kept back, since each failure of an episod
 """
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 from strands import Agent
@@ -35,7 +34,7 @@ from strands_rollout.agent.limits import (
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, Visits, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
-from strands_rollout.control import ABORT_GRACE_S, EngineGrace, EpisodeDeadline
+from strands_rollout.control import Control, Deadline
 from strands_rollout.errors import RolloutError, TeamLimitError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
@@ -147,9 +146,7 @@ class EpisodeSetting:
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
         tool_span: Entered around each tool call that is run.
-        should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
-            the episode ends at once, a generation with what the engine had sampled.
-        engine_grace_s: How long a generation is waited for then, by when it was sent.
+        control: Once the rollout is aborted, the episode ends at once, a generation with what the engine had sampled.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
         progress: Continue from there instead of from `messages`.
@@ -163,8 +160,7 @@ class EpisodeSetting:
     self_timed_tools: Collection[str] = ()
     hooks: Sequence[HookProvider] = ()
     tool_span: ToolSpan | None = None
-    should_abort: Callable[[], bool] = lambda: False
-    engine_grace_s: EngineGrace = lambda _sent_at: ABORT_GRACE_S
+    control: Control = field(default_factory=Control)
     conversation_manager: ConversationManager | None = None
     progress: EpisodeProgress | None = None
     team: AbstractAsyncContextManager[Team] | None = None
@@ -194,7 +190,9 @@ async def run_episode(
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    return await _Run(model, messages, system_prompt, tools, EpisodeSetting(limits=limits, **setting)).play()
+    under = EpisodeSetting(limits=limits, **setting)
+    with under.control.running(0.0 if under.progress is None else under.progress.duration_s):
+        return await _Run(model, messages, system_prompt, tools, under).play()
 
 
 class _Run:
@@ -215,6 +213,7 @@ class _Run:
         self.begun = begun = setting.progress or EpisodeProgress(messages[:-1], 0)
         self.said: Any = None if setting.progress else list(messages[-1]["content"])
         self.stats = ToolStats(
+            setting.control,
             begun.tool_s,
             begun.tool_errors,
             begun.tool_timeouts,
@@ -225,40 +224,37 @@ class _Run:
         self.limiter = limiter_of(setting.limits, begun)
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
         self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
-        self.watch = EpisodeWatch(self.stats, setting.should_abort)
+        self.watch = EpisodeWatch(self.stats, setting.control)
         own: list[HookProvider] = [self.watch, self.limiter]
         if setting.journal is not None:
             own.append(_JournalHook(self, setting.journal))
         self.cycles = FlatCycles(None if self.is_watched else own)
         # Strands checks limits and hooks in the order of their registration
         self.every_hook = [*setting.hooks, *own, self.cycles]
-        limit_s = setting.limits.episode_timeout_s
-        left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
-        self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
         self.team: Team | None = None
         self.main: Agent | None = None  # the agent that gave the last answer, or may give the first
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = Visits()
         self.user_turns = 0
-        self.started = 0.0
 
     async def play(self) -> Episode:
-        self.started = started = time.monotonic()
         log_failures_once()
         error: Exception | None = None
+        control, limit_s = self.setting.control, self.setting.limits.episode_timeout_s
+        deadline = control.deadline(control.left_s(limit_s), model=self.model)
         try:
             with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-                async with self.deadline, self.setting.team or own_team(self.tools, self._build_agent) as team:
+                async with deadline, self.setting.team or own_team(self.tools, self._build_agent) as team:
                     self._prepare(team)
                     reason = None
                     while reason is None:
                         reason = await self._turn(team)
         except Exception as e:  # every failure of an episode is data for its caller
-            reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
+            reason, error = self._end_of(deadline) if deadline.expired() else self._end_by_error(e)
         is_resumable = self.team is None or self.team.is_alone
         history = self.begun.messages if self.main is None else self.main.messages
         self.model.conversation.drop_empty_segment()
-        duration_s = self.begun.duration_s + time.monotonic() - started
+        duration_s = control.elapsed_s
         return Episode(
             stop_reason=reason,
             error=self.stats.infrastructure_error or error,
@@ -299,7 +295,7 @@ class _Run:
             join_episode(team, self.begun.messages, self.system_prompt, hooks, is_resumed=is_resumed)
         for agent in team.agents:
             bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
-        bound_others(team, limits, setting.self_timed_tools, self.stats, setting.should_abort)
+        bound_others(team, limits, setting.self_timed_tools, self.stats, setting.control)
         if self.is_watched:
             contain_exits(team)
         if setting.journal is not None and not team.is_alone:
@@ -379,8 +375,8 @@ class _Run:
         has_turns = self.model.conversation.turn_count > 0
         return reason_of_error(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
-    def _end_of_deadline(self) -> tuple[StopReason, Exception]:
-        was_aborted, limit_s = self.deadline.was_aborted, self.setting.limits.episode_timeout_s
+    def _end_of(self, deadline: Deadline) -> tuple[StopReason, Exception]:
+        was_aborted, limit_s = deadline.was_aborted, self.setting.limits.episode_timeout_s
         if self.team is None and not was_aborted:  # what the policy has no part in
             words = f"the episode took more than {limit_s:g} s, in which the agent and its tools did not start"
             return StopReason.SETUP_ERROR, RolloutError(words)
@@ -413,9 +409,8 @@ class _JournalHook(HookProvider):
         if conversation.segments:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
-        duration_s = run.begun.duration_s + time.monotonic() - run.started
         used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
-        return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, duration_s))
+        return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, run.setting.control.elapsed_s))
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

@@ -28,6 +28,7 @@ from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
 from strands_rollout.client.transport import Fault
+from strands_rollout.control import Control
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.history import UNPARSED, failure_message
 
@@ -235,14 +236,14 @@ class EpisodeWatch(HookProvider):
 
     Args:
         stats: Of the episode's tools.
-        should_abort: Asked before each model call, and before the tools of a turn.
+        control: Asked before each model call, and before the tools of a turn.
         outer: Stats of the whole episode, where `stats` are not; they record a broken sandbox too.
     """
 
-    def __init__(self, stats: ToolStats, should_abort: Callable[[], bool], outer: ToolStats | None = None) -> None:
+    def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
         self._stats = stats
         self._outer = outer or stats
-        self._should_abort = should_abort
+        self._control = control
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
         """Called by Strands."""
@@ -253,12 +254,10 @@ class EpisodeWatch(HookProvider):
         registry.add_callback(AfterToolsEvent, self._after_tools)
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
-        if self._should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before a model call")
+        self._control.check("before a model call")
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
-        if self._should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before the turn's tools were run")
+        self._control.check("before the turn's tools were run")
         wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
         for finished_before in self._stats.finished.keys() - wanted:
             del self._stats.finished[finished_before]
@@ -322,16 +321,16 @@ def bound_others(
     limits: EpisodeLimits,
     self_timed: Collection[str],
     stats: ToolStats,
-    should_abort: Callable[[], bool],
+    control: Control,
 ) -> None:
     """Let the episode's limits hold for the agents that can't give its answer, each counted alone."""
     # calls of an agent that is a tool are part of that tool's call, and may have the ids of others
-    inner_stats = ToolStats()
+    inner_stats = ToolStats(control)
     for agent in team.tool_agents:
         bound_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
     for agent in team.others:
         own_stats = inner_stats if agent in team.tool_agents else stats
-        watch = EpisodeWatch(own_stats, should_abort, stats)
+        watch = EpisodeWatch(own_stats, control, stats)
         _watch(agent, [watch, limiter_of(limits)])
 
 

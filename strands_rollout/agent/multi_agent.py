@@ -34,7 +34,7 @@ from strands_rollout.agent.tool_loading import (
     refuse_no_model,
     refuse_unplayable,
 )
-from strands_rollout.control import CURRENT_CALL
+from strands_rollout.control import current_call
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
@@ -292,9 +292,10 @@ class AgentModels:
 
     def new(self) -> SGLangModel:
         """A model for an agent of the tool call that runs here; its name is that call's and a number."""
-        call = CURRENT_CALL.get()
-        self._names[call] += 1
-        self.made.append(self.make(f"{call}/{self._names[call]}"))
+        call = current_call()
+        call_id = "" if call is None else call.outer_id
+        self._names[call_id] += 1
+        self.made.append(self.make(f"{call_id}/{self._names[call_id]}"))
         return self.made[-1]
 
 

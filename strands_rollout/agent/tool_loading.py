@@ -28,7 +28,7 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 from strands.vended_plugins.steering import LLMSteeringHandler
 
-from strands_rollout.control import CURRENT_CALL, began_at_s
+from strands_rollout.control import current_call, is_in_episode
 from strands_rollout.errors import (
     BlockingCallError,
     ConfigError,
@@ -287,7 +287,7 @@ class _NoModel(BedrockModel):
     """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if CURRENT_CALL.get() or began_at_s(0.0) is not None:  # of an agent that a tool or environment has built
+        if current_call() is not None or is_in_episode():  # of an agent that a tool or environment has built
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
@@ -351,7 +351,7 @@ def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...
 
 
 def _default_handler() -> Callable[..., Any]:
-    return null_callback_handler if CURRENT_CALL.get() else PrintingCallbackHandler()
+    return null_callback_handler if current_call() is not None else PrintingCallbackHandler()
 
 
 _NO_MODEL: Final = (

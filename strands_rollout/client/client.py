@@ -32,13 +32,14 @@ from strands_rollout.client.generate_api import (
     read_generation,
 )
 from strands_rollout.client.transport import PATIENCE_S, Fault, FaultKind, Outage, RetryPolicy, create_client
-from strands_rollout.control import EpisodeDeadline
+from strands_rollout.control import Control, never
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S: Final = 5.0
+_BEFORE_RETRY: Final = "before the request was sent again"
 # A client with httpx's default of 5 s per read was not configured for generations, which take longer.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transport.WRITE_TIMEOUT_S, pool=None)
@@ -137,7 +138,7 @@ class SGLangClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
         flight: Flight | None = None,
-        should_abort: Callable[[], bool] = lambda: False,
+        should_abort: Callable[[], bool] = never,
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
@@ -166,14 +167,14 @@ class SGLangClient:
         """
         ids, rid = self._encoded(input_ids), rid or uuid.uuid4().hex
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
-        return await self._generation(request, headers, flight or Flight(), should_abort)
+        return await self._generation(request, headers, flight or Flight(), Control(should_abort))
 
     async def _generation(
         self,
         request: GenerateRequest,
         headers: Mapping[str, str] | None,
         flight: Flight,
-        should_abort: Callable[[], bool],
+        control: Control,
     ) -> Generation:
         first_rid, started, attempts = request.rid, self._clock(), 0
 
@@ -190,7 +191,7 @@ class SGLangClient:
             return answer
 
         try:
-            answer = await self._persist(attempt, f"no generation from {self.url}/generate", should_abort)
+            answer = await self._persist(attempt, f"no generation from {self.url}/generate", control)
         finally:
             # after a cancellation, the caller may still ask what was waited for
             if not isinstance(sys.exception(), asyncio.CancelledError):
@@ -198,9 +199,7 @@ class SGLangClient:
         latency_s = self._clock() - started
         return read_generation(answer, request, vocab_size=self.vocab_size, latency_s=latency_s, attempts=attempts)
 
-    async def _persist(
-        self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
-    ) -> object:
+    async def _persist(self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control) -> object:
         """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
         outage: Outage | None = None
         while True:
@@ -221,19 +220,9 @@ class SGLangClient:
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             patience_s, attempts = self._retry.patience_s, len(outage.faults)
             logger.log(level, message, self.url, attempts, patience_s, wait_s, answer.kind, answer.words)
-            await self._wait(wait_s, should_abort)
-
-    async def _wait(self, seconds: float, should_abort: Callable[[], bool]) -> None:
-        """Wait before another attempt, not longer than until `should_abort` holds."""
-        deadline = EpisodeDeadline(None, should_abort)
-        try:
-            async with deadline:
-                await self._sleep(seconds)
-        except TimeoutError:
-            if not deadline.was_aborted:
-                raise
-        if deadline.was_aborted or should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before the request was sent again")
+            async with control.deadline(during=_BEFORE_RETRY):
+                await self._sleep(wait_s)
+            control.check(_BEFORE_RETRY)
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
@@ -299,7 +288,7 @@ class SGLangClient:
                 return self._info_fault
 
         try:
-            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", lambda: False))
+            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", Control()))
         finally:
             self._info_fault, self._info_era = None, self.era
 

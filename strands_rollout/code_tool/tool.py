@@ -12,7 +12,6 @@ import functools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,8 @@ from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.sandbox.code_runner import shorten
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.control import current_call
+from strands_rollout.errors import ConfigError
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ CODE_TOOL_SCHEMA: Final[dict[str, Any]] = {
     "required": ["code"],
 }
 _CLOSE_LIMIT_S: Final = 10.0
-
-CALL_OUTCOME: Final[ContextVar[dict[str, Any] | None]] = ContextVar("strands_rollout_call_outcome", default=None)
-"""What the record of the tool call that runs here will say of its sandbox; None outside of one."""
 
 
 def code_tool_description(
@@ -165,10 +162,14 @@ def code_tool(
 
 def _shown(result: ExecutionResult, max_output_chars: int) -> str:
     """The result as the model reads it; first, notes the run in the record of the tool call."""
-    outcome = CALL_OUTCOME.get()
-    if outcome is not None:
-        outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}
-        outcome |= {"exit_code": result.exit_code, "killed_by": result.killed_by}
+    call = current_call()
+    if call is not None:
+        call.sandbox |= {
+            "queued_s": result.queued_s,
+            "run_s": result.duration_s,
+            "exit_code": result.exit_code,
+            "killed_by": result.killed_by,
+        }
     if result.infra_error is not None:
         raise executors.executor_fault(result.infra_error)
     return format_result(result, max_output_chars)
@@ -249,8 +250,8 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     finally:
         executors.CALL_OWNER.reset(owner_before)
         if session is not None:
-            with foreign_code("an episode that is over is not spoilt by a failure to end its session") as outcome:
+            try:
                 async with asyncio.timeout(_CLOSE_LIMIT_S):
                     await executor.close_session(session)
-            if (error := outcome.error) is not None:
-                logger.warning("a code session could not be closed error=%s: %s", type(error).__name__, error)
+            except Exception as e:  # of a user's executor; the episode is over, and its session ends by itself
+                logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)

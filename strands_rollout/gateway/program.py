@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -38,7 +37,7 @@ from strands_rollout.agent.limits import (
     reason_of_error,
 )
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.control import EngineGrace, EpisodeDeadline, began_at_s
+from strands_rollout.control import Control
 from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
@@ -118,8 +117,7 @@ async def play_program(
     task: Task,
     *,
     limits: EpisodeLimits,
-    should_abort: Callable[[], bool],
-    engine_grace_s: EngineGrace,
+    control: Control,
     progress: EpisodeProgress | None = None,
     journal: Journal | None = None,
 ) -> Episode:
@@ -130,7 +128,8 @@ async def play_program(
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    return await _Run(program, model, task, limits, progress, journal).play(should_abort, engine_grace_s)
+    with control.running(0.0 if progress is None else progress.duration_s):
+        return await _Run(program, model, task, limits, control, progress, journal).play()
 
 
 class _Run:
@@ -142,14 +141,17 @@ class _Run:
         model: SGLangModel,
         task: Task,
         limits: EpisodeLimits,
+        control: Control,
         progress: EpisodeProgress | None,
         journal: Journal | None,
     ) -> None:
         self.program, self.model, self.task, self.limits = program, model, task, limits
+        self.control = control
         self.journal = journal
-        self.started = time.monotonic()
         self.begun = begun = progress or EpisodeProgress((), 0)
-        self.stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls)))
+        self.stats = ToolStats(
+            control, begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls))
+        )
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
@@ -164,10 +166,9 @@ class _Run:
         self.process: ProcessEnd | None = None
         self.recorded: Conversation | None = None  # that the journal is told of
 
-    async def play(self, should_abort: Callable[[], bool], engine_grace_s: EngineGrace) -> Episode:
+    async def play(self) -> Episode:
         limit_s = self.limits.episode_timeout_s
-        left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
-        deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
+        deadline = self.control.deadline(self.control.left_s(limit_s), model=self.model)
         given, score = None, None
         with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
@@ -180,7 +181,7 @@ class _Run:
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
-        duration_s = self.begun.duration_s + time.monotonic() - self.started
+        duration_s = self.control.elapsed_s
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
@@ -197,7 +198,7 @@ class _Run:
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
             call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
-            self.stats.calls.append({**call, "at_s": began_at_s(waited_s or 0.0)})
+            self.stats.calls.append({**call, "at_s": self.control.at_s(waited_s or 0.0)})
             self.stats.seconds += waited_s or 0.0
             self.counted.add(use_id)
             if status == "success":
@@ -238,7 +239,7 @@ class _Run:
             journal.close(_OTHER_MAIN)
             return
         self.recorded = main
-        stats, duration_s = self.stats, self.begun.duration_s + time.monotonic() - self.started
+        stats, duration_s = self.stats, self.control.elapsed_s
         used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
         counts = (self.model.conversation.last.covered_messages, *used, duration_s)
         journal.call_ended(Step(self.session.main_messages, {}, stats.calls, counts))

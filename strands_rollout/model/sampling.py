@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypedDict, cast
 
@@ -17,7 +17,7 @@ from strands_rollout import errors
 from strands_rollout.client.client import FinishReason, Flight, Generation, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.client.transport import Fault
-from strands_rollout.control import began_at_s
+from strands_rollout.control import Control
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.trajectory import Trajectory, missing_replay_data, request_fields
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
@@ -107,8 +107,8 @@ class TurnRequest:
         trajectory: Grows by the context and every accepted answer.
         context_ids: New context tokens; none where the trajectory's last turn is open.
         images: Those among the context.
-        should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it does
-            where `config["continue_aborted"]` does not hold.
+        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open, as it does where
+            `config["continue_aborted"]` does not hold.
         span: Entered around each request.
     """
 
@@ -117,7 +117,7 @@ class TurnRequest:
     trajectory: Trajectory
     context_ids: Sequence[int]
     images: Sequence[PlacedImage] = ()
-    should_abort: Callable[[], bool] = lambda: False
+    control: Control = field(default_factory=Control)
     span: RequestSpan | None = None
 
 
@@ -209,7 +209,7 @@ class TurnSampler:
             error, self._unreachable = self._unreachable, None
             raise error
         while True:
-            if self.is_closed or asked.should_abort():
+            if self.is_closed or asked.control.should_abort():
                 raise errors.EngineAbortedError("the rollout was aborted, or the episode has ended, before a request")
             generation = await self._request(asked, params)
             if generation.finish_reason.type == "abort":
@@ -222,7 +222,7 @@ class TurnSampler:
             if generation.finish_reason.type != "abort":
                 return generation
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
-            if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
+            if asked.control.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
                 reason = generation.finish_reason.message or "no reason given"
                 raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
@@ -271,7 +271,7 @@ class TurnSampler:
                     headers=config["headers"] or None,
                     extra={**extra, **image_fields(images)} if images else extra or None,
                     flight=self.flight,
-                    should_abort=asked.should_abort,
+                    should_abort=asked.control.should_abort,
                 )
                 if note is not None:
                     note(generation.meta_info)
@@ -353,7 +353,7 @@ def _record(asked: TurnRequest, generation: Generation) -> None:
         matched=generation.finish_reason.matched,
         rid=generation.rid,
         latency_s=generation.latency_s,
-        at_s=began_at_s(generation.latency_s),
+        at_s=asked.control.at_s(generation.latency_s),
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},

@@ -25,7 +25,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.transport import PATIENCE_S, Fault
-from strands_rollout.control import ABORT_POLL_S, CURRENT_CALL
+from strands_rollout.control import ABORT_POLL_S, Control, current_call, never
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, EngineAbortedError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.history import (
@@ -83,7 +83,8 @@ class Conversation:
         self.sampler = sampler
         self.kind = kind
         self.number = number
-        self.call = CURRENT_CALL.get()
+        call = current_call()
+        self.call = "" if call is None else call.outer_id
         self.last = HistorySegment(template, shown_ids)
         self.segments: list[HistorySegment] = []
         self.is_busy = False
@@ -314,6 +315,7 @@ class SGLangModel(Model):
         continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
             else `EngineAbortedError` is raised.
         should_abort: Once it holds, no aborted turn is continued.
+        control: That of the episode, which asks its own `should_abort`.
         request_span: Entered around each request; see `RequestSpan`.
         on_rewritten_history: "error" refuses a history that does not extend what the policy has read, and another
             system prompt or a further tool in mid-conversation; "segment" begins a new trajectory with it, as for a
@@ -347,7 +349,8 @@ class SGLangModel(Model):
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         vocab_size: int | None = None,
-        should_abort: Callable[[], bool] = lambda: False,
+        should_abort: Callable[[], bool] = never,
+        control: Control | None = None,
         request_span: sampling.RequestSpan | None = None,
         processor: ProcessorMixin | str | None = None,
         engine_patience_s: float = PATIENCE_S,
@@ -374,7 +377,7 @@ class SGLangModel(Model):
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
         limit = vocab_size or encoder.vocab_size
         self._new_sampler = functools.partial(sampling.TurnSampler, limit, end_ids, encoder.decode)
-        self._should_abort = should_abort
+        self._control = control or Control(should_abort)
         self._request_span = request_span
         self.reset()
 
@@ -599,7 +602,7 @@ class SGLangModel(Model):
             room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
         context_ids = await segment.new_context(call, room, config["limits"].min_turn_tokens)
         asked = sampling.TurnRequest(
-            client, config, trajectory, context_ids, segment.new_images, self._should_abort, self._request_span
+            client, config, trajectory, context_ids, segment.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
         # before the agent gets further messages

@@ -36,8 +36,14 @@ from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.aio import LoopCache
 from strands_rollout.client.transport import Fault, FaultKind, Outage, RetryPolicy, fault_of_status
-from strands_rollout.control import EpisodeDeadline
-from strands_rollout.errors import ConfigError, EngineError, EnvironmentFaultError, RolloutError, foreign_code
+from strands_rollout.errors import (
+    ConfigError,
+    EngineAbortedError,
+    EngineError,
+    EnvironmentFaultError,
+    RolloutError,
+    foreign_code,
+)
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.files import Json
 from strands_rollout.model.sglang_model import SGLangModel
@@ -46,7 +52,7 @@ from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, e
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
 from strands_rollout.slime_plugin.resume import saved_message
-from strands_rollout.slime_plugin.slime_adapter import is_aborting
+from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _CLIENTS: LoopCache[httpx.AsyncClient] = LoopCache()
@@ -99,9 +105,9 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
     parts, ours = settings.all_parts, getattr(answer.args, "strands_rollout", None)
     asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
     try:
-        async with EpisodeDeadline(None, functools.partial(is_aborting, answer.args, answer.sample, asked)):
+        async with rollout_control(answer.args, answer.sample, asked).deadline():
             found = await asyncio.gather(*map(part, parts.values()), return_exceptions=True)
-    except TimeoutError as e:
+    except EngineAbortedError as e:
         raise EnvironmentFaultError("the rollout was aborted while the reward was waited for") from e
     if error := next((one for one in found if isinstance(one, BaseException)), None):
         raise error

@@ -9,6 +9,7 @@ from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
 from strands_rollout.agent.episode import run_episode
+from strands_rollout.control import Control
 
 ran: list[str] = []
 
@@ -90,6 +91,6 @@ async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_t
 
 
 async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: Any) -> None:
-    done, _, fake = await episode(shipped_tokenizer, [ANSWER], should_abort=lambda: True)
+    done, _, fake = await episode(shipped_tokenizer, [ANSWER], control=Control(lambda: True))
     assert done.stop_reason is StopReason.ABORTED
     assert fake.requests == []

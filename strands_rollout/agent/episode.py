@@ -107,7 +107,7 @@ SEVERAL_SEGMENTS: Final = "it has several segments"
 SEVERAL_AGENTS: Final = "it is a swarm's or graph's"
 
 
-class Step(NamedTuple):
+class EpisodeStep(NamedTuple):
     """Where an episode stands when a turn has ended, or a call of it; the fields are as those of `EpisodeProgress`."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -126,10 +126,10 @@ STEP_COUNTS: Final = (
 class Journal(Protocol):
     """Keeps what another process needs to continue an episode."""
 
-    async def turn_ended(self, step: Step) -> None:
+    async def turn_ended(self, step: EpisodeStep) -> None:
         """A turn has ended, and its tools run as soon as this returns."""
 
-    def call_ended(self, step: Step) -> None:
+    def call_ended(self, step: EpisodeStep) -> None:
         """A tool call has ended."""
 
     def close(self, reason: str) -> None:
@@ -137,30 +137,34 @@ class Journal(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSetting:
-    """What an episode runs under.
+class EpisodeSetup:
+    """The agent of an episode, and the conditions that it plays under.
 
     Attributes:
+        system_prompt: The agent's.
+        tools: Whatever `strands.Agent(tools=...)` takes.
         limits: The episode's limits.
+        control: Once the rollout is aborted, the episode ends at once, a generation with what the engine had sampled.
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
         tool_span: Entered around each tool call that is run.
-        control: Once the rollout is aborted, the episode ends at once, a generation with what the engine had sampled.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
-        progress: Continue from there instead of from `messages`.
+        progress: Continue from there instead of from the messages.
         team: Runs in place of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
         journal: Told of each step after which an agent elsewhere could continue the episode.
     """
 
+    system_prompt: str | None
+    tools: Sequence[Any]
     limits: EpisodeLimits
+    control: Control = field(default_factory=Control)
     self_timed_tools: Collection[str] = ()
     hooks: Sequence[HookProvider] = ()
     tool_span: ToolSpan | None = None
-    control: Control = field(default_factory=Control)
     conversation_manager: ConversationManager | None = None
     progress: EpisodeProgress | None = None
     team: AbstractAsyncContextManager[Team] | None = None
@@ -168,52 +172,31 @@ class EpisodeSetting:
     journal: Journal | None = None
 
 
-async def run_episode(
-    model: SGLangModel,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    system_prompt: str | None,
-    tools: Sequence[Any],
-    limits: EpisodeLimits,
-    **setting: Any,  # noqa: ANN401 - the further fields of EpisodeSetting
-) -> Episode:
+async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> Episode:
     """Build an agent, run it once on `messages`, or as long as somebody answers it, discard it.
 
     Args:
-        model: A model whose trajectory is new, or was resumed with the same `progress`.
-        messages: Strands messages; the last is a user's. Not read where there is `progress`.
-        system_prompt: The agent's system prompt.
-        tools: Whatever `strands.Agent(tools=...)` takes.
-        limits: The episode's limits.
-        **setting: The further fields of `EpisodeSetting`.
+        model: A model whose trajectory is new, or was resumed with the same `setup.progress`.
+        messages: Strands messages; the last is a user's. Not read where there is `setup.progress`.
+        setup: The agent and its conditions.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    under = EpisodeSetting(limits=limits, **setting)
-    with under.control.running(0.0 if under.progress is None else under.progress.duration_s):
-        return await _Run(model, messages, system_prompt, tools, under).play()
+    with setup.control.running(0.0 if setup.progress is None else setup.progress.duration_s):
+        return await _AgentRun(model, messages, setup).play()
 
 
-class _Run:
+class _AgentRun:
     """One episode on its way."""
 
-    def __init__(
-        self,
-        model: SGLangModel,
-        messages: Sequence[Mapping[str, Any]],
-        system_prompt: str | None,
-        tools: Sequence[Any],
-        setting: EpisodeSetting,
-    ) -> None:
+    def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
         self.model = model
-        self.setting = setting
-        self.system_prompt = system_prompt
-        self.tools = tools
-        self.begun = begun = setting.progress or EpisodeProgress(messages[:-1], 0)
-        self.said: Any = None if setting.progress else list(messages[-1]["content"])
+        self.setup = setup
+        self.begun = begun = setup.progress or EpisodeProgress(messages[:-1], 0)
+        self.said: Any = None if setup.progress else list(messages[-1]["content"])
         self.stats = ToolStats(
-            setting.control,
+            setup.control,
             begun.tool_s,
             begun.tool_errors,
             begun.tool_timeouts,
@@ -221,16 +204,16 @@ class _Run:
             unread=set(begun.finished),
             calls=[dict(call) for call in begun.calls],
         )
-        self.limiter = limiter_of(setting.limits, begun)
+        self.limiter = limiter_of(setup.limits, begun)
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
-        self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
-        self.watch = EpisodeWatch(self.stats, setting.control)
+        self.is_watched = bool(setup.hooks or setup.conversation_manager or setup.team)
+        self.watch = EpisodeWatch(self.stats, setup.control)
         own: list[HookProvider] = [self.watch, self.limiter]
-        if setting.journal is not None:
-            own.append(_JournalHook(self, setting.journal))
+        if setup.journal is not None:
+            own.append(_JournalHook(self, setup.journal))
         self.cycles = FlatCycles(None if self.is_watched else own)
         # Strands checks limits and hooks in the order of their registration
-        self.every_hook = [*setting.hooks, *own, self.cycles]
+        self.every_hook = [*setup.hooks, *own, self.cycles]
         self.team: Team | None = None
         self.main: Agent | None = None  # the agent that gave the last answer, or may give the first
         self.limiters: dict[Agent, ToolLimiter] = {}
@@ -240,11 +223,11 @@ class _Run:
     async def play(self) -> Episode:
         log_failures_once()
         error: Exception | None = None
-        control, limit_s = self.setting.control, self.setting.limits.episode_timeout_s
+        control, limit_s = self.setup.control, self.setup.limits.episode_timeout_s
         deadline = control.deadline(control.left_s(limit_s), model=self.model)
         try:
             with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-                async with deadline, self.setting.team or own_team(self.tools, self._build_agent) as team:
+                async with deadline, self.setup.team or own_team(self.setup.tools, self._build_agent) as team:
                     self._prepare(team)
                     reason = None
                     while reason is None:
@@ -262,7 +245,7 @@ class _Run:
             tool_calls=self.limiter.calls,
             tools=self.stats,
             duration_s=duration_s,
-            limits=self.setting.limits,
+            limits=self.setup.limits,
             progress=self._progress(history, duration_s),
             user_turns=self.user_turns,
             is_resumable=is_resumable,
@@ -273,9 +256,9 @@ class _Run:
             model=self.model,
             messages=[dict(message) for message in self.begun.messages],  # type: ignore[misc] # TypedDicts
             tools=list(tools),
-            system_prompt=self.system_prompt,
+            system_prompt=self.setup.system_prompt,
             callback_handler=None,
-            conversation_manager=self.setting.conversation_manager or NullConversationManager(),
+            conversation_manager=self.setup.conversation_manager or NullConversationManager(),
             retry_strategy=None,
             hooks=list(self.every_hook),
             tool_executor=TurnTools(),
@@ -283,23 +266,23 @@ class _Run:
 
     def _prepare(self, team: Team) -> None:
         """Let the episode's history, hooks and limits hold for its agents."""
-        setting, limits, conversation = self.setting, self.setting.limits, self.model.conversation
+        setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
         self.limiters = {main: self.limiter, **{agent: limiter_of(limits) for agent in team.candidates[1:]}}
-        if setting.team is not None:
+        if setup.team is not None:
             hooks = {
-                agent: self.every_hook if agent is main else [*setting.hooks, self.watch, limiter, FlatCycles()]
+                agent: self.every_hook if agent is main else [*setup.hooks, self.watch, limiter, FlatCycles()]
                 for agent, limiter in self.limiters.items()
             }
-            is_resumed = setting.progress is not None
-            join_episode(team, self.begun.messages, self.system_prompt, hooks, is_resumed=is_resumed)
+            is_resumed = setup.progress is not None
+            join_episode(team, self.begun.messages, self.setup.system_prompt, hooks, is_resumed=is_resumed)
         for agent in team.agents:
-            bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
-        bound_others(team, limits, setting.self_timed_tools, self.stats, setting.control)
+            bound_tools(agent, limits.tool_timeout_s, setup.self_timed_tools, self.stats, setup.tool_span)
+        bound_others(team, limits, setup.self_timed_tools, self.stats, setup.control)
         if self.is_watched:
             contain_exits(team)
-        if setting.journal is not None and not team.is_alone:
-            setting.journal.close(SEVERAL_AGENTS)
+        if setup.journal is not None and not team.is_alone:
+            setup.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # not public in older Strands
         conversation.know_tools(main.tool_registry.get_all_tool_specs())
 
@@ -321,11 +304,11 @@ class _Run:
             return reason_of_error(self.stats.infrastructure_error, cut_by=None, has_turns=True)
         if tripped := self.limiter.tripped:
             return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
-        if self.setting.next_message is None:
+        if self.setup.next_message is None:
             return StopReason.COMPLETED
         blocks = self.main.messages[-1]["content"] if self.main and self.main.messages else []
         answer = "\n".join(block["text"] for block in blocks if "text" in block)  # without reasoning
-        said, limit = await self.setting.next_message(answer), self.setting.limits.max_user_turns
+        said, limit = await self.setup.next_message(answer), self.setup.limits.max_user_turns
         if said is None:
             return StopReason.COMPLETED
         if limit is not None and self.user_turns >= limit:
@@ -376,7 +359,7 @@ class _Run:
         return reason_of_error(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
     def _end_of(self, deadline: Deadline) -> tuple[StopReason, Exception]:
-        was_aborted, limit_s = deadline.was_aborted, self.setting.limits.episode_timeout_s
+        was_aborted, limit_s = deadline.was_aborted, self.setup.limits.episode_timeout_s
         if self.team is None and not was_aborted:  # what the policy has no part in
             words = f"the episode took more than {limit_s:g} s, in which the agent and its tools did not start"
             return StopReason.SETUP_ERROR, RolloutError(words)
@@ -386,7 +369,7 @@ class _Run:
 class _JournalHook(HookProvider):
     """Tells a journal of the main agent's turns, before their tools run, and of each call's end."""
 
-    def __init__(self, run: _Run, journal: Journal) -> None:
+    def __init__(self, run: _AgentRun, journal: Journal) -> None:
         self._run = run
         self._journal = journal
         run.stats.on_end = self._call_ended
@@ -403,14 +386,16 @@ class _JournalHook(HookProvider):
         if (step := self._step()) is not None:
             self._journal.call_ended(step)
 
-    def _step(self) -> Step | None:
+    def _step(self) -> EpisodeStep | None:
         run, main = self._run, cast("Agent", self._run.main)
         conversation, stats = run.model.conversation, run.stats
         if conversation.segments:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
         used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
-        return Step(main.messages, stats.finished, stats.calls, (*used, stats.seconds, run.setting.control.elapsed_s))
+        return EpisodeStep(
+            main.messages, stats.finished, stats.calls, (*used, stats.seconds, run.setup.control.elapsed_s)
+        )
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

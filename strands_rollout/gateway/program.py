@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
-from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome, Step
+from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, EpisodeStep, Journal, ProgramOutcome
 from strands_rollout.agent.limits import (
     LENGTH_REASONS,
     EpisodeLimits,
@@ -242,7 +242,7 @@ class _Run:
         stats, duration_s = self.stats, self.control.elapsed_s
         used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
         counts = (self.model.conversation.last.covered_messages, *used, duration_s)
-        journal.call_ended(Step(self.session.main_messages, {}, stats.calls, counts))
+        journal.call_ended(EpisodeStep(self.session.main_messages, {}, stats.calls, counts))
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""

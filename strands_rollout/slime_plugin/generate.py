@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from strands_rollout import errors, samples
 from strands_rollout.agent.environment import Task, open_context, own_loop, running
-from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
@@ -347,11 +347,7 @@ async def _play(
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
     manager = settings.conversation_manager
-    # hooks are loaded before the clock starts
-    play = functools.partial(
-        run_episode,
-        model,
-        task.messages,
+    setup = EpisodeSetup(
         system_prompt=task.system_prompt,
         tools=task.tools,
         limits=_limits(settings),
@@ -365,7 +361,7 @@ async def _play(
         next_message=next_message,
         journal=journal,
     )
-    return await play()
+    return await run_episode(model, task.messages, setup)
 
 
 async def _play_program(

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from strands_rollout.agent.episode import STEP_COUNTS, Step
+from strands_rollout.agent.episode import STEP_COUNTS, EpisodeStep
 from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
@@ -108,13 +108,13 @@ class EpisodeJournal:
         self._tokens = self._turns = self._messages = self._calls = 0
         self._finished: set[str] = set()
 
-    async def turn_ended(self, step: Step) -> None:
+    async def turn_ended(self, step: EpisodeStep) -> None:
         """Write a record; return when it is kept, so that no tool acts before."""
         self._finished.clear()
         if (record := self._record(step)) is not None:
             await self._kept.write_before_tools(record)
 
-    def call_ended(self, step: Step) -> None:
+    def call_ended(self, step: EpisodeStep) -> None:
         """Write a record."""
         if (record := self._record(step)) is not None:
             self._kept.write(record)
@@ -125,7 +125,7 @@ class EpisodeJournal:
             self._is_closed = True
             self._kept.write(orjson.dumps({"closed": reason}))
 
-    def _record(self, step: Step) -> bytes | None:
+    def _record(self, step: EpisodeStep) -> bytes | None:
         model, trajectory = self._model, self._model.trajectory
         is_alone = not self._made and not model.conversations.others
         dropped = 0 if is_alone else self._sampled_beside()

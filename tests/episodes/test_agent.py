@@ -8,7 +8,7 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
-from strands_rollout.agent.episode import run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
 from strands_rollout.control import Control
 
 ran: list[str] = []
@@ -33,10 +33,7 @@ async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_py
         done = await run_episode(
             model,
             [{"role": "user", "content": [{"text": "go"}]}],
-            system_prompt="Be brief.",
-            tools=tools,
-            limits=limits or EpisodeLimits(),
-            **more,
+            EpisodeSetup(system_prompt="Be brief.", tools=tools, limits=limits or EpisodeLimits(), **more),
         )
     assert fake.violations == []
     return done, model, fake

@@ -13,7 +13,7 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
-from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.control import Control
 from strands_rollout.errors import EngineAbortedError
 
@@ -55,8 +55,8 @@ async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple
     async with FakeSGLang(script, context_length=4096) as fake:
         model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
         question = [{"role": "user", "content": [{"text": "go"}]}]
-        limits = EpisodeLimits()
-        done = await run_episode(model, question, system_prompt=None, tools=[inner], limits=limits, **more)
+        setup = EpisodeSetup(system_prompt=None, tools=[inner], limits=EpisodeLimits(), **more)
+        done = await run_episode(model, question, setup)
     return done, model, fake
 
 
@@ -154,10 +154,12 @@ async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any
         done = await run_episode(
             SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url),
             [{"role": "user", "content": [{"text": "go"}]}],
-            system_prompt=None,
-            tools=[swallows],
-            limits=limits,
-            control=Control(began.is_set if end == "abort" else lambda: False),
+            EpisodeSetup(
+                system_prompt=None,
+                tools=[swallows],
+                limits=limits,
+                control=Control(began.is_set if end == "abort" else lambda: False),
+            ),
         )
     released.set()  # nothing before this line has waited for the tool
     reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}

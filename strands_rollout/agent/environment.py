@@ -59,13 +59,13 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Episode:
-    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+class _TaskScope:
+    """The task of an episode, as its contexts hold it, which outlive it in timers and idle connections."""
 
     task: Task | None
 
 
-_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_task", default=None)
+_CURRENT: Final[ContextVar[_TaskScope | None]] = ContextVar("strands_rollout_task", default=None)
 
 
 def current_task() -> Task:
@@ -74,8 +74,8 @@ def current_task() -> Task:
     Raises:
         ConfigError: No episode of `generate` runs here.
     """
-    episode = _CURRENT.get()
-    task = None if episode is None else episode.task
+    scope = _CURRENT.get()
+    task = None if scope is None else scope.task
     if task is None:
         raise errors.ConfigError(
             "current_task() was called outside of an episode; expected a call from a tool, a hook or an agent factory "
@@ -87,13 +87,13 @@ def current_task() -> Task:
 @contextmanager
 def running(task: Task) -> Iterator[None]:
     """Make this the task of whatever the block calls, awaits or starts."""
-    episode = _Episode(task)
-    token = _CURRENT.set(episode)
+    scope = _TaskScope(task)
+    token = _CURRENT.set(scope)
     try:
         yield
     finally:
         _CURRENT.reset(token)
-        episode.task = None
+        scope.task = None
 
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import logging
 import math
 import time
 import uuid
@@ -32,7 +33,6 @@ from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 
 from strands_rollout.agent.strands_names import missing_of_loop, report_losses
 from strands_rollout.agent.tool_call import BoundedTool
-from strands_rollout.errors import foreign_code
 from strands_rollout.model.history import Answer
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.template.messages import error_result, error_words
@@ -52,6 +52,8 @@ except ImportError as e:  # Strands before 1.62, or one that has renamed somethi
 else:
     IMPORT_FAULT = ""
 HAS_MIDDLEWARE: Final = not IMPORT_FAULT
+
+logger = logging.getLogger(__name__)
 
 Next = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -181,7 +183,7 @@ class OwnCycles:
             message, stop_reason = agent.messages[-1], "tool_use"
             try:
                 if not any("toolUse" in block for block in message["content"]):
-                    answer = await self._wanted_answer() if self._is_watched else (await self._asked())[0]
+                    answer = await self._call_model_with_retry() if self._is_watched else (await self._call_model())[0]
                     message, stop_reason = cast("Message", answer.message), answer.stop_reason
                     if stop_reason == "max_tokens":
                         message = recover_message_on_max_tokens_reached(message)
@@ -209,23 +211,22 @@ class OwnCycles:
         if self._trace is not None:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
-    async def _wanted_answer(self) -> Answer:
+    async def _call_model_with_retry(self) -> Answer:
         """An answer that no hook wants another one for; hooks hear of failures too."""
         self._child("stream_messages")
         while True:
-            with foreign_code("hooks hear of whatever a model call raises") as outcome:
-                answer, is_wanted_again = await self._asked()
+            try:
+                answer, is_wanted_again = await self._call_model()
                 if not is_wanted_again:
                     return answer
                 self._agent.event_loop_metrics.update_usage(cast("Any", answer.usage))
-            error = outcome.error
-            if isinstance(error, InterruptException):
-                raise error
-            if error is not None:
-                failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=error)
-                await self._tell(failed)
+            except InterruptException:
+                raise
+            except Exception as e:  # hooks hear of whatever a model call raises
+                failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=e)
+                await self._fire_hooks(failed)
                 if not failed.retry:
-                    raise error
+                    raise
 
     async def _take(self, answer: Answer, message: Message) -> None:
         metrics, child = self._agent.event_loop_metrics, cast("Trace", self._trace).children[-1]
@@ -235,12 +236,12 @@ class OwnCycles:
         metrics.update_usage(cast("Any", answer.usage))
         metrics.update_metrics(cast("Any", answer.metrics))
 
-    async def _asked(self) -> tuple[Answer, bool]:
+    async def _call_model(self) -> tuple[Answer, bool]:
         """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._is_watched and self._reads_tokens() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             raise InterruptException(self._kept(asking)[0])
         if before.cancel:
             words = before.cancel if isinstance(before.cancel, str) else "model call denied by hook"
@@ -258,7 +259,7 @@ class OwnCycles:
             cast("Any", answer.message), cast("Any", answer.stop_reason)
         )
         after = hooks.AfterModelCallEvent(agent=agent, invocation_state=state, stop_response=response)
-        await self._tell(after)
+        await self._fire_hooks(after)
         if answer.stop_reason == "cancelled" and agent._cancel_message is not None:
             answer = dataclasses.replace(answer, message=_said(agent._cancel_message))
         return answer, after.retry
@@ -271,22 +272,24 @@ class OwnCycles:
         return any(not getattr(listen, "__module__", "").startswith(_INDIFFERENT) for listen in listening)
 
     async def _projected_tokens(self) -> int | None:
-        with foreign_code("hooks can do without"):
+        try:
             return await _estimate_input_tokens(self._agent)
-        return None
+        except Exception as e:  # an estimate, which may fail in a user's model; hooks can do without
+            logger.debug("the tokens of a model call could not be estimated error=%r", e)
+            return None
 
     async def _run_tools(self, message: Message) -> End | None:
         agent, state = self._agent, self._state
         before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
         results: list[ToolResult] = []
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             return self._interrupted(message, results, asking)
         try:
             asking = await self._run_calls(message, before, results)
         finally:
             answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
             after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
-            await self._tell(after)
+            await self._fire_hooks(after)
         if self._is_watched:
             state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if asking:
@@ -386,12 +389,12 @@ class OwnCycles:
         """Make a call that is to be made of the tool of this name; what is asked of a person instead of that."""
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             return asking
         if before.cancel_tool:
             words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
             after = hooks.AfterToolCallEvent(agent, None, call, state, _failed(call, words), cancel_message=words)
-            await self._tell(after)
+            await self._fire_hooks(after)
             return after
         is_renamed = before.selected_tool is tool and before.tool_use["name"] != name
         call, started = before.tool_use, time.monotonic()
@@ -410,13 +413,13 @@ class OwnCycles:
             seconds, error = time.monotonic() - started, event.exception
             after = hooks.AfterToolCallEvent(agent, tool, call, state, event.tool_result, error, duration=seconds)
             if self._is_watched:
-                await self._tell(after)
+                await self._fire_hooks(after)
         except InterruptException as e:
             return self._kept([e.interrupt])
         except Exception as e:  # whatever a tool raises, or a hook that heard of it, is a result for the policy
             result, seconds = _failed(call, f"Error: {error_words(e)}"), time.monotonic() - started
             after = hooks.AfterToolCallEvent(agent, tool, call, state, result, e, duration=seconds)
-            await self._tell(after)
+            await self._fire_hooks(after)
         return after
 
     def _count(self, call: ToolUse, started: float, last: object) -> None:
@@ -463,9 +466,9 @@ class OwnCycles:
             _ensure_tracking_id(message)
         self._agent.messages.append(message)
         if self._is_watched:
-            await self._tell(hooks.MessageAddedEvent(agent=self._agent, message=message))
+            await self._fire_hooks(hooks.MessageAddedEvent(agent=self._agent, message=message))
 
-    async def _tell(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
+    async def _fire_hooks(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
         """Call the hooks of an event, as Strands' registry does; what they ask of a person."""
         asking: dict[str, Interrupt] = {}
         for listen in self._hooks.get_callbacks_for(event):

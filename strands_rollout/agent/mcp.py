@@ -24,7 +24,7 @@ from strands.tools.mcp import MCPClient
 from strands.types.tools import AgentTool, ToolGenerator, ToolUse
 
 from strands_rollout.agent.tool_call import WrappedTool, callable_names
-from strands_rollout.errors import SandboxError, ToolError, foreign_code
+from strands_rollout.errors import SandboxError, ToolError
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import beside
@@ -121,18 +121,19 @@ class GuardedMcpClient(ToolProvider):
             if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
                 raise SandboxError(self._failure)
             began_at = time.monotonic()
-            with foreign_code("Strands wraps what the connection raised") as outcome, _STARTING, _hidden_tracebacks():
-                if self.may_be_lost:
-                    self._drop_lost_connection()
-                tools = await self._client.load_tools(**kwargs)
-                self._reschedule(None)
-            if (error := outcome.error) is not None:
+            try:
+                with _STARTING, _hidden_tracebacks():
+                    if self.may_be_lost:
+                        self._drop_lost_connection()
+                    tools = await self._client.load_tools(**kwargs)
+                    self._reschedule(None)
+            except Exception as e:  # Strands wraps whatever the connection raised
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
                 late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was given up"
-                why = late if is_late else masked_text(_first_cause(error))
+                why = late if is_late else masked_text(_first_cause(e))
                 self._failure = f"the MCP server {self._name!r} did not start: {why}"
                 self._failed_at = time.monotonic()
-                raise SandboxError(self._failure) from error
+                raise SandboxError(self._failure) from e
         names = callable_names([tool.tool_name for tool in tools])
         return [_GuardedTool(tool, self, names[tool.tool_name]) for tool in tools]
 
@@ -154,11 +155,12 @@ class GuardedMcpClient(ToolProvider):
             threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
 
     def _remove(self, consumer_id: object, **kwargs: object) -> None:
-        with self._lock, foreign_code("the kind depends on how the connection ended") as outcome, _hidden_tracebacks():
-            self._consumers.discard(consumer_id)
-            self._client.remove_consumer(consumer_id, **kwargs)
-        if outcome.error is not None:
-            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(outcome.error)))
+        try:
+            with self._lock, _hidden_tracebacks():
+                self._consumers.discard(consumer_id)
+                self._client.remove_consumer(consumer_id, **kwargs)
+        except Exception as e:  # the kind depends on how the connection ended
+            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(e)))
 
     def _limited(
         self, transport: Callable[[], AbstractAsyncContextManager[Any]]
@@ -211,10 +213,10 @@ class GuardedMcpClient(ToolProvider):
 
     def _drop_lost_connection(self) -> None:
         """Let the client connect anew, though other agents use it yet."""
-        with foreign_code("the kind depends on how the connection ended") as trial:
+        try:
             self.try_connection()
-        if trial.error is not None:
-            with foreign_code("it says again that the connection is lost"):
+        except Exception:  # the kind depends on how the connection ended
+            with contextlib.suppress(Exception):  # it says again that the connection is lost
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)
@@ -239,13 +241,13 @@ class _GuardedTool(WrappedTool):
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
         """The tool's events; a SandboxError where the server does not answer any more."""
-        with foreign_code("the kind depends on how the connection ended") as outcome:
+        try:
             async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
                 if _is_clients_own(getattr(event, "tool_result", event)):
                     await asyncio.to_thread(self._client.try_connection)
                 yield event
-        if outcome.error is not None:
-            raise self._client.lost(outcome.error) from outcome.error
+        except Exception as e:  # the kind depends on how the connection ended
+            raise self._client.lost(e) from e
 
 
 @contextlib.contextmanager

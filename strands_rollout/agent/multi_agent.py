@@ -35,7 +35,7 @@ from strands_rollout.agent.tool_loading import (
     refuse_unplayable,
 )
 from strands_rollout.control import current_call
-from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
 
@@ -89,15 +89,16 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     """
     build = load_function(path, "an agent")
     given = replace(task, tools=released_once(task.tools))
-    with foreign_code("the user's code may raise anything") as outcome, running(given):
-        made = await result_of(build, model, given, in_thread=_in_thread)
-    if (error := outcome.error) is not None:
-        if isinstance(error, RolloutError) and not isinstance(error, ToolError):  # which sys.exit() is made into
-            raise error
-        fault = sandbox_fault(error)  # Strands wraps what a tool provider raises
+    try:
+        with running(given):
+            made = await result_of(build, model, given, in_thread=_in_thread)
+    except Exception as e:  # the user's code may raise anything
+        if isinstance(e, RolloutError) and not isinstance(e, ToolError):  # which sys.exit() is made into
+            raise
+        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
         if fault is not None:
-            raise fault from error
-        raise ConfigError(failure_words(f"agent_factory {path!r}", error, task)) from error
+            raise fault from e
+        raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e
     team = _team_of(made, model, path)
     try:
         yield team
@@ -255,13 +256,13 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 
 
 @dataclass(slots=True)
-class _Episode:
-    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+class _ModelsScope:
+    """The models of an episode, as its contexts hold them, which outlive it in timers and idle connections."""
 
     models: AgentModels | None
 
 
-_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_agent_models", default=None)
+_CURRENT: Final[ContextVar[_ModelsScope | None]] = ContextVar("strands_rollout_agent_models", default=None)
 
 
 @dataclass(slots=True)
@@ -280,13 +281,13 @@ class AgentModels:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make `sub_agent_model` give models of this episode, to whatever the block calls, awaits or starts."""
-        episode = _Episode(self)
-        token = _CURRENT.set(episode)
+        scope = _ModelsScope(self)
+        token = _CURRENT.set(scope)
         try:
             yield
         finally:
             _CURRENT.reset(token)
-            episode.models = None
+            scope.models = None
             for model in self.made:  # however the episode ends
                 model.conversations.close()
 
@@ -310,8 +311,8 @@ def sub_agent_model() -> SGLangModel:
     Raises:
         ConfigError: No episode is running here.
     """
-    episode = _CURRENT.get()
-    models = None if episode is None else episode.models
+    scope = _CURRENT.get()
+    models = None if scope is None else scope.models
     if models is None:
         raise ConfigError(
             "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "

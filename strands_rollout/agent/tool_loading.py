@@ -34,7 +34,6 @@ from strands_rollout.errors import (
     ConfigError,
     NoModelError,
     ToolError,
-    foreign_code,
     is_users_file,
 )
 from strands_rollout.exits import exits_as_errors
@@ -218,12 +217,13 @@ def _made_at(path: str, what: str) -> object:
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
-    with foreign_code("a user's constructor may raise anything") as outcome, exits_as_errors("it"):
-        return make()
-    e = outcome.error
-    raise ToolError(
-        f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
-    ) from e
+    try:
+        with exits_as_errors("it"):
+            return make()
+    except Exception as e:  # a user's constructor may raise anything
+        raise ToolError(
+            f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
+        ) from e
 
 
 def _tools_of(server: McpServer) -> ToolProvider:
@@ -273,14 +273,17 @@ _CONSENT: Final = "BYPASS_TOOL_CONSENT"
 def _warn_of_consent(path: str) -> None:
     """Say that a tool of strands-agents-tools asks a person before it acts, where it does."""
     module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
-    with foreign_code("it may have no source"):
-        if module is not None and _CONSENT in inspect.getsource(module):
-            logger.warning(
-                "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
-                "environment of the trainer, or take another tool",
-                path,
-                _CONSENT,
-            )
+    try:
+        asks = module is not None and _CONSENT in inspect.getsource(module)
+    except (OSError, TypeError):  # it has no source
+        return
+    if asks:
+        logger.warning(
+            "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
+            "environment of the trainer, or take another tool",
+            path,
+            _CONSENT,
+        )
 
 
 class _NoModel(BedrockModel):

@@ -372,10 +372,11 @@ class _Aborts:
         return task
 
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        with errors.foreign_code("a caller's connection may raise anything; its end ends the request too") as outcome:
+        try:
             return await self.send(body, headers)
-        logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, outcome.error)
-        return False
+        except Exception as e:  # a caller's connection may raise anything; its end ends the request too
+            logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
+            return False
 
 
 _SHARED: Final[LoopCache[SGLangClient]] = LoopCache()

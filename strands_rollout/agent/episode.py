@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from strands import Agent
 from strands.agent.conversation_manager import ConversationManager, NullConversationManager
@@ -107,33 +107,17 @@ SEVERAL_SEGMENTS: Final = "it has several segments"
 SEVERAL_AGENTS: Final = "it is a swarm's or graph's"
 
 
-class EpisodeStep(NamedTuple):
-    """Where an episode stands when a turn has ended, or a call of it; the fields are as those of `EpisodeProgress`."""
-
-    messages: Sequence[Mapping[str, Any]]
-    finished: Mapping[str, Any]
-    calls: Sequence[Mapping[str, Any]]
-    counts: tuple[float, ...]
-    """Those that `STEP_COUNTS` names."""
-
-
-STEP_COUNTS: Final = (
-    *("covered", "tool_iterations", "tool_calls", "tool_errors", "tool_timeouts"),
-    *("tool_s", "duration_s"),
-)
-
-
 class Journal(Protocol):
     """Keeps what another process needs to continue an episode."""
 
-    async def turn_ended(self, step: EpisodeStep) -> None:
-        """A turn has ended, and its tools run as soon as this returns."""
+    async def turn_ended(self, progress: EpisodeProgress) -> None:
+        """Note that a turn has ended, whose tools run as soon as this returns."""
 
-    def call_ended(self, step: EpisodeStep) -> None:
-        """A tool call has ended."""
+    def call_ended(self, progress: EpisodeProgress) -> None:
+        """Note that a tool call has ended."""
 
     def close(self, reason: str) -> None:
-        """The episode can't be continued from its further steps."""
+        """Note that the episode can't be continued from its further steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,16 +221,17 @@ class _AgentRun:
         is_resumable = self.team is None or self.team.is_alone
         history = self.begun.messages if self.main is None else self.main.messages
         self.model.conversation.drop_empty_segment()
-        duration_s = control.elapsed_s
+        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
+        progress = self.progress(history, in_tools=in_tools)
         return Episode(
             stop_reason=reason,
             error=self.stats.infrastructure_error or error,
             tool_iterations=self.limiter.iterations,
             tool_calls=self.limiter.calls,
             tools=self.stats,
-            duration_s=duration_s,
+            duration_s=progress.duration_s,
             limits=self.setup.limits,
-            progress=self._progress(history, duration_s),
+            progress=progress,
             user_turns=self.user_turns,
             is_resumable=is_resumable,
         )
@@ -329,10 +314,9 @@ class _AgentRun:
         self.main, self.limiter = main, self.limiters[main]
         conversations.promote(spoke[main])
 
-    def _progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
+    def progress(self, history: Sequence[Mapping[str, Any]], *, in_tools: bool) -> EpisodeProgress:
+        """Return where the episode stands; `in_tools` where the history ends with calls that may lack results."""
         limiter, stats = self.limiter, self.stats
-        # whether the history ends with calls that have no results yet
-        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
         iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
         return EpisodeProgress(
             messages=history,
@@ -343,7 +327,7 @@ class _AgentRun:
             tool_errors=stats.errors,
             tool_timeouts=stats.timeouts,
             tool_s=stats.seconds,
-            duration_s=duration_s,
+            duration_s=self.setup.control.elapsed_s,
             calls=stats.calls,
         )
 
@@ -379,23 +363,19 @@ class _JournalHook(HookProvider):
         registry.add_callback(BeforeToolsEvent, self._before_tools)
 
     async def _before_tools(self, event: BeforeToolsEvent) -> None:
-        if not event.cancel and (step := self._step()) is not None:
-            await self._journal.turn_ended(step)
+        if not event.cancel and (progress := self._progress()) is not None:
+            await self._journal.turn_ended(progress)
 
     def _call_ended(self) -> None:
-        if (step := self._step()) is not None:
-            self._journal.call_ended(step)
+        if (progress := self._progress()) is not None:
+            self._journal.call_ended(progress)
 
-    def _step(self) -> EpisodeStep | None:
-        run, main = self._run, cast("Agent", self._run.main)
-        conversation, stats = run.model.conversation, run.stats
-        if conversation.segments:
+    def _progress(self) -> EpisodeProgress | None:
+        if self._run.model.conversation.segments:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
-        used = conversation.last.covered_messages, *run.limiter.before_turn, stats.errors, stats.timeouts
-        return EpisodeStep(
-            main.messages, stats.finished, stats.calls, (*used, stats.seconds, run.setup.control.elapsed_s)
-        )
+        main = cast("Agent", self._run.main)
+        return self._run.progress(main.messages, in_tools=True)
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"

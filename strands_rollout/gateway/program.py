@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from strands_rollout import errors
 from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
-from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, EpisodeStep, Journal, ProgramOutcome
+from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome
 from strands_rollout.agent.limits import (
     LENGTH_REASONS,
     EpisodeLimits,
@@ -181,14 +181,26 @@ class _Run:
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
-        duration_s = self.control.elapsed_s
+        progress = self._progress()
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
         text = given if isinstance(given, str) else None
         told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
-        return self._episode(reason, error, duration_s, told)
+        return Episode(
+            stop_reason=reason,
+            error=error,
+            tool_iterations=progress.tool_iterations,
+            tool_calls=progress.tool_calls,
+            tools=self.stats,
+            duration_s=progress.duration_s,
+            limits=self.limits,
+            progress=progress,
+            user_turns=self.user_turns,
+            is_resumable=self.program.may_replay,
+            program=told,
+        )
 
     def asked(self, conversation: Conversation, messages: Sequence[Message], waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
@@ -239,10 +251,22 @@ class _Run:
             journal.close(_OTHER_MAIN)
             return
         self.recorded = main
-        stats, duration_s = self.stats, self.control.elapsed_s
-        used = (*self.counts.get(self.model.conversation, (0, 0)), stats.errors, stats.timeouts, stats.seconds)
-        counts = (self.model.conversation.last.covered_messages, *used, duration_s)
-        journal.call_ended(EpisodeStep(self.session.main_messages, {}, stats.calls, counts))
+        journal.call_ended(self._progress())
+
+    def _progress(self) -> EpisodeProgress:
+        stats = self.stats
+        iterations, calls = self.counts.get(self.model.conversation, (0, 0))
+        return EpisodeProgress(
+            messages=self.session.main_messages,
+            covered=self.model.conversation.last.covered_messages,
+            tool_iterations=iterations,
+            tool_calls=calls,
+            tool_errors=stats.errors,
+            tool_timeouts=stats.timeouts,
+            tool_s=stats.seconds,
+            duration_s=self.control.elapsed_s,
+            calls=stats.calls,
+        )
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
@@ -308,36 +332,6 @@ class _Run:
         if was_cut:
             return LENGTH_REASONS[cut_by or "turn"], None
         return StopReason.COMPLETED, None
-
-    def _episode(
-        self, reason: StopReason, error: Exception | None, duration_s: float, outcome: ProgramOutcome
-    ) -> Episode:
-        stats = self.stats
-        iterations, calls = self.counts.get(self.model.conversation, [0, 0])
-        progress = EpisodeProgress(
-            messages=self.session.main_messages,
-            covered=self.model.conversation.last.covered_messages,
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tool_errors=stats.errors,
-            tool_timeouts=stats.timeouts,
-            tool_s=stats.seconds,
-            duration_s=duration_s,
-            calls=stats.calls,
-        )
-        return Episode(
-            stop_reason=reason,
-            error=error,
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tools=stats,
-            duration_s=duration_s,
-            limits=self.limits,
-            progress=progress,
-            user_turns=self.user_turns,
-            is_resumable=self.program.may_replay,
-            program=outcome,
-        )
 
 
 def _user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:

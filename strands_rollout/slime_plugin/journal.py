@@ -22,7 +22,6 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from strands_rollout.agent.episode import STEP_COUNTS, EpisodeStep
 from strands_rollout.agent.limits import EpisodeProgress
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls
@@ -108,15 +107,15 @@ class EpisodeJournal:
         self._tokens = self._turns = self._messages = self._calls = 0
         self._finished: set[str] = set()
 
-    async def turn_ended(self, step: EpisodeStep) -> None:
+    async def turn_ended(self, progress: EpisodeProgress) -> None:
         """Write a record; return when it is kept, so that no tool acts before."""
         self._finished.clear()
-        if (record := self._record(step)) is not None:
+        if (record := self._record(progress)) is not None:
             await self._kept.write_before_tools(record)
 
-    def call_ended(self, step: EpisodeStep) -> None:
+    def call_ended(self, progress: EpisodeProgress) -> None:
         """Write a record."""
-        if (record := self._record(step)) is not None:
+        if (record := self._record(progress)) is not None:
             self._kept.write(record)
 
     def close(self, reason: str) -> None:
@@ -125,7 +124,7 @@ class EpisodeJournal:
             self._is_closed = True
             self._kept.write(orjson.dumps({"closed": reason}))
 
-    def _record(self, step: EpisodeStep) -> bytes | None:
+    def _record(self, progress: EpisodeProgress) -> bytes | None:
         model, trajectory = self._model, self._model.trajectory
         is_alone = not self._made and not model.conversations.others
         dropped = 0 if is_alone else self._sampled_beside()
@@ -134,25 +133,25 @@ class EpisodeJournal:
         if self._is_closed:
             return None
         aborts = model.conversation.sampler.engine_aborts if is_alone else model.engine_aborts
-        head: dict[str, Any] = {"counts": step.counts, "aborts": aborts + self._earlier_aborts}
+        head: dict[str, Any] = {"counts": _COUNTS(progress), "aborts": aborts + self._earlier_aborts}
         tail = b""
         if len(trajectory.turns) > self._turns:
             tail = self._add_turns(head, trajectory)
-        if len(step.messages) > self._messages:
-            head["messages"] = step.messages[self._messages :]
-        if len(step.calls) > self._calls:
-            head["calls"] = step.calls[self._calls :]
+        if len(progress.messages) > self._messages:
+            head["messages"] = progress.messages[self._messages :]
+        if len(progress.calls) > self._calls:
+            head["calls"] = progress.calls[self._calls :]
             head["code"] = _CODE(self._code)
-        if step.finished:
-            head["finished"] = {one: step.finished[one] for one in step.finished if one not in self._finished}
+        if progress.finished:
+            head["finished"] = {one: progress.finished[one] for one in progress.finished if one not in self._finished}
         if dropped or self._resumes:
             head |= {"dropped": dropped, "resumes": self._resumes}
         if (line := _as_json(head)) is None:
             self.close("its messages can't be written as JSON, as those with images")
             return None
         self._tokens, self._turns = len(trajectory.token_ids), len(trajectory.turns)
-        self._messages, self._calls = len(step.messages), len(step.calls)
-        self._finished.update(step.finished)
+        self._messages, self._calls = len(progress.messages), len(progress.calls)
+        self._finished.update(progress.finished)
         return line + tail
 
     def _add_turns(self, head: dict[str, Any], trajectory: Trajectory) -> bytes:
@@ -182,6 +181,16 @@ _PART_NAMES: Final = (
 _PART: Final = attrgetter(*_PART_NAMES)
 _CODE_NAMES: Final = tuple(one.name for one in fields(CodeCalls))
 _CODE: Final = attrgetter(*_CODE_NAMES)
+_COUNT_NAMES: Final = (
+    "covered",
+    "tool_iterations",
+    "tool_calls",
+    "tool_errors",
+    "tool_timeouts",
+    "tool_s",
+    "duration_s",
+)
+_COUNTS: Final = attrgetter(*_COUNT_NAMES)
 
 
 def _as_json(record: dict[str, Any]) -> bytes | None:
@@ -263,7 +272,7 @@ def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[
         "turns": [{"start": turn[0]["start"], "parts": list(map(_saved_part, turn))} for turn in turns],
         "messages": list(map(saved_message, _all(lines, "messages"))),
         "finished": {one: saved_result(result) for one, result in finished.items()},
-        **dict(zip(STEP_COUNTS, lines[-1]["counts"], strict=True)),
+        **dict(zip(_COUNT_NAMES, lines[-1]["counts"], strict=True)),
         "calls": _all(lines, "calls"),
         "engine_aborts": lines[-1]["aborts"],
         "code": dict(zip(_CODE_NAMES, code, strict=True)) if code else {},

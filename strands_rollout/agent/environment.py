@@ -110,43 +110,20 @@ def place_in_users_code(error: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
 
-_OWN_LOOP: Final[ContextVar[OwnLoop | None]] = ContextVar("strands_rollout_own_loop", default=None)
-
-
-@asynccontextmanager
-async def own_loop() -> AsyncIterator[None]:
-    """Call the user's async functions in this block on a loop of their own, where blocking holds up no other episode.
-
-    All of them run there: a resource that one has opened is bound to the loop.
-    """
-    async with OwnLoop() as loop:
-        token = _OWN_LOOP.set(loop)
-        try:
-            yield
-        finally:
-            _OWN_LOOP.reset(token)
-
-
-async def _awaited(call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
-    """Call the user's async function on the user's own loop, where there is one, and return its result."""
-    loop = _OWN_LOOP.get()
-    return await (call(*given) if loop is None else loop.run(call, *given))
-
-
 async def result_of(
     call: Callable[..., Any],
     *given: object,
+    loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """What the user's function gives; a coroutine function's on the loop, any other's from a thread, as it may block.
-
-    In the block of `own_loop`, the loop is that one.
+    """Call the user's function and return what it gives.
 
     Args:
-        call: The function.
+        call: The function. A coroutine function runs on the loop, any other in a thread, as it may block.
         given: Its arguments.
-        in_thread: Runs one that is no coroutine function; by default in a thread of its own: what never ends must not
-            take a place from others, as in the loop's pool.
+        loop: Where coroutines run; None for the running loop.
+        in_thread: Runs a function that is no coroutine function; by default in a thread of its own: one that never ends
+            must not take a place from others, as in the loop's pool.
 
     Raises:
         ToolError: The function raised SystemExit, or another exception that would end the event loop.
@@ -154,10 +131,14 @@ async def result_of(
     """
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
-            return await _awaited(call, *given)
+            return await _awaited(loop, call, *given)
         bound = functools.partial(call, *given)
         result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
-        return await _awaited(lambda: result) if asyncio.iscoroutine(result) else result
+        return await _awaited(loop, lambda: result) if asyncio.iscoroutine(result) else result
+
+
+async def _awaited(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
+    return await (call(*given) if loop is None else loop.run(call, *given))
 
 
 logger = logging.getLogger(__name__)
@@ -200,6 +181,7 @@ class EpisodeContext:
         task: With resources, environment and the environment's tools.
         timeout_s: Seconds that each step of the environment, and each opening, may take.
         control: That of the episode; an abort ends them.
+        loop: Where the user's coroutines run, so that what one has opened is bound to it; None for the running loop.
         question: What the environment asks in place of the row; None for the row's.
 
     Raises:
@@ -209,6 +191,7 @@ class EpisodeContext:
     task: Task
     timeout_s: float | None
     control: Control
+    loop: OwnLoop | None = None
     question: str | None = None
 
     @property
@@ -263,7 +246,7 @@ class EpisodeContext:
         try:
             with running(self.task):
                 async with deadline:
-                    return await result_of(call, *given)
+                    return await result_of(call, *given, loop=self.loop)
         except Exception as e:  # the user's code may raise anything
             # sys.exit() is made into a ToolError
             if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):
@@ -275,7 +258,7 @@ class EpisodeContext:
     async def entered(self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]) -> object:
         """Open a resource, which the stack closes."""
         opened = await self.guarded(f"the opening of {what}", resource.__aenter__)
-        stack.push_async_callback(_close, what, resource, self.task)
+        stack.push_async_callback(_close, what, resource, self)
         return opened
 
 
@@ -314,7 +297,9 @@ def _shown(given: object) -> str:
 
 
 @asynccontextmanager
-async def open_context(settings: RolloutSettings, task: Task, control: Control) -> AsyncIterator[EpisodeContext]:
+async def open_context(
+    settings: RolloutSettings, task: Task, control: Control, loop: OwnLoop | None = None
+) -> AsyncIterator[EpisodeContext]:
     """Open the resources, make the environment and prepare it; close all of them when the block ends, however it does.
 
     Raises:
@@ -322,7 +307,7 @@ async def open_context(settings: RolloutSettings, task: Task, control: Control) 
         EnvironmentFaultError: A resource or the environment can't be opened or prepared.
         EngineAbortedError: The rollout was aborted meanwhile.
     """
-    context = EpisodeContext(task, settings.environment_timeout_s, control)
+    context = EpisodeContext(task, settings.environment_timeout_s, control, loop)
     async with AsyncExitStack() as stack:
         for name, path in settings.resources.items():
             what = f"resource {name!r} ({path})"
@@ -369,11 +354,11 @@ def _tools_of(environment: object) -> list[object]:
     return list(tools)
 
 
-async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Task) -> None:
+async def _close(what: str, resource: AbstractAsyncContextManager[Any], context: EpisodeContext) -> None:
     """Leave a resource, in the task that entered it, as some demand; its failure is not the episode's."""
     try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
-                await _awaited(resource.__aexit__, None, None, None)
+                await _awaited(context.loop, resource.__aexit__, None, None, None)
     except Exception as e:  # the user's code may raise anything
-        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", e, task))
+        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", e, context.task))

@@ -42,6 +42,7 @@ from strands_rollout.gateway.protocols import Message, Reply
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import Conversation, SGLangModel
+from strands_rollout.own_loop import OwnLoop
 from strands_rollout.settings import AgentCommand
 from strands_rollout.user_code import beside
 
@@ -95,11 +96,13 @@ class Program:
         name: In messages, as the settings name it.
         play: The function.
         may_replay: Whether it may be started again, against the record of an attempt that was aborted.
+        loop: Where its coroutines run; None for the running loop.
     """
 
     name: str
     play: Callable[[Task, Endpoint], Any]
     may_replay: bool = False
+    loop: OwnLoop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +298,7 @@ class _Run:
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
-        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
+        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint, loop=self.program.loop))
         tripped = asyncio.ensure_future(self.tripped.wait())
         try:
             await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)

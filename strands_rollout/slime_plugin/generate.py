@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors, samples
-from strands_rollout.agent.environment import Task, open_context, own_loop, running
+from strands_rollout.agent.environment import Task, open_context, running
 from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
@@ -24,6 +24,7 @@ from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
+from strands_rollout.own_loop import OwnLoop
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
@@ -267,15 +268,15 @@ async def _run(job: RolloutJob) -> _Finished:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
     journal = _journal(job, model, sub_agents, code_calls)
-    play = _play_program if settings.has_program else _play
     # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
-    loop = own_loop() if settings.agent_program is not None else nullcontext()
+    own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
     with closing(model.conversations), sub_agents.active(), job.control.running():  # in which an agent needs a model
-        async with loop, episode_code_tool(settings, code_calls) as code_tool:
+        async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
+            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
-                async with open_context(settings, task, job.control) as opened:
+                async with open_context(settings, task, job.control, loop) as opened:
                     question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
                     episode = await play(job, model, opened.task, self_timed, answer, journal)
@@ -371,6 +372,8 @@ async def _play_program(
     _self_timed_tools: Sequence[str],
     next_message: Callable[[str], Awaitable[str | None]] | None,
     journal: EpisodeJournal | None,
+    *,
+    loop: OwnLoop | None,
 ) -> Episode:
     from strands_rollout.gateway.program import Program, play_command, play_program
 
@@ -381,7 +384,7 @@ async def _play_program(
     play = functools.partial(play_command, command) if command is not None else load_function(str(path))
     name = "agent_command" if command is not None else f"agent_program {path!r}"
     return await play_program(
-        Program(name, play, may_replay=settings.resumable == "replay"),
+        Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
         model,
         task,
         limits=_limits(settings),

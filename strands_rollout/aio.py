@@ -12,11 +12,11 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What the cache can hold."""
+    """A value that belongs to one event loop."""
 
     @property
     def is_closed(self) -> bool:
-        """Whether it can't be used any more."""
+        """True once it can't be used any more."""
 
     async def aclose(self) -> None:
         """Close it, on its own loop."""

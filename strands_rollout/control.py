@@ -45,7 +45,7 @@ class Generating(Protocol):
         """When the last of them was sent, by `time.monotonic`; None without any."""
 
     def stop_generating(self) -> Awaitable[bool]:
-        """Ask the engine to abort it; whether the engine said that it will."""
+        """Ask the engine to abort it; return True if the engine said that it will."""
 
 
 class Control:
@@ -168,7 +168,7 @@ class Deadline:
             raise EngineAbortedError(f"the rollout was aborted {self._during}".rstrip()) from e
 
     def expired(self) -> bool:
-        """Whether the block was cancelled."""
+        """Return True once the block was cancelled."""
         return self._timeout.expired()
 
     def _abort(self) -> None:
@@ -255,7 +255,7 @@ _IN_EPISODE: Final[ContextVar[bool]] = ContextVar("strands_rollout_in_episode", 
 
 
 def is_in_episode() -> bool:
-    """Whether an episode's `Control.running` block has called, awaited or started what asks."""
+    """Return True in whatever an episode's `Control.running` block calls, awaits or starts."""
     return _IN_EPISODE.get()
 
 

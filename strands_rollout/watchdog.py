@@ -39,7 +39,7 @@ def watch_running_loop() -> None:
 
 
 def plays_episodes() -> bool:
-    """Whether the caller is a step of an episode, on the loop that plays others too."""
+    """Return True in a step of an episode, on the loop that plays others too."""
     try:
         return asyncio.get_running_loop() in _WATCHED and is_in_episode()
     except RuntimeError:  # no loop runs in this thread
@@ -144,7 +144,7 @@ def _cpu_s(thread: int) -> float:
 
 
 def _is_runnable(native_thread: int) -> bool:
-    """Whether a thread runs, or waits for a processor only; False where the system does not tell."""
+    """Return True if a thread runs, or waits for a processor only; False where the system does not tell."""
     with suppress(OSError):
         stat = Path(f"/proc/self/task/{native_thread}/stat").read_text(encoding="ascii", errors="replace")
         return stat.rpartition(")")[2].split()[0] == "R"

@@ -97,7 +97,7 @@ def running(task: Task) -> Iterator[None]:
 
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:
-    """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
+    """Say what failed, how, where in the user's files, and for which sample; `what` names it as the settings do."""
     if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
     place = place_in_users_code(error)
@@ -105,7 +105,7 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
 
 
 def place_in_users_code(error: BaseException) -> str:
-    """Where in the user's files it was raised, in brackets; "" where it was not."""
+    """Return the line of the user's files that raised an error, in brackets; "" if none did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if errors.is_users_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
 
@@ -149,7 +149,7 @@ _DEEPEST_SCORE: Final = 20
 
 
 class Environment(Protocol):
-    """What the setting `environment` makes for each episode; every method may be left out, and be async or not.
+    """An environment, which the setting `environment` makes for each episode; any method may be left out, or be async.
 
     Made with the `Task`, whose `resources` are open. Where it is an async context manager, it is entered before
     `prepare`, and left whatever happens. Methods that are not async run in threads.
@@ -164,18 +164,18 @@ class Environment(Protocol):
         """Bring it into its first state; text, if any, replaces the row's user message."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
-        """What a user says to the policy's answer, for another turn; None ends the episode."""
+        """Return what a user says to the policy's answer, for another turn; None ends the episode."""
 
     def score(self) -> float | Mapping[str, Any] | Awaitable[float | Mapping[str, Any]]:
-        """What the episode is worth: a number, or a mapping with `score` and, if it likes, `acc`; plain JSON."""
+        """Return what the episode is worth: a number, or a mapping with `score` and, if it likes, `acc`; plain JSON."""
 
     def state(self) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
-        """What it is in after the episode, by name, for evaluators that compare it; plain JSON."""
+        """Return the state after the episode, by name, for evaluators that compare it; plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """What is open around one episode, and the steps of its environment.
+    """The resources and environment that are open around one episode, and the steps of the latter.
 
     Attributes:
         task: With resources, environment and the environment's tools.
@@ -196,11 +196,11 @@ class EpisodeContext:
 
     @property
     def answers(self) -> bool:
-        """Whether the environment may answer the policy."""
+        """True if the environment may answer the policy."""
         return hasattr(self.task.environment, "answer")
 
     async def answer(self, reply: str) -> str | None:
-        """The next user's message, or None."""
+        """Return the next user's message, or None."""
         said = await self._asked("answer", reply.strip())
         if said is not None and (not isinstance(said, str) or not said.strip()):
             raise errors.EnvironmentFaultError(
@@ -209,13 +209,13 @@ class EpisodeContext:
         return said
 
     async def score(self) -> dict[str, Any] | None:
-        """The environment's score with the key `score`; None where it has none."""
+        """Return the environment's score with the key `score`; None where it has none."""
         if not hasattr(self.task.environment, "score"):
             return None
         return checked_score(await self._asked("score"), "environment.score")
 
     async def state(self) -> dict[str, Any] | None:
-        """What evaluators may compare of the environment, as plain JSON by name; None where it does not say."""
+        """Return the state that evaluators may compare, as plain JSON by name; None where there is none."""
         if not hasattr(self.task.environment, "state"):
             return None
         given = await self._asked("state")
@@ -263,7 +263,7 @@ class EpisodeContext:
 
 
 def checked_score(given: object, what: str) -> dict[str, Any]:
-    """What the user's code, named `what` in messages, says that an episode is worth, as a mapping with `score`.
+    """Return a score that the user's code, named `what` in messages, has given, as a mapping with `score`.
 
     Raises:
         EnvironmentFaultError: It is neither a finite number nor a mapping of plain JSON with one.

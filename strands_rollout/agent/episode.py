@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """What is known of an episode that a program played.
+    """The outcome of an episode that a program played.
 
     Attributes:
         text: What it returned, where that is text: the answer, in place of the policy's last words.
@@ -59,7 +59,7 @@ class ProgramOutcome:
     dropped_tokens: int | None = None
 
     def record(self, policys: Mapping[str, Any]) -> dict[str, Any]:
-        """As facts of the sample, in place of `policys`: of a cut turn, what it returned of it is cut, too."""
+        """Return facts of the sample that replace `policys`; text that the program took from a cut turn is cut, too."""
         if self.text is None:
             return {"gateway": self.facts}
         is_cut = policys["final_is_cut"] and policys["final_text"].rstrip().endswith(self.text.rstrip())
@@ -69,7 +69,7 @@ class ProgramOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What became of an episode; its tokens are in `model.trajectory`.
+    """A finished episode; its tokens are in `model.trajectory`.
 
     Attributes:
         stop_reason: Why it ended.
@@ -388,7 +388,7 @@ class _ReportedElsewhere(logging.Filter):
     """Drops the records of failed cycles whose error is one of this package's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it."""
+        """Return False for a record that is not to be logged."""
         # the first argument of such a record is the error's class
         named = record.args[0] if isinstance(record.args, tuple) and record.args else None
         return not (record.levelno == logging.ERROR and named in _OWN_ERRORS)

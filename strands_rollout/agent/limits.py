@@ -80,7 +80,7 @@ class StopReason(StrEnum):
 
 
 def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
-    """The reason that an exception of the agent's loop stands for.
+    """Return the reason that an exception of the agent's loop stands for.
 
     Args:
         error: As raised by the model, a tool or a hook.
@@ -115,7 +115,7 @@ LENGTH_REASONS: Final = {
 
 
 def deadline_end(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
-    """How an episode ends whose deadline has cut it; `fault` says how the engine failed, if it does."""
+    """Return the end of an episode that its deadline has cut; `fault` is the engine's, if it was failing then."""
     if was_aborted:
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
     words = f"the episode took more than {limit_s:g} s"
@@ -292,7 +292,7 @@ class EpisodeLimits:
 
 
 def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> ToolLimiter:
-    """The limits on tools, with what of them is used up."""
+    """Make the limits on tools, with what an aborted attempt has used of them."""
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )

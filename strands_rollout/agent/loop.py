@@ -79,7 +79,7 @@ class FlatCycles(hooks.HookProvider):
             registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
-        """Invoke the agent once, until it stops of its own accord; what Strands says of its end.
+        """Invoke the agent once, until it stops of its own accord; return what Strands says of its end.
 
         Args:
             agent: Built with these cycles among its hooks, on an `SGLangModel`.
@@ -128,7 +128,7 @@ class FlatCycles(hooks.HookProvider):
 
 
 def _is_unseen(agent: Agent) -> bool:
-    """Whether no other middleware and no callback handler hears a model call or the whole."""
+    """Return True if no other middleware and no callback handler hears a model call or the whole."""
     handlers = agent._middleware_registry._handlers  # there is no public way to ask
     is_ours_alone = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return is_ours_alone and agent.callback_handler is null_callback_handler
@@ -173,7 +173,7 @@ class OwnCycles:
         self._trace: Trace | None = None
 
     async def run(self) -> End | None:
-        """Continue from the agent's messages until it has ended; None where the next step is one for Strands' cycle."""
+        """Continue from the agent's messages to an end; return None where the next step is one for Strands' cycle."""
         agent = self._agent
         self._state["agent"] = agent
         while is_served(agent) if self._is_watched else not agent.cancel_signal.is_set():
@@ -212,7 +212,7 @@ class OwnCycles:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
     async def _call_model_with_retry(self) -> Answer:
-        """An answer that no hook wants another one for; hooks hear of failures too."""
+        """Return an answer that every hook takes; hooks hear of failures too, and may ask for another try."""
         self._child("stream_messages")
         while True:
             try:
@@ -237,7 +237,7 @@ class OwnCycles:
         metrics.update_metrics(cast("Any", answer.metrics))
 
     async def _call_model(self) -> tuple[Answer, bool]:
-        """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
+        """Return an answer of the policy, or of a hook in its place, and True if a hook wants another."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._is_watched and self._reads_tokens() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
@@ -265,7 +265,7 @@ class OwnCycles:
         return answer, after.retry
 
     def _reads_tokens(self) -> bool:
-        """Whether any hook of a model call may read how many tokens it will have; most agents' own do not."""
+        """Return True if a hook of a model call may read how many tokens it will have; most agents' own do not."""
         if getattr(self._agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
         listening = self._hooks.get_callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
@@ -307,7 +307,7 @@ class OwnCycles:
         return "interrupt", message, asking
 
     async def _end_after(self, message: Message, answered: Message, after: hooks.AfterToolsEvent) -> End | None:
-        """Take a turn's results; the end, where a hook, a tool or a cancellation wants one."""
+        """Take a turn's results; return the end, where a hook, a tool or a cancellation wants it."""
         agent, end = self._agent, after.end_turn
         if not agent._observe_cancellation():
             agent._interrupt_state.end_tool_cycle()
@@ -329,7 +329,7 @@ class OwnCycles:
     async def _run_calls(
         self, message: Message, before: hooks.BeforeToolsEvent, results: list[ToolResult]
     ) -> list[Interrupt]:
-        """Add the results of a turn's calls; what is asked of a person instead."""
+        """Add the results of a turn's calls; return what is asked of a person instead."""
         agent, words = self._agent, before.cancel
         if words or agent.cancel_signal.is_set():
             told = (
@@ -355,7 +355,7 @@ class OwnCycles:
         return asking
 
     def _is_direct(self, tool: AgentTool | None) -> bool:
-        """Whether Strands would do no more with a call alone than this class: it is heard by nobody but hooks."""
+        """Return True if only hooks hear of a call alone, so that Strands would do no more with it than this class."""
         agent = self._agent
         around = agent._middleware_registry._handlers.get(ExecuteToolStage, ())  # Strands' own waits for bare agents
         return (
@@ -386,7 +386,7 @@ class OwnCycles:
     async def _tried(
         self, tool: AgentTool | None, name: str, call: ToolUse
     ) -> hooks.AfterToolCallEvent | list[Interrupt]:
-        """Make a call that is to be made of the tool of this name; what is asked of a person instead of that."""
+        """Make one call of the tool of this name; return its last event, or what is asked of a person instead."""
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
         if asking := await self._fire_hooks(before):
@@ -430,13 +430,13 @@ class OwnCycles:
         self._agent.event_loop_metrics.add_tool_usage(call, seconds, child, is_success, message)
 
     def _child(self, name: str, started: float | None = None) -> Trace:
-        """A step in the metrics' trace of this cycle."""
+        """Add a step to the metrics' trace of this cycle."""
         cycle = cast("Trace", self._trace)
         cycle.add_child(Trace(name, parent_id=cycle.id, start_time=started))
         return cycle.children[-1]
 
     def _shown_specs(self) -> list[ToolSpec]:
-        """Those of the agent's tools, which anybody may change; Strands checks them each time."""
+        """Return the specifications of the agent's tools, which anybody may change; Strands checks them each time."""
         registry = self._agent.tool_registry
         given = [tool.tool_spec for tool in (*registry.registry.values(), *registry.dynamic_tools.values())]
         if given != self._given_specs:
@@ -444,7 +444,7 @@ class OwnCycles:
         return self._specs
 
     def _show_agent(self) -> None:
-        """What Strands' executor hands to tools too."""
+        """Put into the state what Strands' executor hands to tools too."""
         agent = self._agent
         specs = [{"toolSpec": {**spec}} for spec in self._shown_specs()]
         self._state |= {
@@ -469,7 +469,7 @@ class OwnCycles:
             await self._fire_hooks(hooks.MessageAddedEvent(agent=self._agent, message=message))
 
     async def _fire_hooks(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
-        """Call the hooks of an event, as Strands' registry does; what they ask of a person."""
+        """Call the hooks of an event, as Strands' registry does; return what they ask of a person."""
         asking: dict[str, Interrupt] = {}
         for listen in self._hooks.get_callbacks_for(event):
             try:
@@ -484,7 +484,7 @@ class OwnCycles:
 
 
 def is_served(agent: Agent) -> bool:
-    """Whether `OwnCycles` does the agent's next step as Strands would; hooks and tools may change that."""
+    """Return True if `OwnCycles` does the agent's next step as Strands would; hooks and tools may change that."""
     kept = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)
@@ -509,7 +509,7 @@ async def _unknown(call: ToolUse) -> AsyncGenerator[ToolResultEvent, None]:
 
 
 def are_simple(agent: Agent) -> bool:
-    """Whether no tool of the agent sees more than its arguments."""
+    """Return True if no tool of the agent sees more than its arguments."""
     return all(map(_is_simple, agent.tool_registry.registry.values()))
 
 

@@ -36,7 +36,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 _OF_CONNECTIONS: Final = frozenset({"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"})
 _TRACEBACK_LOGGERS: Final = (
     *_OF_CONNECTIONS,
-    *("strands.tools.registry", "strands.tools.executors._executor", "asyncio", "root"),
+    "strands.tools.registry",
+    "strands.tools.executors._executor",
+    "asyncio",
+    "root",
 )
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
@@ -50,7 +53,7 @@ _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
 
 
 def mcp_tools(server: McpServer) -> ToolProvider:
-    """The tools of a server, to be given to an agent; its connection opens with the first agent that uses it.
+    """Return the tools of a server, for an agent; the connection opens with the first agent that uses it.
 
     Raises:
         ToolError: The server can't be used as it is named.
@@ -67,7 +70,7 @@ def _shared_client(server: str) -> ToolProvider:
 
 @functools.lru_cache(maxsize=64)
 def guarded(client: MCPClient, name: str) -> ToolProvider:
-    """The one guard of a client of the user's, which all episodes share."""
+    """Return the one guard of a client of the user's, which all episodes share."""
     return GuardedMcpClient(client, name)
 
 
@@ -111,7 +114,7 @@ class GuardedMcpClient(ToolProvider):
         warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
-        """Connect if need be; the server's tools.
+        """Connect if need be, and return the server's tools.
 
         Raises:
             SandboxError: The server can't be reached, or could not a moment ago.
@@ -208,7 +211,7 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether the connection, and a server that was started for it, have ended within a time. Blocks."""
+        """Wait for the end of the connection and of a server that was started for it; False if they go on. Blocks."""
         return self._closed.wait(within_s)
 
     def _drop_lost_connection(self) -> None:
@@ -227,7 +230,7 @@ class GuardedMcpClient(ToolProvider):
         self._client.list_tools_sync()
 
     def lost(self, error: Exception) -> SandboxError:
-        """What a call raises whose server was lost."""
+        """Note that the server was lost; return what its call raises."""
         self.may_be_lost = True
         return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
 
@@ -240,7 +243,7 @@ class _GuardedTool(WrappedTool):
         self._client = client
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """The tool's events; a SandboxError where the server does not answer any more."""
+        """Yield the tool's events; raise a SandboxError where the server does not answer any more."""
         try:
             async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
                 if _is_clients_own(getattr(event, "tool_result", event)):
@@ -260,7 +263,7 @@ def _hidden_tracebacks() -> Iterator[None]:
 
 
 def _hides_tracebacks(record: logging.LogRecord) -> bool:
-    """Whether a record is shown: not what Strands logs of an error that the episode reports in one line."""
+    """Filter a record of Strands' of an error that the episode reports in one line: False, or without its traceback."""
     if record.name == "asyncio":  # of a loop that ended before Strands' client told it to
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
@@ -271,7 +274,7 @@ def _hides_tracebacks(record: logging.LogRecord) -> bool:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What all began with: `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
+    """Return the first cause, `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
     text = str(error)
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below

@@ -68,13 +68,13 @@ class Team:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one agent is given the task."""
+        """True if one agent is given the task."""
         return self.runner is self.candidates[0]
 
 
 @asynccontextmanager
 async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator[Team]:
-    """What the user's function builds, its tool providers released when the block ends.
+    """Build a team by the user's function, and release its tool providers when the block ends.
 
     Args:
         path: Of the function, which is given the model and the task; it may be async. One that is not runs in a
@@ -292,7 +292,7 @@ class AgentModels:
                 model.conversations.close()
 
     def new(self) -> SGLangModel:
-        """A model for an agent of the tool call that runs here; its name is that call's and a number."""
+        """Make a model for an agent of the tool call that runs here; its name is that call's and a number."""
         call = current_call()
         call_id = "" if call is None else call.outer_id
         self._names[call_id] += 1
@@ -301,7 +301,7 @@ class AgentModels:
 
 
 def sub_agent_model() -> SGLangModel:
-    """A model for one more agent, to be called by a tool of an episode that `generate` runs.
+    """Make a model for one more agent, to be called by a tool of an episode that `generate` runs.
 
     The agent is played by the policy that is trained, under the episode's sampling parameters and token budgets, which
     count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model
@@ -329,7 +329,7 @@ _PATIENCE_S: Final = 5.0
 
 @asynccontextmanager
 async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Team]:
-    """One agent that this package builds, its tool providers released when the block ends.
+    """Build one agent, and release its tool providers when the block ends.
 
     Args:
         tools: The agent's; where a provider is among them, all that may wait for it happens in a thread.
@@ -355,12 +355,12 @@ async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]
 
 
 def released_once(tools: Sequence[Any]) -> list[Any]:
-    """The tools, for agents that a user's function builds: each provider among them is released once by each agent."""
+    """Return the tools for agents that a user's function builds; each agent releases a provider among them once."""
     return [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 
 async def _in_thread(action: Callable[[], object]) -> object:
-    """What an action gives that may start or stop tool providers, or block; what it set of the context is set here."""
+    """Run an action that may start or stop tool providers, or block; context variables that it sets are set here."""
     made, context = await in_own_thread(_locked, has_last_moment=False)(lambda: (action(), copy_context()), _PATIENCE_S)
     for variable in context:
         variable.set(context[variable])

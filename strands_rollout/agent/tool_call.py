@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ToolStats:
-    """What the tools of one episode did.
+    """Counts and records of the tools of one episode.
 
     Attributes:
         control: That of the episode, for its clock.
@@ -100,7 +100,7 @@ _CALLABLE: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 
 
 def callable_names(names: Collection[str]) -> dict[str, str]:
-    """The names of tools, each with the name under which it can be called: itself, or one without what Strands refuses.
+    """Return for each name of a tool the one it can be called by: itself, or one without what Strands refuses.
 
     Strands shows a tool of any name to the model, and answers each call of one that has other characters than letters
     from a to z, digits, `_` and `-`, or more than 64 of them, with an error; MCP allows dots and 128.
@@ -193,7 +193,7 @@ class BoundedTool(WrappedTool):
 
     @property
     def is_simple(self) -> bool:
-        """Whether it is a decorated function that sees its arguments alone, not the agent or the call's context."""
+        """True for a decorated function that sees its arguments alone, not the agent or the call's context."""
         if type(self._tool) is not DecoratedFunctionTool:  # a subclass may look at more
             return False
         metadata = self._tool._metadata
@@ -228,7 +228,7 @@ class BoundedTool(WrappedTool):
     async def _bounded(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], call: ToolCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
-        """The tool's last event. Neither a time-out nor an abort waits for a tool that does not end when it should."""
+        """Return the tool's last event; neither a time-out nor an abort waits for a tool that does not end in time."""
         task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
@@ -271,7 +271,7 @@ class BoundedTool(WrappedTool):
                     self._stats.on_end()
 
     def _record(self, call: ToolCall, status: object) -> dict[str, Any]:
-        """What the call came to, as plain JSON."""
+        """Return the record of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at
         at_s = self._stats.control.at_s(seconds)
@@ -298,7 +298,7 @@ _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
-    """The setup's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
+    """Return the setup's own failure behind a tool's exception; tools wrap what they catch (Strands' python_repl)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, SandboxError | UnplayableAgentError):

@@ -90,7 +90,7 @@ def end_mcp_connections() -> None:
 
 
 def load_conversation_manager(path: str | None) -> ConversationManager | None:
-    """A new conversation manager by the dotted path of its class, or of a function without arguments; None for None.
+    """Make a conversation manager by the dotted path of its class, or of a function without arguments; None for None.
 
     Raises:
         ToolError: The path can't be imported, or does not give a conversation manager.
@@ -138,7 +138,7 @@ def refuse_unplayable(agent: Agent, path: str) -> None:
 
 
 def load_function(path: str, what: str | None = None, given: Sequence[str] | None = None) -> Callable[..., Any]:
-    """What can be called at a path, as `resolve` takes it: a function or a class.
+    """Return the function or class at a path, as `resolve` takes it.
 
     Args:
         path: Of the function.
@@ -167,7 +167,7 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
 
 
 def load_model(path: str) -> Model:
-    """The Strands model at a dotted path, or that a class or function there makes.
+    """Return the Strands model at a dotted path, or that a class or function there makes.
 
     Raises:
         ToolError: The path can't be imported, or gives no Strands model.
@@ -196,7 +196,7 @@ def _instead_of_agent(path: str, found: object, what: str | None) -> str:
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
-    """New hook providers by the dotted paths of their classes, or of functions without arguments.
+    """Make hook providers by the dotted paths of their classes, or of functions without arguments.
 
     Raises:
         ToolError: A path can't be imported, or does not give a hook provider.
@@ -213,7 +213,7 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 
 
 def _made_at(path: str, what: str) -> object:
-    """What the class or function at a path makes."""
+    """Call the class or function at a path, and return what it makes."""
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
@@ -287,7 +287,7 @@ def _warn_of_consent(path: str) -> None:
 
 
 class _NoModel(BedrockModel):
-    """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
+    """The model of an agent that was given none; Strands takes Bedrock, which a user may have asked for, too."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
         if current_call() is not None or is_in_episode():  # of an agent that a tool or environment has built
@@ -297,7 +297,7 @@ class _NoModel(BedrockModel):
 
 
 def _resolve(path: str) -> object:
-    """What is at a path; its agents without a model can be told, and those that a tool builds print nothing."""
+    """Resolve a path; its agents without a model can be told, and those that a tool builds print nothing."""
     # Strands calls both by these names, where an agent was given no model, and no callback handler
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
@@ -383,7 +383,7 @@ def refuse_no_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """The agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
+    """Yield the agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

@@ -47,14 +47,14 @@ _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transp
 
 @dataclass(slots=True)
 class Flight:
-    """Where the request of one `generate` call is."""
+    """The request of one `generate` call that is at the engine."""
 
     rid: str | None = None
     """The request's id while the engine has it; None before, after, and between two attempts."""
     sent_at: float = 0.0
     """When it was sent last, by `time.monotonic`."""
     fault: Fault | None = None
-    """How the last attempt failed, while another is to follow."""
+    """The last attempt's failure, while another is to follow."""
 
 
 class SGLangClient:
@@ -112,12 +112,12 @@ class SGLangClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection was closed, by this client or by its owner."""
+        """True once the connection was closed, by this client or by its owner."""
         return self._http.is_closed
 
     @property
     def info_fault(self) -> Fault | None:
-        """How the last attempt to ask for the server's info failed, while another is to follow."""
+        """The failure of the last attempt to ask for the server's info, while another is to follow."""
         return self._info_fault
 
     async def aclose(self) -> None:
@@ -200,7 +200,7 @@ class SGLangClient:
         return read_generation(answer, request, vocab_size=self.vocab_size, latency_s=latency_s, attempts=attempts)
 
     async def _persist(self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control) -> object:
-        """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
+        """Return the first answer of these attempts that is no `Fault`; raise an EngineError where none comes."""
         outage: Outage | None = None
         while True:
             started = self._clock()
@@ -237,11 +237,11 @@ class SGLangClient:
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
-        """As `abort` of one request, but a router, which has said once that it can't, is not asked again."""
+        """Abort one request as `abort` does, but do not ask a router again that has said that it can't."""
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Whether `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
+        """Return True if `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
         self._claim_loop()
         try:
             response = await self._http.get("/readiness", timeout=_PROBE_TIMEOUT_S)
@@ -304,7 +304,7 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """The decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
+        """Return the decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
         try:
             answer = await transport.exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
@@ -442,7 +442,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """The JSON object at a path; empty if there is none."""
+    """Return the JSON object at a path; empty if there is none."""
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:

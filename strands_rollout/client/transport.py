@@ -28,7 +28,7 @@ _MOST_S_OF_ATTEMPT: Final = 10.0
 
 
 class FaultKind(StrEnum):
-    """What went wrong with an attempt that may be repeated."""
+    """The failure of an attempt that may be repeated."""
 
     UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router's word for that
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
@@ -59,7 +59,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long, how often and after what wait a request is sent again.
+    """The patience with an engine: how long, how often and after what wait a request is sent again.
 
     Attributes:
         patience_s: Seconds from the first failed attempt to the last; 0 for a single attempt.
@@ -95,7 +95,7 @@ class Outage:
         self.faults.append(fault)
 
     def gives_up(self) -> bool:
-        """Whether the last attempt was the last."""
+        """Return True if no attempt is to follow."""
         policy, kind = self._policy, self.faults[-1].kind
         alike = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
@@ -115,7 +115,7 @@ class Outage:
         return min(wait_s, left_s)
 
     def error(self, missing: str, url: str) -> errors.EngineError:
-        """What to raise for a request that is given up; `missing` says what did not come."""
+        """Make the error of a request that is given up; `missing` says what did not come."""
         last, count = self.faults[-1], len(self.faults)
         words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
         if last.kind is FaultKind.BAD_BODY:
@@ -125,7 +125,7 @@ class Outage:
 
 
 def is_busy(status: int, body: bytes) -> bool:
-    """Whether an answer says that the engine is busy, or that its router has no worker: it may be another soon."""
+    """Return True if an answer says that the engine is busy, or that its router has no worker, which may pass."""
     return status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS))
 
 
@@ -226,7 +226,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
 
 
 class StraightResponse:
-    """What `EngineClient.post_straight` gives: as much of an `httpx.Response` as an exchange reads."""
+    """An answer to `EngineClient.post_straight`: as much of an `httpx.Response` as an exchange reads."""
 
     __slots__ = ("_response", "status_code")
 
@@ -253,7 +253,7 @@ class StraightResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a client's settings mean for a POST to a path: the same as httpx makes of them."""
+    """A client's settings as they apply to a POST to a path, the same as httpx makes of them."""
 
     settings: tuple[object, ...]
     url: str

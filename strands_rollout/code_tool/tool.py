@@ -56,7 +56,7 @@ def code_tool_description(
     isolated: bool = True,
     keeps_state: bool = False,
 ) -> str:
-    """What the policy reads about the tool; `keeps_state` if calls share an interpreter, None for what is not known."""
+    """Describe the tool to the policy; `keeps_state` if calls share an interpreter, None for what is not known."""
     memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
     sentences = [
         "Run Python code and return what it prints, and the value of a last expression.",
@@ -77,7 +77,7 @@ CODE_TOOL_DESCRIPTION: Final = code_tool_description()
 
 @dataclass(slots=True)
 class CodeCalls:
-    """What the code tool of one episode did."""
+    """Counts of the code tool of one episode."""
 
     calls: int = 0  # pieces of code that were run
     queued_s: float = 0.0  # seconds that they waited for a free place; part of no time limit
@@ -97,7 +97,7 @@ class CodeCalls:
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
-    """What the model reads: stdout, then stderr, then how the run ended if it did not end well.
+    """Write what the model reads: stdout, then stderr, then how the run ended if it did not end well.
 
     Args:
         result: Its `infra_error` is not shown; see `code_tool`.
@@ -129,7 +129,7 @@ def code_tool(
     calls: CodeCalls | None = None,
     is_restarted: bool = False,
 ) -> CodeTool:
-    """A Strands tool that runs the model's Python on `executor`; its description says what that offers.
+    """Make a Strands tool that runs the model's Python on `executor`; its description says what that offers.
 
     Args:
         executor: Not owned: the caller closes it, and its session.
@@ -161,7 +161,7 @@ def code_tool(
 
 
 def _shown(result: ExecutionResult, max_output_chars: int) -> str:
-    """The result as the model reads it; first, notes the run in the record of the tool call."""
+    """Note a run in the record of the tool call, and return its result as the model reads it."""
     call = current_call()
     if call is not None:
         call.sandbox |= {
@@ -196,7 +196,7 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 @functools.cache
 def _input_check() -> FunctionToolMetadata:
-    """What checks the input of a call: a pydantic model, whose making would cost each episode half a millisecond."""
+    """Make the check of a call's input, once: a pydantic model, which would cost each episode half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code
@@ -222,7 +222,7 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
-    """The code tool for one episode, None where the settings name none; its session ends with the episode.
+    """Make the code tool of one episode, None where the settings name none; its session ends with the episode.
 
     Args:
         settings: Whose `executor`, `code_session` and `tool_timeout_s` count.

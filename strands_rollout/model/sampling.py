@@ -155,7 +155,7 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """How the engine failed, while it is asked again."""
+        """The engine's last failure, while it is asked again."""
         return self.flight.fault if self._learns_from is None else self._learns_from.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
@@ -231,7 +231,7 @@ class TurnSampler:
                 await asyncio.sleep(min(_BACKOFF_BASE_S * 2 ** (fruitless - 2), _BACKOFF_CAP_S))
 
     def _settled(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """What counts of an aborted answer."""
+        """Return what counts of an aborted answer."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -392,7 +392,7 @@ def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
 
 
 def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
-    """Of the next request: at most `allowance` tokens, and at least what its turn lacks of its least length.
+    """Return the next request's parameters: at most `allowance` tokens, at least what is missing of `min_new_tokens`.
 
     SGLang refuses a least length above the greatest one; the budget counts.
     """
@@ -411,7 +411,7 @@ class TokenLimits:
 
     Attributes:
         max_response_tokens: Of everything after the first prompt, tool results included. slime's `max_new_tokens`.
-        max_context_tokens: Of prompt and response together.
+        max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Sampled in one turn.
         min_turn_tokens: Room that a tool result leaves for the turn after it: a result that would leave less is cut.
     """
@@ -459,7 +459,7 @@ class Room:
 
 
 def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> Room:
-    """What the budgets leave after `trajectory`.
+    """Return what the budgets leave after `trajectory`.
 
     Args:
         limits: The budgets.

@@ -30,7 +30,7 @@ from strands.agent.conversation_manager import NullConversationManager
 
 from experiments.chat_policy import ChatPolicy, RecordedChat, chat_client, engine_context, request_params
 from experiments.chat_transcript import ChatRenderer, Transcript
-from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.tool_loading import load_hooks
 from strands_rollout.aio import once
@@ -52,8 +52,8 @@ from strands_rollout.slime_plugin.metrics import TRUNCATING
 from strands_rollout.slime_plugin.resume import begin_sample
 from strands_rollout.slime_plugin.sample_writer import error_text, write_failure, write_untrained
 from strands_rollout.slime_plugin.slime_adapter import (
-    is_aborting,
     may_return_aborted,
+    rollout_control,
     router_url,
     tokenizer_of,
     tool_span,
@@ -149,21 +149,23 @@ async def _run(
         episode = await run_episode(
             cast("SGLangModel", policy),  # of which an episode uses no more than the policy has
             prompt.messages,
-            system_prompt=prompt.system_prompt,
-            tools=build_tools(settings, code_tool),
-            limits=EpisodeLimits(
-                max_tool_iterations=settings.max_tool_iterations,
-                max_tool_calls=settings.max_tool_calls,
-                max_parallel_tool_calls=settings.max_parallel_tool_calls,
-                tool_timeout_s=settings.tool_timeout_s,
-                episode_timeout_s=settings.episode_timeout_s,
+            EpisodeSetup(
+                system_prompt=prompt.system_prompt,
+                tools=build_tools(settings, code_tool),
+                limits=EpisodeLimits(
+                    max_tool_iterations=settings.max_tool_iterations,
+                    max_tool_calls=settings.max_tool_calls,
+                    max_parallel_tool_calls=settings.max_parallel_tool_calls,
+                    tool_timeout_s=settings.tool_timeout_s,
+                    episode_timeout_s=settings.episode_timeout_s,
+                ),
+                hooks=load_hooks(settings.hooks),
+                self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
+                tool_span=tool_span(sample),
+                control=rollout_control(args, sample, settings.should_abort),
+                # one of the caller's own has Strands' cycles run, which any model can be asked by
+                conversation_manager=NullConversationManager(),
             ),
-            hooks=load_hooks(settings.hooks),
-            self_timed_tools=() if code_tool is None else (CODE_TOOL_NAME,),
-            tool_span=tool_span(sample),
-            should_abort=lambda: is_aborting(args, sample, settings.should_abort),
-            # one of the caller's own has Strands' cycles run, which any model can be asked by
-            conversation_manager=NullConversationManager(),
         )
     return _Played(episode, chat, renderer, code_calls)
 

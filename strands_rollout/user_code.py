@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ToolError
+from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
 _SHOWN: Final = 8

@@ -14,12 +14,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol, Self, cast
+from typing import Any, Final, Protocol, Self
 
 from strands_rollout import errors
 from strands_rollout.agent.tool_loading import load_function, refuse_no_model
-from strands_rollout.aio import EpisodeDeadline, OwnLoop, exits_as_errors, in_own_thread
 from strands_rollout.code_origin import is_users_file
+from strands_rollout.control import Control
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.own_loop import OwnLoop
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import usable_number
 from strands_rollout.settings import RolloutSettings
 
@@ -57,13 +60,13 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Episode:
-    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+class _TaskScope:
+    """The task of an episode, as its contexts hold it, which outlive it in timers and idle connections."""
 
     task: Task | None
 
 
-_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_task", default=None)
+_CURRENT: Final[ContextVar[_TaskScope | None]] = ContextVar("strands_rollout_task", default=None)
 
 
 def current_task() -> Task:
@@ -72,8 +75,8 @@ def current_task() -> Task:
     Raises:
         ConfigError: No episode of `generate` runs here.
     """
-    episode = _CURRENT.get()
-    task = None if episode is None else episode.task
+    scope = _CURRENT.get()
+    task = None if scope is None else scope.task
     if task is None:
         raise errors.ConfigError(
             "current_task() was called outside of an episode; expected a call from a tool, a hook or an agent factory "
@@ -85,17 +88,17 @@ def current_task() -> Task:
 @contextmanager
 def running(task: Task) -> Iterator[None]:
     """Make this the task of whatever the block calls, awaits or starts."""
-    episode = _Episode(task)
-    token = _CURRENT.set(episode)
+    scope = _TaskScope(task)
+    token = _CURRENT.set(scope)
     try:
         yield
     finally:
         _CURRENT.reset(token)
-        episode.task = None
+        scope.task = None
 
 
 def failure_words(what: str, error: BaseException, task: Task) -> str:
-    """What failed with what, where in the user's files, and for which sample; `what` as the settings name it."""
+    """Say what failed, how, where in the user's files, and for which sample; `what` names it as the settings do."""
     if isinstance(error, errors.ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
         error = error.__cause__
     place = place_in_users_code(error)
@@ -103,48 +106,25 @@ def failure_words(what: str, error: BaseException, task: Task) -> str:
 
 
 def place_in_users_code(error: BaseException) -> str:
-    """Where in the user's files it was raised, in brackets; "" where it was not."""
+    """Return the line of the user's files that raised an error, in brackets; "" if none did."""
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_file(frame.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-
-
-_OWN_LOOP: Final[ContextVar[OwnLoop | None]] = ContextVar("strands_rollout_own_loop", default=None)
-
-
-@asynccontextmanager
-async def own_loop() -> AsyncIterator[None]:
-    """Call the user's async functions in this block on a loop of their own, where blocking holds up no other episode.
-
-    All of them run there: a resource that one has opened is bound to the loop.
-    """
-    async with OwnLoop() as loop:
-        token = _OWN_LOOP.set(loop)
-        try:
-            yield
-        finally:
-            _OWN_LOOP.reset(token)
-
-
-async def _awaited(call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
-    """Call the user's async function on the user's own loop, where there is one, and return its result."""
-    loop = _OWN_LOOP.get()
-    return await (call(*given) if loop is None else loop.run(call, *given))
 
 
 async def result_of(
     call: Callable[..., Any],
     *given: object,
+    loop: OwnLoop | None = None,
     in_thread: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
 ) -> Any:  # noqa: ANN401 - the user's
-    """What the user's function gives; a coroutine function's on the loop, any other's from a thread, as it may block.
-
-    In the block of `own_loop`, the loop is that one.
+    """Call the user's function and return what it gives.
 
     Args:
-        call: The function.
+        call: The function. A coroutine function runs on the loop, any other in a thread, as it may block.
         given: Its arguments.
-        in_thread: Runs one that is no coroutine function; by default in a thread of its own: what never ends must not
-            take a place from others, as in the loop's pool.
+        loop: Where coroutines run; None for the running loop.
+        in_thread: Runs a function that is no coroutine function; by default in a thread of its own: one that never ends
+            must not take a place from others, as in the loop's pool.
 
     Raises:
         ToolError: The function raised SystemExit, or another exception that would end the event loop.
@@ -152,36 +132,14 @@ async def result_of(
     """
     with exits_as_errors("it"):
         if asyncio.iscoroutinefunction(call):
-            return await _awaited(call, *given)
+            return await _awaited(loop, call, *given)
         bound = functools.partial(call, *given)
         result = await (in_thread(bound) if in_thread else in_own_thread(bound, has_last_moment=False)())
-        return await _awaited(lambda: result) if asyncio.iscoroutine(result) else result
+        return await _awaited(loop, lambda: result) if asyncio.iscoroutine(result) else result
 
 
-async def in_time(
-    call: Callable[..., Any],
-    *given: object,
-    what: str,
-    timeout_s: float | None,
-    should_abort: Callable[[], bool],
-) -> Any:  # noqa: ANN401 - the user's
-    """What the user's function, named `what` in messages, gives, unless it takes too long or the rollout is aborted.
-
-    Raises:
-        TimeoutError: It took longer.
-        EngineAbortedError: The rollout was aborted.
-        Exception: Whatever the function raises.
-    """
-    deadline = EpisodeDeadline(timeout_s, should_abort)
-    try:
-        async with deadline:
-            return await result_of(call, *given)
-    except TimeoutError as e:
-        if deadline.was_aborted:
-            raise errors.EngineAbortedError(f"the rollout was aborted during {what}") from e
-        if deadline.expired():
-            raise TimeoutError(f"it took more than {timeout_s:g} s") from e
-        raise
+async def _awaited(loop: OwnLoop | None, call: Callable[..., Awaitable[Any]], *given: object) -> Any:  # noqa: ANN401 - the user's
+    return await (call(*given) if loop is None else loop.run(call, *given))
 
 
 logger = logging.getLogger(__name__)
@@ -192,7 +150,7 @@ _DEEPEST_SCORE: Final = 20
 
 
 class Environment(Protocol):
-    """What the setting `environment` makes for each episode; every method may be left out, and be async or not.
+    """An environment, which the setting `environment` makes for each episode; any method may be left out, or be async.
 
     Made with the `Task`, whose `resources` are open. Where it is an async context manager, it is entered before
     `prepare`, and left whatever happens. Methods that are not async run in threads.
@@ -207,23 +165,24 @@ class Environment(Protocol):
         """Bring it into its first state; text, if any, replaces the row's user message."""
 
     def answer(self, reply: str) -> str | Awaitable[str | None] | None:
-        """What a user says to the policy's answer, for another turn; None ends the episode."""
+        """Return what a user says to the policy's answer, for another turn; None ends the episode."""
 
     def score(self) -> float | Mapping[str, Any] | Awaitable[float | Mapping[str, Any]]:
-        """What the episode is worth: a number, or a mapping with `score` and, if it likes, `acc`; plain JSON."""
+        """Return what the episode is worth: a number, or a mapping with `score` and, if it likes, `acc`; plain JSON."""
 
     def state(self) -> Mapping[str, Any] | Awaitable[Mapping[str, Any]]:
-        """What it is in after the episode, by name, for evaluators that compare it; plain JSON."""
+        """Return the state after the episode, by name, for evaluators that compare it; plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """What is open around one episode, and the steps of its environment.
+    """The resources and environment that are open around one episode, and the steps of the latter.
 
     Attributes:
         task: With resources, environment and the environment's tools.
         timeout_s: Seconds that each step of the environment, and each opening, may take.
-        should_abort: Ends them.
+        control: That of the episode; an abort ends them.
+        loop: Where the user's coroutines run, so that what one has opened is bound to it; None for the running loop.
         question: What the environment asks in place of the row; None for the row's.
 
     Raises:
@@ -232,16 +191,17 @@ class EpisodeContext:
 
     task: Task
     timeout_s: float | None
-    should_abort: Callable[[], bool]
+    control: Control
+    loop: OwnLoop | None = None
     question: str | None = None
 
     @property
     def answers(self) -> bool:
-        """Whether the environment may answer the policy."""
+        """True if the environment may answer the policy."""
         return hasattr(self.task.environment, "answer")
 
     async def answer(self, reply: str) -> str | None:
-        """The next user's message, or None."""
+        """Return the next user's message, or None."""
         said = await self._asked("answer", reply.strip())
         if said is not None and (not isinstance(said, str) or not said.strip()):
             raise errors.EnvironmentFaultError(
@@ -250,19 +210,21 @@ class EpisodeContext:
         return said
 
     async def score(self) -> dict[str, Any] | None:
-        """The environment's score with the key `score`; None where it has none."""
+        """Return the environment's score with the key `score`; None where it has none."""
         if not hasattr(self.task.environment, "score"):
             return None
         return checked_score(await self._asked("score"), "environment.score")
 
     async def state(self) -> dict[str, Any] | None:
-        """What evaluators may compare of the environment, as plain JSON by name; None where it does not say."""
+        """Return the state that evaluators may compare, as plain JSON by name; None where there is none."""
         if not hasattr(self.task.environment, "state"):
             return None
         given = await self._asked("state")
-        with errors.foreign_code("the user's mapping and its values may raise anything"):
+        try:
             return dict(json.loads(json.dumps(given, allow_nan=False)))
-        raise errors.EnvironmentFaultError(f"environment.state gave {_shown(given)}; expected a mapping of plain JSON")
+        except Exception as e:  # the user's mapping and its values may raise anything
+            words = f"environment.state gave {_shown(given)}; expected a mapping of plain JSON"
+            raise errors.EnvironmentFaultError(words) from e
 
     async def prepare(self) -> Self:
         """Bring the environment into its first state; its message takes the row's place if it gave one."""
@@ -280,43 +242,45 @@ class EpisodeContext:
         return await self.guarded(f"environment.{name}", getattr(self.task.environment, name), *given)
 
     async def guarded(self, what: str, call: Callable[..., Any], *given: object) -> Any:  # noqa: ANN401 - the user's
-        """What the user's function gives, in time."""
-        with errors.foreign_code("the user's code may raise anything") as outcome, running(self.task):
-            return await in_time(call, *given, what=what, timeout_s=self.timeout_s, should_abort=self.should_abort)
-        error = cast("Exception", outcome.error)
-        # sys.exit() is made into a ToolError
-        if isinstance(error, errors.RolloutError) and not isinstance(error, errors.ToolError):
-            raise error
-        raise errors.EnvironmentFaultError(failure_words(what, error, self.task)) from error
+        """Return what the user's function, named `what` in messages, gives in time, unless the rollout is aborted."""
+        deadline = self.control.deadline(self.timeout_s, during=f"during {what}")
+        try:
+            with running(self.task):
+                async with deadline:
+                    return await result_of(call, *given, loop=self.loop)
+        except Exception as e:  # the user's code may raise anything
+            # sys.exit() is made into a ToolError
+            if isinstance(e, errors.RolloutError) and not isinstance(e, errors.ToolError):
+                raise
+            is_late = deadline.expired() and isinstance(e, TimeoutError)
+            fault = TimeoutError(f"it took more than {self.timeout_s:g} s") if is_late else e
+            raise errors.EnvironmentFaultError(failure_words(what, fault, self.task)) from fault
 
     async def entered(self, stack: AsyncExitStack, what: str, resource: AbstractAsyncContextManager[Any]) -> object:
         """Open a resource, which the stack closes."""
         opened = await self.guarded(f"the opening of {what}", resource.__aenter__)
-        stack.push_async_callback(_close, what, resource, self.task)
+        stack.push_async_callback(_close, what, resource, self)
         return opened
 
 
 def checked_score(given: object, what: str) -> dict[str, Any]:
-    """What the user's code, named `what` in messages, says that an episode is worth, as a mapping with `score`.
+    """Return a score that the user's code, named `what` in messages, has given, as a mapping with `score`.
 
     Raises:
         EnvironmentFaultError: It is neither a finite number nor a mapping of plain JSON with one.
     """
-    with errors.foreign_code("the user's mapping and its values may raise anything") as outcome:
+    fault = "a finite number, or a mapping with one as `score` and, if it likes, one as `acc`"
+    try:
         found = dict(given) if isinstance(given, Mapping) else {"score": given}
         numbers = {name: usable_number(found[name]) for name in ("score", "acc") if name in found}
         if numbers.get("score") is not None and None not in numbers.values():
             plain: dict[str, Any] = json.loads(json.dumps({**found, **numbers}, allow_nan=False))
-            if _depth(plain) > _DEEPEST_SCORE:
-                raise ValueError(f"it is nested more than {_DEEPEST_SCORE} levels deep")
-            return plain
-    if outcome.error is not None:
-        words = f"{what} gave {_shown(given)}; expected plain JSON: {outcome.error}"
-        raise errors.EnvironmentFaultError(words) from outcome.error
-    raise errors.EnvironmentFaultError(
-        f"{what} gave {_shown(given)}; expected a finite number, or a mapping with one as `score` and, if it likes, "
-        "one as `acc`"
-    )
+            if _depth(plain) <= _DEEPEST_SCORE:
+                return plain
+            fault = f"plain JSON: it is nested more than {_DEEPEST_SCORE} levels deep"
+    except Exception as e:  # the user's mapping and its values may raise anything
+        raise errors.EnvironmentFaultError(f"{what} gave {_shown(given)}; expected plain JSON: {e}") from e
+    raise errors.EnvironmentFaultError(f"{what} gave {_shown(given)}; expected {fault}")
 
 
 _SHORT: Final = reprlib.Repr()
@@ -335,7 +299,7 @@ def _shown(given: object) -> str:
 
 @asynccontextmanager
 async def open_context(
-    settings: RolloutSettings, task: Task, should_abort: Callable[[], bool]
+    settings: RolloutSettings, task: Task, control: Control, loop: OwnLoop | None = None
 ) -> AsyncIterator[EpisodeContext]:
     """Open the resources, make the environment and prepare it; close all of them when the block ends, however it does.
 
@@ -344,7 +308,7 @@ async def open_context(
         EnvironmentFaultError: A resource or the environment can't be opened or prepared.
         EngineAbortedError: The rollout was aborted meanwhile.
     """
-    context = EpisodeContext(task, settings.environment_timeout_s, should_abort)
+    context = EpisodeContext(task, settings.environment_timeout_s, control, loop)
     async with AsyncExitStack() as stack:
         for name, path in settings.resources.items():
             what = f"resource {name!r} ({path})"
@@ -391,11 +355,11 @@ def _tools_of(environment: object) -> list[object]:
     return list(tools)
 
 
-async def _close(what: str, resource: AbstractAsyncContextManager[Any], task: Task) -> None:
+async def _close(what: str, resource: AbstractAsyncContextManager[Any], context: EpisodeContext) -> None:
     """Leave a resource, in the task that entered it, as some demand; its failure is not the episode's."""
-    with errors.foreign_code("the user's code may raise anything") as outcome:
+    try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             with exits_as_errors("it"):
-                await _awaited(resource.__aexit__, None, None, None)
-    if outcome.error is not None:
-        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", outcome.error, task))
+                await _awaited(context.loop, resource.__aexit__, None, None, None)
+    except Exception as e:  # the user's code may raise anything
+        logger.warning("event=not_closed %s", failure_words(f"the closing of {what}", e, context.task))

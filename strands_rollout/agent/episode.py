@@ -5,10 +5,9 @@ end of each step: these log lines are kept back, since each failure of an episod
 """
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 from strands import Agent
@@ -34,8 +33,9 @@ from strands_rollout.agent.limits import (
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
 from strands_rollout.agent.multi_agent import Team, Visits, ask_team, own_team, refuse_interrupts
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
-from strands_rollout.aio import ABORT_GRACE_S, EngineGrace, EpisodeDeadline, exits_as_errors
+from strands_rollout.control import Control, Deadline
 from strands_rollout.errors import RolloutError, TeamLimitError
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProgramOutcome:
-    """What is known of an episode that a program played.
+    """The outcome of an episode that a program played.
 
     Attributes:
         text: What it returned, where that is text: the answer, in place of the policy's last words.
@@ -59,7 +59,7 @@ class ProgramOutcome:
     dropped_tokens: int | None = None
 
     def record(self, policys: Mapping[str, Any]) -> dict[str, Any]:
-        """As facts of the sample, in place of `policys`: of a cut turn, what it returned of it is cut, too."""
+        """Return facts of the sample that replace `policys`; text that the program took from a cut turn is cut, too."""
         if self.text is None:
             return {"gateway": self.facts}
         is_cut = policys["final_is_cut"] and policys["final_text"].rstrip().endswith(self.text.rstrip())
@@ -69,7 +69,7 @@ class ProgramOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What became of an episode; its tokens are in `model.trajectory`.
+    """A finished episode; its tokens are in `model.trajectory`.
 
     Attributes:
         stop_reason: Why it ended.
@@ -111,43 +111,44 @@ class Journal(Protocol):
     """Keeps what another process needs to continue an episode."""
 
     async def turn_ended(self, progress: EpisodeProgress) -> None:
-        """A turn has ended, and its tools run as soon as this returns."""
+        """Note that a turn has ended, whose tools run as soon as this returns."""
 
     def call_ended(self, progress: EpisodeProgress) -> None:
-        """A tool call has ended."""
+        """Note that a tool call has ended."""
 
     def close(self, reason: str) -> None:
-        """The episode can't be continued from its further steps."""
+        """Note that the episode can't be continued from its further steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeSetting:
-    """What an episode runs under.
+class EpisodeSetup:
+    """The agent of an episode, and the conditions that it plays under.
 
     Attributes:
+        system_prompt: The agent's.
+        tools: Whatever `strands.Agent(tools=...)` takes.
         limits: The episode's limits.
+        control: Once the rollout is aborted, the episode ends at once, a generation with what the engine had sampled.
         self_timed_tools: Names of tools that keep to their own time limit, because waiting for a free place must not
             count.
         hooks: Further Strands hooks; they see each event before the limits do.
         tool_span: Entered around each tool call that is run.
-        should_abort: Asked before each request, before the tools of a turn, and every 0.05 s meanwhile; once it holds,
-            the episode ends at once, a generation with what the engine had sampled.
-        engine_grace_s: How long a generation is waited for then, by when it was sent.
         conversation_manager: What may drop or sum up messages; the model must be one that begins a new segment then.
             None keeps all of them.
-        progress: Continue from there instead of from `messages`.
+        progress: Continue from there instead of from the messages.
         team: Runs in place of an agent that is built here; `tools`, `conversation_manager` and, where it has one of
             its own, `system_prompt` are not used then.
         next_message: Given the policy's answer, the user's next message; None ends the episode.
         journal: Told of each step after which an agent elsewhere could continue the episode.
     """
 
+    system_prompt: str | None
+    tools: Sequence[Any]
     limits: EpisodeLimits
+    control: Control = field(default_factory=Control)
     self_timed_tools: Collection[str] = ()
     hooks: Sequence[HookProvider] = ()
     tool_span: ToolSpan | None = None
-    should_abort: Callable[[], bool] = lambda: False
-    engine_grace_s: EngineGrace = lambda _sent_at: ABORT_GRACE_S
     conversation_manager: ConversationManager | None = None
     progress: EpisodeProgress | None = None
     team: AbstractAsyncContextManager[Team] | None = None
@@ -155,49 +156,31 @@ class EpisodeSetting:
     journal: Journal | None = None
 
 
-async def run_episode(
-    model: SGLangModel,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    system_prompt: str | None,
-    tools: Sequence[Any],
-    limits: EpisodeLimits,
-    **setting: Any,  # noqa: ANN401 - the further fields of EpisodeSetting
-) -> Episode:
+async def run_episode(model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> Episode:
     """Build an agent, run it once on `messages`, or as long as somebody answers it, discard it.
 
     Args:
-        model: A model whose trajectory is new, or was resumed with the same `progress`.
-        messages: Strands messages; the last is a user's. Not read where there is `progress`.
-        system_prompt: The agent's system prompt.
-        tools: Whatever `strands.Agent(tools=...)` takes.
-        limits: The episode's limits.
-        **setting: The further fields of `EpisodeSetting`.
+        model: A model whose trajectory is new, or was resumed with the same `setup.progress`.
+        messages: Strands messages; the last is a user's. Not read where there is `setup.progress`.
+        setup: The agent and its conditions.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    return await _Run(model, messages, system_prompt, tools, EpisodeSetting(limits=limits, **setting)).play()
+    with setup.control.running(0.0 if setup.progress is None else setup.progress.duration_s):
+        return await _AgentRun(model, messages, setup).play()
 
 
-class _Run:
+class _AgentRun:
     """One episode on its way."""
 
-    def __init__(
-        self,
-        model: SGLangModel,
-        messages: Sequence[Mapping[str, Any]],
-        system_prompt: str | None,
-        tools: Sequence[Any],
-        setting: EpisodeSetting,
-    ) -> None:
+    def __init__(self, model: SGLangModel, messages: Sequence[Mapping[str, Any]], setup: EpisodeSetup) -> None:
         self.model = model
-        self.setting = setting
-        self.system_prompt = system_prompt
-        self.tools = tools
-        self.begun = begun = setting.progress or EpisodeProgress(messages[:-1], 0)
-        self.said: Any = None if setting.progress else list(messages[-1]["content"])
+        self.setup = setup
+        self.begun = begun = setup.progress or EpisodeProgress(messages[:-1], 0)
+        self.said: Any = None if setup.progress else list(messages[-1]["content"])
         self.stats = ToolStats(
+            setup.control,
             begun.tool_s,
             begun.tool_errors,
             begun.tool_timeouts,
@@ -205,53 +188,51 @@ class _Run:
             unread=set(begun.finished),
             calls=[dict(call) for call in begun.calls],
         )
-        self.limiter = limiter_of(setting.limits, begun)
+        self.limiter = limiter_of(setup.limits, begun)
         # a hook or a conversation manager of the user's may listen to anything, and add middleware
-        self.is_watched = bool(setting.hooks or setting.conversation_manager or setting.team)
-        self.watch = EpisodeWatch(self.stats, setting.should_abort)
+        self.is_watched = bool(setup.hooks or setup.conversation_manager or setup.team)
+        self.watch = EpisodeWatch(self.stats, setup.control)
         own: list[HookProvider] = [self.watch, self.limiter]
-        if setting.journal is not None:
-            own.append(_JournalHook(self, setting.journal))
+        if setup.journal is not None:
+            own.append(_JournalHook(self, setup.journal))
         self.cycles = FlatCycles(None if self.is_watched else own)
         # Strands checks limits and hooks in the order of their registration
-        self.every_hook = [*setting.hooks, *own, self.cycles]
-        limit_s = setting.limits.episode_timeout_s
-        left_s = None if limit_s is None else max(0.0, limit_s - begun.duration_s)
-        self.deadline = EpisodeDeadline(left_s, setting.should_abort, model, setting.engine_grace_s)
+        self.every_hook = [*setup.hooks, *own, self.cycles]
         self.team: Team | None = None
         self.main: Agent | None = None  # the agent that gave the last answer, or may give the first
         self.limiters: dict[Agent, ToolLimiter] = {}
         self.visits = Visits()
         self.user_turns = 0
-        self.started = 0.0
 
     async def play(self) -> Episode:
-        self.started = started = time.monotonic()
         log_failures_once()
         error: Exception | None = None
+        control, limit_s = self.setup.control, self.setup.limits.episode_timeout_s
+        deadline = control.deadline(control.left_s(limit_s), model=self.model)
         try:
             with exits_as_errors("the agent, or a hook of it,", RuntimeError):
-                async with self.deadline, self.setting.team or own_team(self.tools, self._build_agent) as team:
+                async with deadline, self.setup.team or own_team(self.setup.tools, self._build_agent) as team:
                     self._prepare(team)
                     reason = None
                     while reason is None:
                         reason = await self._turn(team)
         except Exception as e:  # every failure of an episode is data for its caller
-            reason, error = self._end_of_deadline() if self.deadline.expired() else self._end_by_error(e)
+            reason, error = self._end_of(deadline) if deadline.expired() else self._end_by_error(e)
         is_resumable = self.team is None or self.team.is_alone
         history = self.begun.messages if self.main is None else self.main.messages
         if self.model.conversation.drop_new_branch():
             self.model.conversation.branch.forget_history()
-        duration_s = self.begun.duration_s + time.monotonic() - started
+        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
+        progress = self.progress(history, in_tools=in_tools)
         return Episode(
             stop_reason=reason,
             error=self.stats.infrastructure_error or error,
             tool_iterations=self.limiter.iterations,
             tool_calls=self.limiter.calls,
             tools=self.stats,
-            duration_s=duration_s,
-            limits=self.setting.limits,
-            progress=self.progress(history, duration_s),
+            duration_s=progress.duration_s,
+            limits=self.setup.limits,
+            progress=progress,
             user_turns=self.user_turns,
             is_resumable=is_resumable,
         )
@@ -261,9 +242,9 @@ class _Run:
             model=self.model,
             messages=[dict(message) for message in self.begun.messages],  # type: ignore[misc] # TypedDicts
             tools=list(tools),
-            system_prompt=self.system_prompt,
+            system_prompt=self.setup.system_prompt,
             callback_handler=None,
-            conversation_manager=self.setting.conversation_manager or NullConversationManager(),
+            conversation_manager=self.setup.conversation_manager or NullConversationManager(),
             retry_strategy=None,
             hooks=list(self.every_hook),
             tool_executor=TurnTools(),
@@ -271,23 +252,23 @@ class _Run:
 
     def _prepare(self, team: Team) -> None:
         """Let the episode's history, hooks and limits hold for its agents."""
-        setting, limits, conversation = self.setting, self.setting.limits, self.model.conversation
+        setup, limits, conversation = self.setup, self.setup.limits, self.model.conversation
         self.team, self.main = team, (main := team.candidates[0])
         self.limiters = {main: self.limiter, **{agent: limiter_of(limits) for agent in team.candidates[1:]}}
-        if setting.team is not None:
+        if setup.team is not None:
             hooks = {
-                agent: self.every_hook if agent is main else [*setting.hooks, self.watch, limiter, FlatCycles()]
+                agent: self.every_hook if agent is main else [*setup.hooks, self.watch, limiter, FlatCycles()]
                 for agent, limiter in self.limiters.items()
             }
-            is_resumed = setting.progress is not None
-            join_episode(team, self.begun.messages, self.system_prompt, hooks, is_resumed=is_resumed)
+            is_resumed = setup.progress is not None
+            join_episode(team, self.begun.messages, self.setup.system_prompt, hooks, is_resumed=is_resumed)
         for agent in team.agents:
-            bound_tools(agent, limits.tool_timeout_s, setting.self_timed_tools, self.stats, setting.tool_span)
-        bound_others(team, limits, setting.self_timed_tools, self.stats, setting.should_abort)
+            bound_tools(agent, limits.tool_timeout_s, setup.self_timed_tools, self.stats, setup.tool_span)
+        bound_others(team, limits, setup.self_timed_tools, self.stats, setup.control)
         if self.is_watched:
             contain_exits(team)
-        if setting.journal is not None and not team.is_alone:
-            setting.journal.close(SEVERAL_AGENTS)
+        if setup.journal is not None and not team.is_alone:
+            setup.journal.close(SEVERAL_AGENTS)
         conversation.bind(main, getattr(main, "_cancel_signal", None))  # not public in older Strands
         self.model.know_tools(conversation, main.tool_registry.get_all_tool_specs())
 
@@ -309,11 +290,11 @@ class _Run:
             return reason_of_error(self.stats.infrastructure_error, cut_by=None, has_turns=True)
         if tripped := self.limiter.tripped:
             return StopReason.MAX_TOOL_ITERATIONS if tripped == "max_iterations" else StopReason.MAX_TOOL_CALLS
-        if self.setting.next_message is None:
+        if self.setup.next_message is None:
             return StopReason.COMPLETED
         blocks = self.main.messages[-1]["content"] if self.main and self.main.messages else []
         answer = "\n".join(block["text"] for block in blocks if "text" in block)  # without reasoning
-        said, limit = await self.setting.next_message(answer), self.setting.limits.max_user_turns
+        said, limit = await self.setup.next_message(answer), self.setup.limits.max_user_turns
         if said is None:
             return StopReason.COMPLETED
         if limit is not None and self.user_turns >= limit:
@@ -334,11 +315,9 @@ class _Run:
         self.main, self.limiter = main, self.limiters[main]
         record.promote(spoke[main])
 
-    def progress(self, history: Sequence[Mapping[str, Any]], duration_s: float) -> EpisodeProgress:
-        """Where the episode stands."""
+    def progress(self, history: Sequence[Mapping[str, Any]], *, in_tools: bool) -> EpisodeProgress:
+        """Return where the episode stands; `in_tools` where the history ends with calls that may lack results."""
         limiter, stats = self.limiter, self.stats
-        # whether the history ends with calls that have no results yet
-        in_tools = bool(history) and any("toolUse" in block for block in history[-1]["content"])
         iterations, calls = limiter.before_turn if in_tools else (limiter.iterations, limiter.calls)
         return EpisodeProgress(
             messages=history,
@@ -349,7 +328,7 @@ class _Run:
             tool_errors=stats.errors,
             tool_timeouts=stats.timeouts,
             tool_s=stats.seconds,
-            duration_s=duration_s,
+            duration_s=self.setup.control.elapsed_s,
             calls=stats.calls,
         )
 
@@ -364,8 +343,8 @@ class _Run:
         has_turns = self.model.conversation.turn_count > 0
         return reason_of_error(error, cut_by=self.model.cut_by, has_turns=has_turns), error
 
-    def _end_of_deadline(self) -> tuple[StopReason, Exception]:
-        was_aborted, limit_s = self.deadline.was_aborted, self.setting.limits.episode_timeout_s
+    def _end_of(self, deadline: Deadline) -> tuple[StopReason, Exception]:
+        was_aborted, limit_s = deadline.was_aborted, self.setup.limits.episode_timeout_s
         if self.team is None and not was_aborted:  # what the policy has no part in
             words = f"the episode took more than {limit_s:g} s, in which the agent and its tools did not start"
             return StopReason.SETUP_ERROR, RolloutError(words)
@@ -375,7 +354,7 @@ class _Run:
 class _JournalHook(HookProvider):
     """Tells a journal of the main agent's turns, before their tools run, and of each call's end."""
 
-    def __init__(self, run: _Run, journal: Journal) -> None:
+    def __init__(self, run: _AgentRun, journal: Journal) -> None:
         self._run = run
         self._journal = journal
         run.stats.on_end = self._call_ended
@@ -393,12 +372,11 @@ class _JournalHook(HookProvider):
             self._journal.call_ended(progress)
 
     def _progress(self) -> EpisodeProgress | None:
-        run = self._run
-        if len(run.model.conversation.branches) > 1:
+        if len(self._run.model.conversation.branches) > 1:
             self._journal.close(SEVERAL_SEGMENTS)
             return None
-        duration_s = run.begun.duration_s + time.monotonic() - run.started
-        return run.progress(cast("Agent", run.main).messages, duration_s)
+        main = cast("Agent", self._run.main)
+        return self._run.progress(main.messages, in_tools=True)
 
 
 _LOGGER: Final = "strands.event_loop.event_loop"
@@ -411,7 +389,7 @@ class _ReportedElsewhere(logging.Filter):
     """Drops the records of failed cycles whose error is one of this package's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log it."""
+        """Return False for a record that is not to be logged."""
         # the first argument of such a record is the error's class
         named = record.args[0] if isinstance(record.args, tuple) and record.args else None
         return not (record.levelno == logging.ERROR and named in _OWN_ERRORS)

@@ -26,8 +26,9 @@ from strands.types import exceptions
 from strands_rollout import errors
 from strands_rollout.agent.multi_agent import Team, structures_in
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.client.retry import Fault
+from strands_rollout.control import Control
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.answers import failure_message
 from strands_rollout.record.branch import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress
@@ -80,7 +81,7 @@ class StopReason(StrEnum):
 
 
 def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
-    """The reason that an exception of the agent's loop stands for.
+    """Return the reason that an exception of the agent's loop stands for.
 
     Args:
         error: As raised by the model, a tool or a hook.
@@ -115,7 +116,7 @@ LENGTH_REASONS: Final = {
 
 
 def deadline_end(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
-    """How an episode ends whose deadline has cut it; `fault` says how the engine failed, if it does."""
+    """Return the end of an episode that its deadline has cut; `fault` is the engine's, if it was failing then."""
     if was_aborted:
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
     words = f"the episode took more than {limit_s:g} s"
@@ -206,14 +207,14 @@ class EpisodeWatch(HookProvider):
 
     Args:
         stats: Of the episode's tools.
-        should_abort: Asked before each model call, and before the tools of a turn.
+        control: Asked before each model call, and before the tools of a turn.
         outer: Stats of the whole episode, where `stats` are not; they record a broken sandbox too.
     """
 
-    def __init__(self, stats: ToolStats, should_abort: Callable[[], bool], outer: ToolStats | None = None) -> None:
+    def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
         self._stats = stats
         self._outer = outer or stats
-        self._should_abort = should_abort
+        self._control = control
 
     def register_hooks(self, registry: HookRegistry, **kwargs: object) -> None:  # noqa: ARG002 - Strands' signature
         """Called by Strands."""
@@ -224,12 +225,10 @@ class EpisodeWatch(HookProvider):
         registry.add_callback(AfterToolsEvent, self._after_tools)
 
     def _before_model_call(self, event: BeforeModelCallEvent) -> None:  # noqa: ARG002 - Strands' signature
-        if self._should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before a model call")
+        self._control.check("before a model call")
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
-        if self._should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before the turn's tools were run")
+        self._control.check("before the turn's tools were run")
         wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
         for finished_before in self._stats.finished.keys() - wanted:
             del self._stats.finished[finished_before]
@@ -264,7 +263,7 @@ class EpisodeLimits:
 
 
 def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> ToolLimiter:
-    """The limits on tools, with what of them is used up."""
+    """Make the limits on tools, with what an aborted attempt has used of them."""
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )
@@ -293,16 +292,16 @@ def bound_others(
     limits: EpisodeLimits,
     self_timed: Collection[str],
     stats: ToolStats,
-    should_abort: Callable[[], bool],
+    control: Control,
 ) -> None:
     """Let the episode's limits hold for the agents that can't give its answer, each counted alone."""
     # calls of an agent that is a tool are part of that tool's call, and may have the ids of others
-    inner_stats = ToolStats()
+    inner_stats = ToolStats(control)
     for agent in team.tool_agents:
         bound_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
     for agent in team.others:
         own_stats = inner_stats if agent in team.tool_agents else stats
-        watch = EpisodeWatch(own_stats, should_abort, stats)
+        watch = EpisodeWatch(own_stats, control, stats)
         _watch(agent, [watch, limiter_of(limits)])
 
 

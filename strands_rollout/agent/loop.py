@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import logging
 import math
 import time
 import uuid
@@ -32,7 +33,6 @@ from strands.types.tools import AgentTool, ToolResult, ToolSpec, ToolUse
 
 from strands_rollout.agent.strands_names import missing_of_loop, report_losses
 from strands_rollout.agent.tool_call import BoundedTool
-from strands_rollout.errors import foreign_code
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Answer
 from strands_rollout.template.messages import error_result, error_words
@@ -52,6 +52,8 @@ except ImportError as e:  # Strands before 1.62, or one that has renamed somethi
 else:
     IMPORT_FAULT = ""
 HAS_MIDDLEWARE: Final = not IMPORT_FAULT
+
+logger = logging.getLogger(__name__)
 
 Next = Callable[[Any], AsyncGenerator[Any, None]]
 
@@ -77,7 +79,7 @@ class FlatCycles(hooks.HookProvider):
             registry.add_callback(hooks.BeforeInvocationEvent, self._before_invocation, order=math.inf)
 
     async def run(self, agent: Agent, prompt: Any) -> AgentResult:  # noqa: ANN401 - whatever Strands takes
-        """Invoke the agent once, until it stops of its own accord; what Strands says of its end.
+        """Invoke the agent once, until it stops of its own accord; return what Strands says of its end.
 
         Args:
             agent: Built with these cycles among its hooks, on an `SGLangModel`.
@@ -126,7 +128,7 @@ class FlatCycles(hooks.HookProvider):
 
 
 def _is_unseen(agent: Agent) -> bool:
-    """Whether no other middleware and no callback handler hears a model call or the whole."""
+    """Return True if no other middleware and no callback handler hears a model call or the whole."""
     handlers = agent._middleware_registry._handlers  # there is no public way to ask
     is_ours_alone = len(handlers.get(AgentStreamStage, ())) == 1 and not handlers.get(InvokeModelStage)
     return is_ours_alone and agent.callback_handler is null_callback_handler
@@ -171,7 +173,7 @@ class OwnCycles:
         self._trace: Trace | None = None
 
     async def run(self) -> End | None:
-        """Continue from the agent's messages until it has ended; None where the next step is one for Strands' cycle."""
+        """Continue from the agent's messages to an end; return None where the next step is one for Strands' cycle."""
         agent = self._agent
         self._state["agent"] = agent
         while is_served(agent) if self._is_watched else not agent.cancel_signal.is_set():
@@ -181,7 +183,7 @@ class OwnCycles:
             message, stop_reason = agent.messages[-1], "tool_use"
             try:
                 if not any("toolUse" in block for block in message["content"]):
-                    answer = await self._wanted_answer() if self._is_watched else (await self._asked())[0]
+                    answer = await self._call_model_with_retry() if self._is_watched else (await self._call_model())[0]
                     message, stop_reason = cast("Message", answer.message), answer.stop_reason
                     if stop_reason == "max_tokens":
                         message = recover_message_on_max_tokens_reached(message)
@@ -209,23 +211,22 @@ class OwnCycles:
         if self._trace is not None:
             self._agent.event_loop_metrics.end_cycle(self._started, self._trace)
 
-    async def _wanted_answer(self) -> Answer:
-        """An answer that no hook wants another one for; hooks hear of failures too."""
+    async def _call_model_with_retry(self) -> Answer:
+        """Return an answer that every hook takes; hooks hear of failures too, and may ask for another try."""
         self._child("stream_messages")
         while True:
-            with foreign_code("hooks hear of whatever a model call raises") as outcome:
-                answer, is_wanted_again = await self._asked()
+            try:
+                answer, is_wanted_again = await self._call_model()
                 if not is_wanted_again:
                     return answer
                 self._agent.event_loop_metrics.update_usage(cast("Any", answer.usage))
-            error = outcome.error
-            if isinstance(error, InterruptException):
-                raise error
-            if error is not None:
-                failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=error)
-                await self._tell(failed)
+            except InterruptException:
+                raise
+            except Exception as e:  # hooks hear of whatever a model call raises
+                failed = hooks.AfterModelCallEvent(agent=self._agent, invocation_state=self._state, exception=e)
+                await self._fire_hooks(failed)
                 if not failed.retry:
-                    raise error
+                    raise
 
     async def _take(self, answer: Answer, message: Message) -> None:
         metrics, child = self._agent.event_loop_metrics, cast("Trace", self._trace).children[-1]
@@ -235,12 +236,12 @@ class OwnCycles:
         metrics.update_usage(cast("Any", answer.usage))
         metrics.update_metrics(cast("Any", answer.metrics))
 
-    async def _asked(self) -> tuple[Answer, bool]:
-        """An answer of the policy, or of a hook in its place; and whether a hook wants another one."""
+    async def _call_model(self) -> tuple[Answer, bool]:
+        """Return an answer of the policy, or of a hook in its place, and True if a hook wants another."""
         agent, state = self._agent, self._state
         tokens = await self._projected_tokens() if self._is_watched and self._reads_tokens() else None
         before = hooks.BeforeModelCallEvent(agent=agent, invocation_state=state, projected_input_tokens=tokens)
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             raise InterruptException(self._kept(asking)[0])
         if before.cancel:
             words = before.cancel if isinstance(before.cancel, str) else "model call denied by hook"
@@ -258,35 +259,37 @@ class OwnCycles:
             cast("Any", answer.message), cast("Any", answer.stop_reason)
         )
         after = hooks.AfterModelCallEvent(agent=agent, invocation_state=state, stop_response=response)
-        await self._tell(after)
+        await self._fire_hooks(after)
         if answer.stop_reason == "cancelled" and agent._cancel_message is not None:
             answer = dataclasses.replace(answer, message=_said(agent._cancel_message))
         return answer, after.retry
 
     def _reads_tokens(self) -> bool:
-        """Whether any hook of a model call may read how many tokens it will have; most agents' own do not."""
+        """Return True if a hook of a model call may read how many tokens it will have; most agents' own do not."""
         if getattr(self._agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
         listening = self._hooks.get_callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
         return any(not getattr(listen, "__module__", "").startswith(_INDIFFERENT) for listen in listening)
 
     async def _projected_tokens(self) -> int | None:
-        with foreign_code("hooks can do without"):
+        try:
             return await _estimate_input_tokens(self._agent)
-        return None
+        except Exception as e:  # an estimate, which may fail in a user's model; hooks can do without
+            logger.debug("the tokens of a model call could not be estimated error=%r", e)
+            return None
 
     async def _run_tools(self, message: Message) -> End | None:
         agent, state = self._agent, self._state
         before = hooks.BeforeToolsEvent(agent=agent, message=message, invocation_state=state)
         results: list[ToolResult] = []
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             return self._interrupted(message, results, asking)
         try:
             asking = await self._run_calls(message, before, results)
         finally:
             answered: Message = {"role": "user", "content": [{"toolResult": result} for result in results]}
             after = hooks.AfterToolsEvent(agent=agent, message=answered, invocation_state=state)
-            await self._tell(after)
+            await self._fire_hooks(after)
         if self._is_watched:
             state["event_loop_parent_cycle_id"] = state["event_loop_cycle_id"]
         if asking:
@@ -304,7 +307,7 @@ class OwnCycles:
         return "interrupt", message, asking
 
     async def _end_after(self, message: Message, answered: Message, after: hooks.AfterToolsEvent) -> End | None:
-        """Take a turn's results; the end, where a hook, a tool or a cancellation wants one."""
+        """Take a turn's results; return the end, where a hook, a tool or a cancellation wants it."""
         agent, end = self._agent, after.end_turn
         if not agent._observe_cancellation():
             agent._interrupt_state.end_tool_cycle()
@@ -326,7 +329,7 @@ class OwnCycles:
     async def _run_calls(
         self, message: Message, before: hooks.BeforeToolsEvent, results: list[ToolResult]
     ) -> list[Interrupt]:
-        """Add the results of a turn's calls; what is asked of a person instead."""
+        """Add the results of a turn's calls; return what is asked of a person instead."""
         agent, words = self._agent, before.cancel
         if words or agent.cancel_signal.is_set():
             told = (
@@ -352,7 +355,7 @@ class OwnCycles:
         return asking
 
     def _is_direct(self, tool: AgentTool | None) -> bool:
-        """Whether Strands would do no more with a call alone than this class: it is heard by nobody but hooks."""
+        """Return True if only hooks hear of a call alone, so that Strands would do no more with it than this class."""
         agent = self._agent
         around = agent._middleware_registry._handlers.get(ExecuteToolStage, ())  # Strands' own waits for bare agents
         return (
@@ -383,15 +386,15 @@ class OwnCycles:
     async def _tried(
         self, tool: AgentTool | None, name: str, call: ToolUse
     ) -> hooks.AfterToolCallEvent | list[Interrupt]:
-        """Make a call that is to be made of the tool of this name; what is asked of a person instead of that."""
+        """Make one call of the tool of this name; return its last event, or what is asked of a person instead."""
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
-        if asking := await self._tell(before):
+        if asking := await self._fire_hooks(before):
             return asking
         if before.cancel_tool:
             words = before.cancel_tool if isinstance(before.cancel_tool, str) else "tool cancelled by user"
             after = hooks.AfterToolCallEvent(agent, None, call, state, _failed(call, words), cancel_message=words)
-            await self._tell(after)
+            await self._fire_hooks(after)
             return after
         is_renamed = before.selected_tool is tool and before.tool_use["name"] != name
         call, started = before.tool_use, time.monotonic()
@@ -410,13 +413,13 @@ class OwnCycles:
             seconds, error = time.monotonic() - started, event.exception
             after = hooks.AfterToolCallEvent(agent, tool, call, state, event.tool_result, error, duration=seconds)
             if self._is_watched:
-                await self._tell(after)
+                await self._fire_hooks(after)
         except InterruptException as e:
             return self._kept([e.interrupt])
         except Exception as e:  # whatever a tool raises, or a hook that heard of it, is a result for the policy
             result, seconds = _failed(call, f"Error: {error_words(e)}"), time.monotonic() - started
             after = hooks.AfterToolCallEvent(agent, tool, call, state, result, e, duration=seconds)
-            await self._tell(after)
+            await self._fire_hooks(after)
         return after
 
     def _count(self, call: ToolUse, started: float, last: object) -> None:
@@ -427,13 +430,13 @@ class OwnCycles:
         self._agent.event_loop_metrics.add_tool_usage(call, seconds, child, is_success, message)
 
     def _child(self, name: str, started: float | None = None) -> Trace:
-        """A step in the metrics' trace of this cycle."""
+        """Add a step to the metrics' trace of this cycle."""
         cycle = cast("Trace", self._trace)
         cycle.add_child(Trace(name, parent_id=cycle.id, start_time=started))
         return cycle.children[-1]
 
     def _shown_specs(self) -> list[ToolSpec]:
-        """Those of the agent's tools, which anybody may change; Strands checks them each time."""
+        """Return the specifications of the agent's tools, which anybody may change; Strands checks them each time."""
         registry = self._agent.tool_registry
         given = [tool.tool_spec for tool in (*registry.registry.values(), *registry.dynamic_tools.values())]
         if given != self._given_specs:
@@ -441,7 +444,7 @@ class OwnCycles:
         return self._specs
 
     def _show_agent(self) -> None:
-        """What Strands' executor hands to tools too."""
+        """Put into the state what Strands' executor hands to tools too."""
         agent = self._agent
         specs = [{"toolSpec": {**spec}} for spec in self._shown_specs()]
         self._state |= {
@@ -463,10 +466,10 @@ class OwnCycles:
             _ensure_tracking_id(message)
         self._agent.messages.append(message)
         if self._is_watched:
-            await self._tell(hooks.MessageAddedEvent(agent=self._agent, message=message))
+            await self._fire_hooks(hooks.MessageAddedEvent(agent=self._agent, message=message))
 
-    async def _tell(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
-        """Call the hooks of an event, as Strands' registry does; what they ask of a person."""
+    async def _fire_hooks(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
+        """Call the hooks of an event, as Strands' registry does; return what they ask of a person."""
         asking: dict[str, Interrupt] = {}
         for listen in self._hooks.get_callbacks_for(event):
             try:
@@ -481,7 +484,7 @@ class OwnCycles:
 
 
 def is_served(agent: Agent) -> bool:
-    """Whether `OwnCycles` does the agent's next step as Strands would; hooks and tools may change that."""
+    """Return True if `OwnCycles` does the agent's next step as Strands would; hooks and tools may change that."""
     kept = (agent._session_manager, agent._background_tasks, agent._checkpointing, agent._interrupt_state.activated)
     return (
         isinstance(agent.model, SGLangModel)
@@ -506,7 +509,7 @@ async def _unknown(call: ToolUse) -> AsyncGenerator[ToolResultEvent, None]:
 
 
 def are_simple(agent: Agent) -> bool:
-    """Whether no tool of the agent sees more than its arguments."""
+    """Return True if no tool of the agent sees more than its arguments."""
     return all(map(_is_simple, agent.tool_registry.registry.values()))
 
 

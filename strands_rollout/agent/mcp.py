@@ -24,7 +24,7 @@ from strands.tools.mcp import MCPClient
 from strands.types.tools import AgentTool, ToolGenerator, ToolUse
 
 from strands_rollout.agent.tool_call import WrappedTool, callable_names
-from strands_rollout.errors import SandboxError, ToolError, foreign_code
+from strands_rollout.errors import SandboxError, ToolError
 from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import beside
@@ -36,7 +36,10 @@ _LOGGER: Final = logging.getLogger(__name__)
 _OF_CONNECTIONS: Final = frozenset({"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"})
 _TRACEBACK_LOGGERS: Final = (
     *_OF_CONNECTIONS,
-    *("strands.tools.registry", "strands.tools.executors._executor", "asyncio", "root"),
+    "strands.tools.registry",
+    "strands.tools.executors._executor",
+    "asyncio",
+    "root",
 )
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
@@ -50,7 +53,7 @@ _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
 
 
 def mcp_tools(server: McpServer) -> ToolProvider:
-    """The tools of a server, to be given to an agent; its connection opens with the first agent that uses it.
+    """Return the tools of a server, for an agent; the connection opens with the first agent that uses it.
 
     Raises:
         ToolError: The server can't be used as it is named.
@@ -67,7 +70,7 @@ def _shared_client(server: str) -> ToolProvider:
 
 @functools.lru_cache(maxsize=64)
 def guarded(client: MCPClient, name: str) -> ToolProvider:
-    """The one guard of a client of the user's, which all episodes share."""
+    """Return the one guard of a client of the user's, which all episodes share."""
     return GuardedMcpClient(client, name)
 
 
@@ -111,7 +114,7 @@ class GuardedMcpClient(ToolProvider):
         warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
-        """Connect if need be; the server's tools.
+        """Connect if need be, and return the server's tools.
 
         Raises:
             SandboxError: The server can't be reached, or could not a moment ago.
@@ -121,18 +124,19 @@ class GuardedMcpClient(ToolProvider):
             if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
                 raise SandboxError(self._failure)
             began_at = time.monotonic()
-            with foreign_code("Strands wraps what the connection raised") as outcome, _STARTING, _hidden_tracebacks():
-                if self.may_be_lost:
-                    self._drop_lost_connection()
-                tools = await self._client.load_tools(**kwargs)
-                self._reschedule(None)
-            if (error := outcome.error) is not None:
+            try:
+                with _STARTING, _hidden_tracebacks():
+                    if self.may_be_lost:
+                        self._drop_lost_connection()
+                    tools = await self._client.load_tools(**kwargs)
+                    self._reschedule(None)
+            except Exception as e:  # Strands wraps whatever the connection raised
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
                 late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was given up"
-                why = late if is_late else masked_text(_first_cause(error))
+                why = late if is_late else masked_text(_first_cause(e))
                 self._failure = f"the MCP server {self._name!r} did not start: {why}"
                 self._failed_at = time.monotonic()
-                raise SandboxError(self._failure) from error
+                raise SandboxError(self._failure) from e
         names = callable_names([tool.tool_name for tool in tools])
         return [_GuardedTool(tool, self, names[tool.tool_name]) for tool in tools]
 
@@ -154,11 +158,12 @@ class GuardedMcpClient(ToolProvider):
             threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
 
     def _remove(self, consumer_id: object, **kwargs: object) -> None:
-        with self._lock, foreign_code("the kind depends on how the connection ended") as outcome, _hidden_tracebacks():
-            self._consumers.discard(consumer_id)
-            self._client.remove_consumer(consumer_id, **kwargs)
-        if outcome.error is not None:
-            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(outcome.error)))
+        try:
+            with self._lock, _hidden_tracebacks():
+                self._consumers.discard(consumer_id)
+                self._client.remove_consumer(consumer_id, **kwargs)
+        except Exception as e:  # the kind depends on how the connection ended
+            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(e)))
 
     def _limited(
         self, transport: Callable[[], AbstractAsyncContextManager[Any]]
@@ -206,15 +211,15 @@ class GuardedMcpClient(ToolProvider):
             self._reschedule(0.0)
 
     def has_ended(self, within_s: float) -> bool:
-        """Whether the connection, and a server that was started for it, have ended within a time. Blocks."""
+        """Wait for the end of the connection and of a server that was started for it; False if they go on. Blocks."""
         return self._closed.wait(within_s)
 
     def _drop_lost_connection(self) -> None:
         """Let the client connect anew, though other agents use it yet."""
-        with foreign_code("the kind depends on how the connection ended") as trial:
+        try:
             self.try_connection()
-        if trial.error is not None:
-            with foreign_code("it says again that the connection is lost"):
+        except Exception:  # the kind depends on how the connection ended
+            with contextlib.suppress(Exception):  # it says again that the connection is lost
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)
@@ -225,7 +230,7 @@ class GuardedMcpClient(ToolProvider):
         self._client.list_tools_sync()
 
     def lost(self, error: Exception) -> SandboxError:
-        """What a call raises whose server was lost."""
+        """Note that the server was lost; return what its call raises."""
         self.may_be_lost = True
         return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
 
@@ -238,14 +243,14 @@ class _GuardedTool(WrappedTool):
         self._client = client
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """The tool's events; a SandboxError where the server does not answer any more."""
-        with foreign_code("the kind depends on how the connection ended") as outcome:
+        """Yield the tool's events; raise a SandboxError where the server does not answer any more."""
+        try:
             async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
                 if _is_clients_own(getattr(event, "tool_result", event)):
                     await asyncio.to_thread(self._client.try_connection)
                 yield event
-        if outcome.error is not None:
-            raise self._client.lost(outcome.error) from outcome.error
+        except Exception as e:  # the kind depends on how the connection ended
+            raise self._client.lost(e) from e
 
 
 @contextlib.contextmanager
@@ -258,7 +263,7 @@ def _hidden_tracebacks() -> Iterator[None]:
 
 
 def _hides_tracebacks(record: logging.LogRecord) -> bool:
-    """Whether a record is shown: not what Strands logs of an error that the episode reports in one line."""
+    """Filter a record of Strands' of an error that the episode reports in one line: False, or without its traceback."""
     if record.name == "asyncio":  # of a loop that ended before Strands' client told it to
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
@@ -269,7 +274,7 @@ def _hides_tracebacks(record: logging.LogRecord) -> bool:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What all began with: `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
+    """Return the first cause, `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
     text = str(error)
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below

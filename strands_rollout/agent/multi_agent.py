@@ -34,9 +34,10 @@ from strands_rollout.agent.tool_loading import (
     refuse_no_model,
     refuse_unplayable,
 )
-from strands_rollout.aio import CURRENT_CALL, in_own_thread
-from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError, foreign_code
+from strands_rollout.control import current_call
+from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_thread import in_own_thread
 
 Result = TypeVar("Result")
 _PLAYED: Final[weakref.WeakSet[Agent]] = weakref.WeakSet()
@@ -67,13 +68,13 @@ class Team:
 
     @property
     def is_alone(self) -> bool:
-        """Whether one agent is given the task."""
+        """True if one agent is given the task."""
         return self.runner is self.candidates[0]
 
 
 @asynccontextmanager
 async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator[Team]:
-    """What the user's function builds, its tool providers released when the block ends.
+    """Build a team by the user's function, and release its tool providers when the block ends.
 
     Args:
         path: Of the function, which is given the model and the task; it may be async. One that is not runs in a
@@ -88,15 +89,16 @@ async def built_team(path: str, model: SGLangModel, task: Task) -> AsyncIterator
     """
     build = load_function(path, "an agent")
     given = replace(task, tools=released_once(task.tools))
-    with foreign_code("the user's code may raise anything") as outcome, running(given):
-        made = await result_of(build, model, given, in_thread=_in_thread)
-    if (error := outcome.error) is not None:
-        if isinstance(error, RolloutError) and not isinstance(error, ToolError):  # which sys.exit() is made into
-            raise error
-        fault = sandbox_fault(error)  # Strands wraps what a tool provider raises
+    try:
+        with running(given):
+            made = await result_of(build, model, given, in_thread=_in_thread)
+    except Exception as e:  # the user's code may raise anything
+        if isinstance(e, RolloutError) and not isinstance(e, ToolError):  # which sys.exit() is made into
+            raise
+        fault = sandbox_fault(e)  # Strands wraps what a tool provider raises
         if fault is not None:
-            raise fault from error
-        raise ConfigError(failure_words(f"agent_factory {path!r}", error, task)) from error
+            raise fault from e
+        raise ConfigError(failure_words(f"agent_factory {path!r}", e, task)) from e
     team = _team_of(made, model, path)
     try:
         yield team
@@ -254,13 +256,13 @@ def _errors_in(result: MultiAgentResult) -> Iterator[Exception]:
 
 
 @dataclass(slots=True)
-class _Episode:
-    """What the context of an episode holds; contexts outlive it in timers and idle connections."""
+class _ModelsScope:
+    """The models of an episode, as its contexts hold them, which outlive it in timers and idle connections."""
 
     models: AgentModels | None
 
 
-_CURRENT: Final[ContextVar[_Episode | None]] = ContextVar("strands_rollout_agent_models", default=None)
+_CURRENT: Final[ContextVar[_ModelsScope | None]] = ContextVar("strands_rollout_agent_models", default=None)
 
 
 @dataclass(slots=True)
@@ -279,26 +281,27 @@ class AgentModels:
     @contextmanager
     def active(self) -> Iterator[None]:
         """Make `sub_agent_model` give models of this episode, to whatever the block calls, awaits or starts."""
-        episode = _Episode(self)
-        token = _CURRENT.set(episode)
+        scope = _ModelsScope(self)
+        token = _CURRENT.set(scope)
         try:
             yield
         finally:
             _CURRENT.reset(token)
-            episode.models = None
+            scope.models = None
             for model in self.made:  # however the episode ends
                 model.record.close()
 
     def new(self) -> SGLangModel:
-        """A model for an agent of the tool call that runs here; its name is that call's and a number."""
-        call = CURRENT_CALL.get()
-        self._names[call] += 1
-        self.made.append(self.make(f"{call}/{self._names[call]}"))
+        """Make a model for an agent of the tool call that runs here; its name is that call's and a number."""
+        call = current_call()
+        call_id = "" if call is None else call.outer_id
+        self._names[call_id] += 1
+        self.made.append(self.make(f"{call_id}/{self._names[call_id]}"))
         return self.made[-1]
 
 
 def sub_agent_model() -> SGLangModel:
-    """A model for one more agent, to be called by a tool of an episode that `generate` runs.
+    """Make a model for one more agent, to be called by a tool of an episode that `generate` runs.
 
     The agent is played by the policy that is trained, under the episode's sampling parameters and token budgets, which
     count for each agent alone. With the setting `fan_out` its tokens are trained as a sample of their own. Each model
@@ -308,8 +311,8 @@ def sub_agent_model() -> SGLangModel:
     Raises:
         ConfigError: No episode is running here.
     """
-    episode = _CURRENT.get()
-    models = None if episode is None else episode.models
+    scope = _CURRENT.get()
+    models = None if scope is None else scope.models
     if models is None:
         raise ConfigError(
             "sub_agent_model() was called outside of an episode; expected a call from a tool that an agent of "
@@ -326,7 +329,7 @@ _PATIENCE_S: Final = 5.0
 
 @asynccontextmanager
 async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]) -> AsyncIterator[Team]:
-    """One agent that this package builds, its tool providers released when the block ends.
+    """Build one agent, and release its tool providers when the block ends.
 
     Args:
         tools: The agent's; where a provider is among them, all that may wait for it happens in a thread.
@@ -352,12 +355,12 @@ async def own_team(tools: Sequence[Any], build: Callable[[Sequence[Any]], Agent]
 
 
 def released_once(tools: Sequence[Any]) -> list[Any]:
-    """The tools, for agents that a user's function builds: each provider among them is released once by each agent."""
+    """Return the tools for agents that a user's function builds; each agent releases a provider among them once."""
     return [_ReleasedOnce(tool) if isinstance(tool, ToolProvider) else tool for tool in tools]
 
 
 async def _in_thread(action: Callable[[], object]) -> object:
-    """What an action gives that may start or stop tool providers, or block; what it set of the context is set here."""
+    """Run an action that may start or stop tool providers, or block; context variables that it sets are set here."""
     made, context = await in_own_thread(_locked, has_last_moment=False)(lambda: (action(), copy_context()), _PATIENCE_S)
     for variable in context:
         variable.set(context[variable])

@@ -22,11 +22,11 @@ from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread
-from strands_rollout.code_tool.executors import CALL_FAULTS
-from strands_rollout.code_tool.tool import CALL_OUTCOME
+from strands_rollout.control import Control, ToolCall, calling
 from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.template.messages import error_result, error_words, plain_result
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class ToolStats:
-    """What the tools of one episode did.
+    """Counts and records of the tools of one episode.
 
     Attributes:
+        control: That of the episode, for its clock.
         seconds: Wall-clock time in tools; parallel calls each count.
         waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
         errors: Results with status error, time-outs and calls of unknown tools included.
@@ -48,9 +49,10 @@ class ToolStats:
         unread: Ids of those from an earlier agent, as long as this one has not had them.
         calls: In the order of their ends: `id`, `tool`, `status` (success, error, timeout or unknown), `s` (seconds),
             `at_s` (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code
-            tool ran: `code_tool.tool.CALL_OUTCOME`.
+            tool ran: `ToolCall.sandbox`.
     """
 
+    control: Control = field(default_factory=Control)
     seconds: float = 0.0
     errors: int = 0
     timeouts: int = 0
@@ -68,7 +70,7 @@ class ToolStats:
         """Count a call of a tool that the agent does not have."""
         self.errors += 1
         call = {"id": tool_use["toolUseId"], "tool": tool_use["name"], "status": "unknown"}
-        self.calls.append({**call, "s": 0.0, "at_s": began_at_s(0.0)})
+        self.calls.append({**call, "s": 0.0, "at_s": self.control.at_s(0.0)})
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -98,7 +100,7 @@ _CALLABLE: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 
 
 def callable_names(names: Collection[str]) -> dict[str, str]:
-    """The names of tools, each with the name under which it can be called: itself, or one without what Strands refuses.
+    """Return for each name of a tool the one it can be called by: itself, or one without what Strands refuses.
 
     Strands shows a tool of any name to the model, and answers each call of one that has other characters than letters
     from a to z, digits, `_` and `-`, or more than 64 of them, with an error; MCP allows dots and 128.
@@ -187,7 +189,7 @@ class BoundedTool(WrappedTool):
 
     @property
     def is_simple(self) -> bool:
-        """Whether it is a decorated function that sees its arguments alone, not the agent or the call's context."""
+        """True for a decorated function that sees its arguments alone, not the agent or the call's context."""
         if type(self._tool) is not DecoratedFunctionTool:  # a subclass may look at more
             return False
         metadata = self._tool._metadata
@@ -207,7 +209,7 @@ class BoundedTool(WrappedTool):
         self._stats.succeeded.discard(call_id)
         result: Any = None
         span = self._span(self.tool_name) if self._span else contextlib.nullcontext()
-        with self._stats.running(), span, _current_call(call_id) as call:
+        with self._stats.running(), span, calling(call_id) as call:
             try:
                 result = await self._bounded(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
@@ -219,8 +221,10 @@ class BoundedTool(WrappedTool):
         if result is not None:
             yield result
 
-    async def _bounded(self, tool_use: ToolUse, invocation_state: dict[str, Any], call: _Call, **kwargs: object) -> Any:  # noqa: ANN401
-        """The tool's last event. Neither a time-out nor an abort waits for a tool that does not end when it should."""
+    async def _bounded(
+        self, tool_use: ToolUse, invocation_state: dict[str, Any], call: ToolCall, **kwargs: object
+    ) -> Any:  # noqa: ANN401
+        """Return the tool's last event; neither a time-out nor an abort waits for a tool that does not end in time."""
         task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
@@ -246,13 +250,13 @@ class BoundedTool(WrappedTool):
                 last = event
             return _plain(last, tool_use["toolUseId"])
 
-    def _count(self, call: _Call, event: object, error: BaseException | None) -> None:
+    def _count(self, call: ToolCall, event: object, error: BaseException | None) -> None:
         fault = sandbox_fault(error) or next(iter(call.faults), None)  # of an agent that it asked, who has read of it
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
         if isinstance(result, dict):
-            self._stats.calls.append(call.record(self.tool_name, result.get("status")))
+            self._stats.calls.append(self._record(call, result.get("status")))
             if result.get("status") == "error":
                 self._stats.errors += 1
             else:
@@ -261,6 +265,14 @@ class BoundedTool(WrappedTool):
                 self._stats.finished[call.id] = result
                 if self._stats.on_end is not None:
                     self._stats.on_end()
+
+    def _record(self, call: ToolCall, status: object) -> dict[str, Any]:
+        """Return the record of a call that has ended, as plain JSON."""
+        ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
+        seconds = time.monotonic() - call.began_at
+        at_s = self._stats.control.at_s(seconds)
+        record = {"id": call.id, "tool": self.tool_name, "status": ended, "s": seconds, "at_s": at_s}
+        return {**record, "sandbox": call.sandbox} if call.sandbox else record
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
@@ -281,40 +293,8 @@ def _forget(task: asyncio.Task[Any]) -> None:
 _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
-@dataclass(slots=True)
-class _Call:
-    """A call under way."""
-
-    id: str
-    started: float
-    outcome: dict[str, Any]
-    faults: list[SandboxError]
-    timed_out: bool = False
-
-    def record(self, tool: str, status: object) -> dict[str, Any]:
-        """What it came to, as plain JSON."""
-        ended = "timeout" if self.timed_out else "error" if status == "error" else "success"
-        seconds = time.monotonic() - self.started
-        record = {"id": self.id, "tool": tool, "status": ended, "s": seconds, "at_s": began_at_s(seconds)}
-        return {**record, "sandbox": self.outcome} if self.outcome else record
-
-
-@contextlib.contextmanager
-def _current_call(call_id: str) -> Iterator[_Call]:
-    call = _Call(call_id, time.monotonic(), {}, [])
-    # of an agent that is a tool: the call of that tool
-    tokens = CURRENT_CALL.set(CURRENT_CALL.get() or call_id), CALL_OUTCOME.set(call.outcome)
-    token = CALL_FAULTS.set(call.faults)
-    try:
-        yield call
-    finally:
-        CURRENT_CALL.reset(tokens[0])
-        CALL_OUTCOME.reset(tokens[1])
-        CALL_FAULTS.reset(token)
-
-
 def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
-    """The setup's own failure behind a tool's exception: tools wrap what they catch (Strands' python_repl does)."""
+    """Return the setup's own failure behind a tool's exception; tools wrap what they catch (Strands' python_repl)."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, SandboxError | UnplayableAgentError):

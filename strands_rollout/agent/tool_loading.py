@@ -28,17 +28,19 @@ from strands.tools.loader import load_tools_from_module
 from strands.types.tools import AgentTool
 from strands.vended_plugins.steering import LLMSteeringHandler
 
-from strands_rollout.aio import CURRENT_CALL, began_at_s, exits_as_errors, in_own_thread, plays_episodes
 from strands_rollout.code_origin import is_users_file
+from strands_rollout.control import current_call, is_in_episode
 from strands_rollout.errors import (
     BlockingCallError,
     ConfigError,
     NoModelError,
     ToolError,
-    foreign_code,
 )
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import nearest, resolve
+from strands_rollout.watchdog import plays_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ def end_mcp_connections() -> None:
 
 
 def load_conversation_manager(path: str | None) -> ConversationManager | None:
-    """A new conversation manager by the dotted path of its class, or of a function without arguments; None for None.
+    """Make a conversation manager by the dotted path of its class, or of a function without arguments; None for None.
 
     Raises:
         ToolError: The path can't be imported, or does not give a conversation manager.
@@ -136,7 +138,7 @@ def refuse_unplayable(agent: Agent, path: str) -> None:
 
 
 def load_function(path: str, what: str | None = None, given: Sequence[str] | None = None) -> Callable[..., Any]:
-    """What can be called at a path, as `resolve` takes it: a function or a class.
+    """Return the function or class at a path, as `resolve` takes it.
 
     Args:
         path: Of the function.
@@ -165,7 +167,7 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
 
 
 def load_model(path: str) -> Model:
-    """The Strands model at a dotted path, or that a class or function there makes.
+    """Return the Strands model at a dotted path, or that a class or function there makes.
 
     Raises:
         ToolError: The path can't be imported, or gives no Strands model.
@@ -194,7 +196,7 @@ def _instead_of_agent(path: str, found: object, what: str | None) -> str:
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
-    """New hook providers by the dotted paths of their classes, or of functions without arguments.
+    """Make hook providers by the dotted paths of their classes, or of functions without arguments.
 
     Raises:
         ToolError: A path can't be imported, or does not give a hook provider.
@@ -211,16 +213,17 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
 
 
 def _made_at(path: str, what: str) -> object:
-    """What the class or function at a path makes."""
+    """Call the class or function at a path, and return what it makes."""
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
-    with foreign_code("a user's constructor may raise anything") as outcome, exits_as_errors("it"):
-        return make()
-    e = outcome.error
-    raise ToolError(
-        f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
-    ) from e
+    try:
+        with exits_as_errors("it"):
+            return make()
+    except Exception as e:  # a user's constructor may raise anything
+        raise ToolError(
+            f"{path!r} raised {type(e).__name__}: {e}; expected a class or function without arguments that makes {what}"
+        ) from e
 
 
 def _tools_of(server: McpServer) -> ToolProvider:
@@ -270,28 +273,31 @@ _CONSENT: Final = "BYPASS_TOOL_CONSENT"
 def _warn_of_consent(path: str) -> None:
     """Say that a tool of strands-agents-tools asks a person before it acts, where it does."""
     module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
-    with foreign_code("it may have no source"):
-        if module is not None and _CONSENT in inspect.getsource(module):
-            logger.warning(
-                "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
-                "environment of the trainer, or take another tool",
-                path,
-                _CONSENT,
-            )
+    try:
+        asks = module is not None and _CONSENT in inspect.getsource(module)
+    except (OSError, TypeError):  # it has no source
+        return
+    if asks:
+        logger.warning(
+            "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
+            "environment of the trainer, or take another tool",
+            path,
+            _CONSENT,
+        )
 
 
 class _NoModel(BedrockModel):
-    """What Strands gives an agent without a model: told so from Bedrock that was asked for."""
+    """The model of an agent that was given none; Strands takes Bedrock, which a user may have asked for, too."""
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if CURRENT_CALL.get() or began_at_s(0.0) is not None:  # of an agent that a tool or environment has built
+        if current_call() is not None or is_in_episode():  # of an agent that a tool or environment has built
             agent = (kwargs.get("invocation_state") or {}).get("agent")
             raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
 
 
 def _resolve(path: str) -> object:
-    """What is at a path; its agents without a model can be told, and those that a tool builds print nothing."""
+    """Resolve a path; its agents without a model can be told, and those that a tool builds print nothing."""
     # Strands calls both by these names, where an agent was given no model, and no callback handler
     vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
@@ -348,7 +354,7 @@ def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[...
 
 
 def _default_handler() -> Callable[..., Any]:
-    return null_callback_handler if CURRENT_CALL.get() else PrintingCallbackHandler()
+    return null_callback_handler if current_call() is not None else PrintingCallbackHandler()
 
 
 _NO_MODEL: Final = (
@@ -377,7 +383,7 @@ def refuse_no_model(found: Iterable[object]) -> None:
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """The agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
+    """Yield the agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

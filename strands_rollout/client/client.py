@@ -20,7 +20,7 @@ import httpx
 import orjson
 
 from strands_rollout import errors
-from strands_rollout.aio import EpisodeDeadline, LoopCache
+from strands_rollout.aio import LoopCache
 from strands_rollout.client import transport
 from strands_rollout.client.generate_api import (
     EncodedIds,
@@ -43,12 +43,14 @@ from strands_rollout.client.retry import (
     with_retries,
 )
 from strands_rollout.client.transport import create_client
+from strands_rollout.control import Control, never
 
 __all__ = ["EncodedIds", "FinishReason", "Flight", "Generation", "SGLangClient", "ServerInfo", "create_client"]
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S: Final = 5.0
+_BEFORE_RETRY: Final = "before the request was sent again"
 # A client with httpx's default of 5 s per read was not configured for generations, which take longer.
 _HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transport.WRITE_TIMEOUT_S, pool=None)
@@ -56,14 +58,14 @@ _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transp
 
 @dataclass(slots=True)
 class Flight:
-    """Where the request of one `generate` call is."""
+    """The request of one `generate` call that is at the engine."""
 
     rid: str | None = None
     """The request's id while the engine has it; None before, after, and between two attempts."""
     sent_at: float = 0.0
     """When it was sent last, by `time.monotonic`."""
     fault: Fault | None = None
-    """How the last attempt failed, while another is to follow."""
+    """The last attempt's failure, while another is to follow."""
 
 
 class SGLangClient:
@@ -121,12 +123,12 @@ class SGLangClient:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connection was closed, by this client or by its owner."""
+        """True once the connection was closed, by this client or by its owner."""
         return self._http.is_closed
 
     @property
     def info_fault(self) -> Fault | None:
-        """How the last attempt to ask for the server's info failed, while another is to follow."""
+        """The failure of the last attempt to ask for the server's info, while another is to follow."""
         return self._info_fault
 
     async def aclose(self) -> None:
@@ -147,7 +149,7 @@ class SGLangClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
         flight: Flight | None = None,
-        should_abort: Callable[[], bool] = lambda: False,
+        should_abort: Callable[[], bool] = never,
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
@@ -176,14 +178,14 @@ class SGLangClient:
         """
         ids, rid = self._encoded(input_ids), rid or uuid.uuid4().hex
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
-        return await self._generation(request, headers, flight or Flight(), should_abort)
+        return await self._generation(request, headers, flight or Flight(), Control(should_abort))
 
     async def _generation(
         self,
         request: GenerateRequest,
         headers: Mapping[str, str] | None,
         flight: Flight,
-        should_abort: Callable[[], bool],
+        control: Control,
     ) -> Generation:
         first_rid, started, attempts = request.rid, self._clock(), 0
 
@@ -200,7 +202,7 @@ class SGLangClient:
             return answer
 
         try:
-            answer = await self._persist(attempt, f"no generation from {self.url}/generate", should_abort)
+            answer = await self._persist(attempt, f"no generation from {self.url}/generate", control)
         finally:
             # after a cancellation, the caller may still ask what was waited for
             if not isinstance(sys.exception(), asyncio.CancelledError):
@@ -208,10 +210,8 @@ class SGLangClient:
         latency_s = self._clock() - started
         return read_generation(answer, request, vocab_size=self.vocab_size, latency_s=latency_s, attempts=attempts)
 
-    async def _persist(
-        self, attempt: Callable[[], Awaitable[object]], missing: str, should_abort: Callable[[], bool]
-    ) -> object:
-        """The first answer of these attempts that is no `Fault`; raises an EngineError where none comes."""
+    async def _persist(self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control) -> object:
+        """Return the first answer of these attempts that is no `Fault`; raise an EngineError if none comes."""
 
         def log(outage: Outage, wait_s: float) -> None:
             # one warning per outage, however many requests it hits
@@ -221,7 +221,9 @@ class SGLangClient:
             logger.log(level, message, self.url, attempts, self._retry.patience_s, wait_s, fault.kind, fault.words)
 
         async def sleep(seconds: float) -> None:
-            await self._wait(seconds, should_abort)
+            async with control.deadline(during=_BEFORE_RETRY):
+                await self._sleep(seconds)
+            control.check(_BEFORE_RETRY)
 
         try:
             answer = await with_retries(
@@ -233,18 +235,6 @@ class SGLangClient:
             self._is_well = True
             logger.warning("event=engine_recovered url=%s", self.url)
         return answer
-
-    async def _wait(self, seconds: float, should_abort: Callable[[], bool]) -> None:
-        """Wait before another attempt, not longer than until `should_abort` holds."""
-        deadline = EpisodeDeadline(None, should_abort)
-        try:
-            async with deadline:
-                await self._sleep(seconds)
-        except TimeoutError:
-            if not deadline.was_aborted:
-                raise
-        if deadline.was_aborted or should_abort():
-            raise errors.EngineAbortedError("the rollout was aborted before the request was sent again")
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
@@ -259,11 +249,11 @@ class SGLangClient:
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
-        """As `abort` of one request, but a router, which has said once that it can't, is not asked again."""
+        """Abort one request as `abort` does, but do not ask a router again that has said that it can't."""
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Whether `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
+        """Return True if `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
         self._claim_loop()
         try:
             response = await self._http.get("/readiness", timeout=_PROBE_TIMEOUT_S)
@@ -310,7 +300,7 @@ class SGLangClient:
                 return self._info_fault
 
         try:
-            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", lambda: False))
+            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", Control()))
         finally:
             self._info_fault, self._info_era = None, self.era
 
@@ -326,7 +316,7 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """The decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
+        """Return the decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
         try:
             answer = await transport.exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
@@ -407,7 +397,7 @@ class _Aborts:
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         try:
             return await self.send(body, headers)
-        except Exception as e:  # a caller's own connection may raise anything, and its end ends the request too
+        except Exception as e:  # a caller's connection may raise anything; its end ends the request too
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
 
@@ -475,7 +465,7 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """The JSON object at a path; empty if there is none."""
+    """Return the JSON object at a path; empty if there is none."""
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:

@@ -67,7 +67,7 @@ class EncodedIds:
         return self
 
     def mark(self) -> tuple[int, int]:
-        """Where it ends now, for `rewind`."""
+        """The present end, for `rewind`."""
         return self._count, len(self._json)
 
     def rewind(self, mark: tuple[int, int]) -> None:
@@ -107,7 +107,7 @@ class EncodedPrompt:
         self._after: list[int] = []  # ids that are encoded after the mark
 
     def is_of(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Whether it continues these ids."""
+        """Return True if it continues these ids."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
@@ -241,7 +241,7 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """How many tokens were sampled."""
+        """The number of sampled tokens."""
         return len(self.output_ids)
 
     @property
@@ -410,7 +410,7 @@ def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) ->
 
 
 def _are_logprobs(numbers: list[float]) -> bool:
-    """Whether all are finite in float32 and at most 0; never one by one, since an answer has hundreds."""
+    """Return True if all are finite in float32 and at most 0; never one by one, since an answer has hundreds."""
     try:
         is_finite = math.isfinite(sum(numbers))  # only if all that it sums is
     except OverflowError:  # an int beyond all floats

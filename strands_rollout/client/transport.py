@@ -27,7 +27,7 @@ _OVERLONG: Final = re.compile(r"(?:longer than|exceeds?)\b.{0,60}?\b(?:context|a
 
 
 def is_busy(status: int, body: bytes) -> bool:
-    """Whether an answer says that the engine is busy, or that its router has no worker: it may be another soon."""
+    """Return True if an answer says that the engine is busy, or that its router has no worker, which may pass."""
     return status in _BUSY_STATUSES or (status == 404 and any(code in body for code in _NO_WORKERS))
 
 
@@ -128,7 +128,7 @@ class EngineTransport(AiohttpTransport):  # type: ignore[misc] # the library has
 
 
 class StraightResponse:
-    """What `EngineClient.post_straight` gives: as much of an `httpx.Response` as an exchange reads."""
+    """An answer to `EngineClient.post_straight`: as much of an `httpx.Response` as an exchange reads."""
 
     __slots__ = ("_response", "status_code")
 
@@ -155,7 +155,7 @@ class StraightResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a client's settings mean for a POST to a path: the same as httpx makes of them."""
+    """A client's settings as they apply to a POST to a path, the same as httpx makes of them."""
 
     settings: tuple[object, ...]
     url: str

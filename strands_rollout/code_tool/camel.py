@@ -28,7 +28,7 @@ from typing import Any, Final
 from strands_rollout.code_tool.executors import ExecutionResult, check_positive, infra_failure
 from strands_rollout.code_tool.remote import LoopExecutor
 from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
-from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.user_code import resolve
 
 Interpreter = Any  # camel's classes are not known where camel is not installed
@@ -176,10 +176,10 @@ def _in_daemon(work: Callable[..., Any], *given: object) -> Future[Any]:
     future: Future[Any] = Future()
 
     def run() -> None:
-        with foreign_code("what makes an interpreter may raise anything") as outcome:
+        try:
             future.set_result(work(*given))
-        if outcome.error is not None:
-            future.set_exception(outcome.error)
+        except Exception as e:  # the user's code that makes an interpreter may raise anything
+            future.set_exception(e)
 
     threading.Thread(target=run, name="camel-interpreter", daemon=True).start()
     return future
@@ -249,14 +249,14 @@ class CamelExecutor(LoopExecutor):
                     "ends it"
                 )
             await asyncio.sleep(_POLL_S)
-        with foreign_code("what makes an interpreter may raise anything") as outcome:
+        try:
             interpreter = await self._awaited(_in_daemon(self._taken), _START_LIMIT_S)
-        if isinstance(outcome.error, ConfigError):
-            raise outcome.error
-        if isinstance(outcome.error, TimeoutError):
+        except ConfigError:
+            raise
+        except TimeoutError:
             return infra_failure(f"no interpreter was made in {_START_LIMIT_S:g} s")
-        if outcome.error is not None:
-            return infra_failure(f"{type(outcome.error).__name__}: {outcome.error}")
+        except Exception as e:  # the user's code that makes an interpreter may raise anything
+            return infra_failure(f"{type(e).__name__}: {e}")
         limit_s = timeout_s + (_OWN_LIMIT_MARGIN_S if _keeps_nothing(interpreter) else 0.0)
         try:
             result: ExecutionResult = await self._awaited(_in_daemon(_run, interpreter, code, timeout_s), limit_s)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol, Self, cast, runtime_checkable
 
+from strands_rollout.control import current_call
 from strands_rollout.errors import ConfigError, SandboxError, ToolError
 from strands_rollout.user_code import resolve
 
@@ -122,17 +123,11 @@ def facts_of(executor: CodeExecutor) -> ExecutorFacts:
     return facts if isinstance(facts, ExecutorFacts) else ExecutorFacts()
 
 
-CALL_FAULTS: Final[contextvars.ContextVar[list[SandboxError] | None]] = contextvars.ContextVar(
-    "strands_rollout_call_faults", default=None
-)
-"""Failures of executors in the tool call that runs here, those of agents that it asks too; None outside of one."""
-
-
 def executor_fault(reason: str) -> SandboxError:
     """The error for an `infra_error`, also noted for the tool call that runs here, in case a tool catches it."""
-    fault, faults = SandboxError(f"the code executor failed: {reason}"), CALL_FAULTS.get()
-    if faults is not None:
-        faults.append(fault)
+    fault, call = SandboxError(f"the code executor failed: {reason}"), current_call()
+    if call is not None:
+        call.faults.append(fault)
     return fault
 
 

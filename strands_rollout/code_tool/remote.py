@@ -38,7 +38,7 @@ _EXIT_JOIN_S: Final = 2.0  # a loop that does not stop must not keep the process
 
 
 @dataclass(slots=True)
-class _Running:
+class _LoopThread:
     """One process's loop: a forked child inherits the object, but not the thread."""
 
     loop: asyncio.AbstractEventLoop
@@ -64,7 +64,7 @@ class LoopExecutor(executors.StatelessExecutor):
     ) -> None:
         super().__init__(timeout_s, max_output_chars, facts or ExecutorFacts(), max_concurrency=max_concurrency)
         self._max_concurrency = max_concurrency
-        self._by_process: dict[int, _Running] = {}
+        self._by_process: dict[int, _LoopThread] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -107,7 +107,7 @@ class LoopExecutor(executors.StatelessExecutor):
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attempt(), running.loop))
 
-    def _running(self) -> _Running:
+    def _running(self) -> _LoopThread:
         name = type(self).__name__
         with self._lock:
             if self._closed:
@@ -118,7 +118,7 @@ class LoopExecutor(executors.StatelessExecutor):
                 thread = threading.Thread(target=_serve, args=(loop, self._release), name=name, daemon=True)
                 thread.start()
                 weakref.finalize(self, _stop, loop, thread, pid)
-                self._by_process[pid] = _Running(loop, asyncio.Semaphore(self._max_concurrency), thread)
+                self._by_process[pid] = _LoopThread(loop, asyncio.Semaphore(self._max_concurrency), thread)
             return self._by_process[pid]
 
 
@@ -146,7 +146,7 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -
         thread.join(_EXIT_JOIN_S)
 
 
-async def _drained(running: _Running) -> None:
+async def _drained(running: _LoopThread) -> None:
     await asyncio.gather(*filter(None, running.calls), return_exceptions=True)
 
 

@@ -53,7 +53,7 @@ def run(job: dict[str, Any], sources: dict[str, str]) -> None:
             os.close(descriptor)
         say(job["token"] + " start")  # before the code can do anything: it can't take this back
         os.write(go[1], b"1")
-        watch = Watch(child, (stdout[0], stderr[0], lifeline), job, load("code_runner", sources["code_runner"]))
+        watch = CodeWatch(child, (stdout[0], stderr[0], lifeline), job, load("code_runner", sources["code_runner"]))
         say(job["token"] + " report " + watch.report())
     finally:
         remove(scratch)
@@ -123,7 +123,7 @@ def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str,
                 resource.setrlimit(kind, (limit_bytes, limit_bytes))
 
 
-class Watch:
+class CodeWatch:
     """Follows the code from its start to its end."""
 
     def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:

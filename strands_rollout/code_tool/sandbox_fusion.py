@@ -30,7 +30,7 @@ import httpx
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.code_tool.executors import ExecutionResult, ExecutorFacts, check_positive, infra_failure
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.errors import ConfigError
 
 _ENDPOINT: Final = "/run_code"
 _COMPILE_TIMEOUT_S: Final = 10.0  # Python compiles nothing; the server wants a number
@@ -152,15 +152,14 @@ class SandboxFusionExecutor(LoopExecutor):
         server.outstanding += 1
         server.last_used = next(self._uses)
         try:
-            with foreign_code("whatever breaks here is this backend's fault, and never the code's") as outcome:
-                found = await self._answer(server, code, timeout_s)
+            found = await self._answer(server, code, timeout_s)
+        except TimeoutError:
+            found = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", may_pass=False)
+        except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
+            words = f"{type(e).__name__}: {_one_line(str(e))}"
+            found = _Fault(words, may_pass=isinstance(e, httpx.HTTPError))
         finally:
             server.outstanding -= 1
-        if isinstance(outcome.error, TimeoutError):
-            found = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", may_pass=False)
-        elif outcome.error is not None:
-            words = f"{type(outcome.error).__name__}: {_one_line(str(outcome.error))}"
-            found = _Fault(words, may_pass=isinstance(outcome.error, httpx.HTTPError))
         server.remember(found if isinstance(found, _Fault) else None)
         return found
 

@@ -36,7 +36,7 @@ from strands_rollout.code_tool.executors import (
     infra_failure,
 )
 from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, RemoteProgram
-from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.user_code import resolve
 
@@ -87,16 +87,15 @@ class StrandsSandboxExecutor(LoopExecutor):
         program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES)
         printed = _Printed()
         limit_s = timeout_s + START_ALLOWANCE_S
-        with foreign_code("a sandbox may raise anything, and whatever it is, the code is not to blame") as outcome:
+        try:
             async with asyncio.timeout(limit_s + _GIVE_UP_MARGIN_S):
                 await self._execute(program.text(), limit_s, printed)
-        error = outcome.error
-        if isinstance(error, TimeoutError):  # the sandbox's own is one
+        except TimeoutError:  # the sandbox's own is one
             return program.result(printed.stdout, printed.stderr, None, gave_up=True)
-        if isinstance(error, OSError) and error.errno == errno.E2BIG:
-            return ExecutionResult("", _TOO_LONG, 1)
-        if error is not None:
-            return infra_failure(f"{type(self._sandbox).__name__}: {type(error).__name__}: {error}")
+        except Exception as e:  # a sandbox may raise anything, and whatever it is, the code is not to blame
+            if isinstance(e, OSError) and e.errno == errno.E2BIG:
+                return ExecutionResult("", _TOO_LONG, 1)
+            return infra_failure(f"{type(self._sandbox).__name__}: {type(e).__name__}: {e}")
         return program.result(printed.stdout, printed.stderr, printed.exit_code)
 
     async def _execute(self, program: str, limit_s: float, printed: _Printed) -> None:

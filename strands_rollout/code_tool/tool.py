@@ -12,7 +12,6 @@ import functools
 import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,8 @@ from strands.tools.decorator import DecoratedFunctionTool, FunctionToolMetadata
 from strands_rollout.code_tool import executors
 from strands_rollout.code_tool.executors import CodeExecutor, ExecutionResult, ExecutorFacts
 from strands_rollout.code_tool.sandbox.code_runner import shorten
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.control import current_call
+from strands_rollout.errors import ConfigError
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 
 if TYPE_CHECKING:
@@ -46,9 +46,6 @@ CODE_TOOL_SCHEMA: Final[dict[str, Any]] = {
 }
 _CLOSE_LIMIT_S: Final = 10.0
 
-CALL_OUTCOME: Final[ContextVar[dict[str, Any] | None]] = ContextVar("strands_rollout_call_outcome", default=None)
-"""What the record of the tool call that runs here will say of its sandbox; None outside of one."""
-
 
 def code_tool_description(
     *,
@@ -59,7 +56,7 @@ def code_tool_description(
     isolated: bool = True,
     keeps_state: bool = False,
 ) -> str:
-    """What the policy reads about the tool; `keeps_state` if calls share an interpreter, None for what is not known."""
+    """Describe the tool to the policy; `keeps_state` if calls share an interpreter, None for what is not known."""
     memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
     sentences = [
         "Run Python code and return what it prints, and the value of a last expression.",
@@ -80,7 +77,7 @@ CODE_TOOL_DESCRIPTION: Final = code_tool_description()
 
 @dataclass(slots=True)
 class CodeCalls:
-    """What the code tool of one episode did."""
+    """Counts of the code tool of one episode."""
 
     calls: int = 0  # pieces of code that were run
     queued_s: float = 0.0  # seconds that they waited for a free place; part of no time limit
@@ -100,7 +97,7 @@ class CodeCalls:
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
-    """What the model reads: stdout, then stderr, then how the run ended if it did not end well.
+    """Write what the model reads: stdout, then stderr, then how the run ended if it did not end well.
 
     Args:
         result: Its `infra_error` is not shown; see `code_tool`.
@@ -132,7 +129,7 @@ def code_tool(
     calls: CodeCalls | None = None,
     is_restarted: bool = False,
 ) -> CodeTool:
-    """A Strands tool that runs the model's Python on `executor`; its description says what that offers.
+    """Make a Strands tool that runs the model's Python on `executor`; its description says what that offers.
 
     Args:
         executor: Not owned: the caller closes it, and its session.
@@ -164,11 +161,15 @@ def code_tool(
 
 
 def _shown(result: ExecutionResult, max_output_chars: int) -> str:
-    """The result as the model reads it; first, notes the run in the record of the tool call."""
-    outcome = CALL_OUTCOME.get()
-    if outcome is not None:
-        outcome |= {"queued_s": result.queued_s, "run_s": result.duration_s}
-        outcome |= {"exit_code": result.exit_code, "killed_by": result.killed_by}
+    """Note a run in the record of the tool call, and return its result as the model reads it."""
+    call = current_call()
+    if call is not None:
+        call.sandbox |= {
+            "queued_s": result.queued_s,
+            "run_s": result.duration_s,
+            "exit_code": result.exit_code,
+            "killed_by": result.killed_by,
+        }
     if result.infra_error is not None:
         raise executors.executor_fault(result.infra_error)
     return format_result(result, max_output_chars)
@@ -195,7 +196,7 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 @functools.cache
 def _input_check() -> FunctionToolMetadata:
-    """What checks the input of a call: a pydantic model, whose making would cost each episode half a millisecond."""
+    """Make the check of a call's input, once: a pydantic model, which would cost each episode half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code
@@ -221,7 +222,7 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
-    """The code tool for one episode, None where the settings name none; its session ends with the episode.
+    """Make the code tool of one episode, None where the settings name none; its session ends with the episode.
 
     Args:
         settings: Whose `executor`, `code_session` and `tool_timeout_s` count.
@@ -249,8 +250,8 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     finally:
         executors.CALL_OWNER.reset(owner_before)
         if session is not None:
-            with foreign_code("an episode that is over is not spoilt by a failure to end its session") as outcome:
+            try:
                 async with asyncio.timeout(_CLOSE_LIMIT_S):
                     await executor.close_session(session)
-            if (error := outcome.error) is not None:
-                logger.warning("a code session could not be closed error=%s: %s", type(error).__name__, error)
+            except Exception as e:  # of a user's executor; the episode is over, and its session ends by itself
+                logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)

@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,10 +30,11 @@ from strands_rollout.agent.environment import Task, checked_score, failure_words
 from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome
 from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason, deadline_end, reason_of_error
 from strands_rollout.agent.tool_call import ToolStats
-from strands_rollout.aio import EngineGrace, EpisodeDeadline, began_at_s
+from strands_rollout.control import Control
 from strands_rollout.gateway.server import SharedGateway
 from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_loop import OwnLoop
 from strands_rollout.record.branch import Conversation, Reply, StrandsMessages
 from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.settings import AgentCommand
@@ -90,11 +90,13 @@ class Program:
         name: In messages, as the settings name it.
         play: The function.
         may_replay: Whether it may be started again, against the record of an attempt that was aborted.
+        loop: Where its coroutines run; None for the running loop.
     """
 
     name: str
     play: Callable[[Task, Endpoint], Any]
     may_replay: bool = False
+    loop: OwnLoop | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,7 @@ async def play_program(
     task: Task,
     *,
     limits: EpisodeLimits,
-    should_abort: Callable[[], bool],
-    engine_grace_s: EngineGrace,
+    control: Control,
     progress: EpisodeProgress | None = None,
     journal: Journal | None = None,
 ) -> Episode:
@@ -124,7 +125,8 @@ async def play_program(
     Raises:
         asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
     """
-    return await _Run(program, model, task, limits, progress, journal).play(should_abort, engine_grace_s)
+    with control.running(0.0 if progress is None else progress.duration_s):
+        return await _Run(program, model, task, limits, control, progress, journal).play()
 
 
 class _Run:
@@ -136,14 +138,17 @@ class _Run:
         model: SGLangModel,
         task: Task,
         limits: EpisodeLimits,
+        control: Control,
         progress: EpisodeProgress | None,
         journal: Journal | None,
     ) -> None:
         self.program, self.model, self.task, self.limits = program, model, task, limits
+        self.control = control
         self.journal = journal
-        self.started = time.monotonic()
         self.begun = begun = progress or EpisodeProgress((), 0)
-        self.stats = ToolStats(begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls)))
+        self.stats = ToolStats(
+            control, begun.tool_s, begun.tool_errors, begun.tool_timeouts, calls=list(map(dict, begun.calls))
+        )
         self.session = Session(model, self)
         if progress is not None:
             self.session.restore(progress.messages)
@@ -158,10 +163,9 @@ class _Run:
         self.process: ProcessEnd | None = None
         self.recorded: Conversation | None = None  # that the journal is told of
 
-    async def play(self, should_abort: Callable[[], bool], engine_grace_s: EngineGrace) -> Episode:
+    async def play(self) -> Episode:
         limit_s = self.limits.episode_timeout_s
-        left_s = None if limit_s is None else max(0.0, limit_s - self.begun.duration_s)
-        deadline = EpisodeDeadline(left_s, should_abort, self.model, engine_grace_s)
+        deadline = self.control.deadline(self.control.left_s(limit_s), model=self.model)
         given, score = None, None
         with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
             async with deadline:
@@ -174,14 +178,26 @@ class _Run:
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
-        duration_s = self.begun.duration_s + time.monotonic() - self.started
+        progress = self._progress()
         facts = self.session.facts.record()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
         text = given if isinstance(given, str) else None
         told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
-        return self._episode(reason, error, duration_s, told)
+        return Episode(
+            stop_reason=reason,
+            error=error,
+            tool_iterations=progress.tool_iterations,
+            tool_calls=progress.tool_calls,
+            tools=self.stats,
+            duration_s=progress.duration_s,
+            limits=self.limits,
+            progress=progress,
+            user_turns=self.user_turns,
+            is_resumable=self.program.may_replay,
+            program=told,
+        )
 
     def asked(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
@@ -191,7 +207,7 @@ class _Run:
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
             call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
-            self.stats.calls.append({**call, "at_s": began_at_s(waited_s or 0.0)})
+            self.stats.calls.append({**call, "at_s": self.control.at_s(waited_s or 0.0)})
             self.stats.seconds += waited_s or 0.0
             self.counted.add(use_id)
             if status == "success":
@@ -232,7 +248,7 @@ class _Run:
             journal.close(_OTHER_MAIN)
             return
         self.recorded = main
-        journal.call_ended(self._progress(self.begun.duration_s + time.monotonic() - self.started))
+        journal.call_ended(self._progress())
 
     def aborted(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
@@ -261,7 +277,7 @@ class _Run:
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
-        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint))
+        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint, loop=self.program.loop))
         tripped = asyncio.ensure_future(self.tripped.wait())
         try:
             await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)
@@ -299,28 +315,10 @@ class _Run:
             return LENGTH_REASONS[cut_by or "turn"], None
         return StopReason.COMPLETED, None
 
-    def _episode(
-        self, reason: StopReason, error: Exception | None, duration_s: float, outcome: ProgramOutcome
-    ) -> Episode:
-        iterations, calls = self.counts.get(self.model.conversation, [0, 0])
-        return Episode(
-            stop_reason=reason,
-            error=error,
-            tool_iterations=iterations,
-            tool_calls=calls,
-            tools=self.stats,
-            duration_s=duration_s,
-            limits=self.limits,
-            progress=self._progress(duration_s),
-            user_turns=self.user_turns,
-            is_resumable=self.program.may_replay,
-            program=outcome,
-        )
-
-    def _progress(self, duration_s: float) -> EpisodeProgress:
-        """Where the main conversation stands, against which the program can be started again."""
+    def _progress(self) -> EpisodeProgress:
+        """Return where the main conversation stands, against which the program can be started again."""
         stats = self.stats
-        iterations, calls = self.counts.get(self.model.conversation, [0, 0])
+        iterations, calls = self.counts.get(self.model.conversation, (0, 0))
         return EpisodeProgress(
             messages=self.session.main_messages,
             covered=self.model.conversation.branch.covered,
@@ -329,7 +327,7 @@ class _Run:
             tool_errors=stats.errors,
             tool_timeouts=stats.timeouts,
             tool_s=stats.seconds,
-            duration_s=duration_s,
+            duration_s=self.control.elapsed_s,
             calls=stats.calls,
         )
 

@@ -7,17 +7,17 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final, Literal, TypedDict, cast
 
 from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout import errors
-from strands_rollout.aio import began_at_s
 from strands_rollout.client.client import Flight, SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt, FinishReason, Generation
 from strands_rollout.client.retry import Fault, RetryPolicy
+from strands_rollout.control import Control
 from strands_rollout.model.images import PlacedImage, check_image_answer, collapsed_ids, image_fields
 from strands_rollout.model.replay_data import missing_replay_data, request_fields
 from strands_rollout.record.tokens import Trajectory
@@ -107,8 +107,8 @@ class TurnRequest:
         trajectory: Grows by the context and every accepted answer.
         context_ids: New context tokens; none where the trajectory's last turn is open.
         images: Those among the context.
-        should_abort: Asked before each request: if it holds, none is sent, and an aborted turn stays open, as it does
-            where `config["continue_aborted"]` does not hold.
+        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open, as it does where
+            `config["continue_aborted"]` does not hold.
         span: Entered around each request.
     """
 
@@ -117,7 +117,7 @@ class TurnRequest:
     trajectory: Trajectory
     context_ids: Sequence[int]
     images: Sequence[PlacedImage] = ()
-    should_abort: Callable[[], bool] = lambda: False
+    control: Control = field(default_factory=Control)
     span: RequestSpan | None = None
 
 
@@ -155,7 +155,7 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """How the engine failed, while it is asked again."""
+        """The engine's last failure, while it is asked again."""
         return self.flight.fault if self._learns_from is None else self._learns_from.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
@@ -209,7 +209,7 @@ class TurnSampler:
             error, self._unreachable = self._unreachable, None
             raise error
         while True:
-            if self.is_closed or asked.should_abort():
+            if self.is_closed or asked.control.should_abort():
                 raise errors.EngineAbortedError("the rollout was aborted, or the episode has ended, before a request")
             generation = await self._request(asked, params)
             if generation.finish_reason.type == "abort":
@@ -222,7 +222,7 @@ class TurnSampler:
             if generation.finish_reason.type != "abort":
                 return generation
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
-            if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
+            if asked.control.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
                 reason = generation.finish_reason.message or "no reason given"
                 raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
@@ -231,7 +231,7 @@ class TurnSampler:
                 await asyncio.sleep(_ABORT_RETRIES.backoff_s(fruitless - 1))
 
     def _settled(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """What counts of an aborted answer."""
+        """Return what counts of an aborted answer."""
         ids = generation.output_ids
         if not ids:
             return generation
@@ -271,7 +271,7 @@ class TurnSampler:
                     headers=config["headers"] or None,
                     extra={**extra, **image_fields(images)} if images else extra or None,
                     flight=self.flight,
-                    should_abort=asked.should_abort,
+                    should_abort=asked.control.should_abort,
                 )
                 if note is not None:
                     note(generation.meta_info)
@@ -353,7 +353,7 @@ def _record(asked: TurnRequest, generation: Generation) -> None:
         matched=generation.finish_reason.matched,
         rid=generation.rid,
         latency_s=generation.latency_s,
-        at_s=began_at_s(generation.latency_s),
+        at_s=asked.control.at_s(generation.latency_s),
         prompt_tokens=generation.prompt_tokens,
         cached_tokens=generation.cached_tokens,
         meta_info={key: value for key, value in generation.meta_info.items() if not key.endswith("_logprobs")},
@@ -392,7 +392,7 @@ def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
 
 
 def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
-    """Of the next request: at most `allowance` tokens, and at least what its turn lacks of its least length.
+    """Return the next request's parameters: at most `allowance` tokens, at least what is missing of `min_new_tokens`.
 
     SGLang refuses a least length above the greatest one; the budget counts.
     """
@@ -411,7 +411,7 @@ class TokenLimits:
 
     Attributes:
         max_response_tokens: Of everything after the first prompt, tool results included. slime's `max_new_tokens`.
-        max_context_tokens: Of prompt and response together.
+        max_context_tokens: Maximum tokens of prompt plus response.
         max_turn_tokens: Sampled in one turn.
         min_turn_tokens: Room that a tool result leaves for the turn after it: a result that would leave less is cut.
     """
@@ -459,7 +459,7 @@ class Room:
 
 
 def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> Room:
-    """What the budgets leave after `trajectory`.
+    """Return what the budgets leave after `trajectory`.
 
     Args:
         limits: The budgets.

@@ -19,9 +19,10 @@ from strands.models import Model
 from strands.tools import convert_pydantic_to_tool_spec
 from strands.types.exceptions import ContextWindowOverflowException
 
-from strands_rollout.aio import ABORT_POLL_S, own_pass
+from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
 from strands_rollout.client.retry import PATIENCE_S, Fault
+from strands_rollout.control import ABORT_POLL_S, Control, never
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
 from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_events, validated_output
@@ -67,6 +68,7 @@ class SGLangModel(Model):
         continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
             else `EngineAbortedError` is raised.
         should_abort: Once it holds, no aborted turn is continued.
+        control: That of the episode, which asks its own `should_abort`.
         request_span: Entered around each request; see `RequestSpan`.
         on_rewritten_history: "error" refuses a history that does not extend what the policy has read, and another
             system prompt or a further tool in mid-conversation; "segment" begins a new trajectory with it, as for a
@@ -100,7 +102,8 @@ class SGLangModel(Model):
         enable_thinking: bool | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         vocab_size: int | None = None,
-        should_abort: Callable[[], bool] = lambda: False,
+        should_abort: Callable[[], bool] = never,
+        control: Control | None = None,
         request_span: sampling.RequestSpan | None = None,
         processor: ProcessorMixin | str | None = None,
         engine_patience_s: float = PATIENCE_S,
@@ -127,7 +130,7 @@ class SGLangModel(Model):
         end_ids, encoder = [token for token in ends if isinstance(token, int)], self.template.encoder
         limit = vocab_size or encoder.vocab_size
         self._new_sampler = functools.partial(sampling.TurnSampler, limit, end_ids, encoder.decode)
-        self._should_abort = should_abort
+        self._control = control or Control(should_abort)
         self._request_span = request_span
         self.reset()
 
@@ -412,7 +415,7 @@ class SGLangModel(Model):
             least = config["limits"].min_turn_tokens
             context_ids = await turn_context(self.template, branch, place, head, room, least)
         asked = sampling.TurnRequest(
-            client, config, trajectory, context_ids, branch.new_images, self._should_abort, self._request_span
+            client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
         new = place.new if place.answered is None else (place.answered, *place.new)

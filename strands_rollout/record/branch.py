@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from strands_rollout.aio import CURRENT_CALL
+from strands_rollout.control import current_call
 from strands_rollout.files.json_codec import Json
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.tool_parsers import ParseFailure, ToolParser
@@ -281,7 +281,8 @@ class Conversation:
         self.sampler = sampler
         self.kind = kind
         self.number = number
-        self.call = CURRENT_CALL.get()
+        call = current_call()
+        self.call = "" if call is None else call.outer_id
         self.branches = [Branch(shown_ids)]
         self.is_busy = False
         self.has_unread_turn = False

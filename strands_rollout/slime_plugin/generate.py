@@ -12,34 +12,31 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors, samples
-from strands_rollout.agent.environment import Task, open_context, own_loop, running
-from strands_rollout.agent.episode import Episode, run_episode
+from strands_rollout.agent.environment import Task, open_context, running
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.agent.multi_agent import AgentModels, built_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import (
-    ABORT_GRACE_S,
-    episode_clock,
-    exits_as_errors,
-    freeze_long_lived,
-    once,
-    own_pass,
-    watch_running_loop,
-)
+from strands_rollout.aio import once, own_pass
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.control import ABORT_GRACE_S, Control
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.replay_data import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_loop import OwnLoop
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
+from strands_rollout.slime_plugin.garbage import freeze_long_lived
 from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
 from strands_rollout.user_code import search_beside
+from strands_rollout.watchdog import watch_running_loop
 
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
@@ -117,7 +114,11 @@ async def play_sample(
             now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
             beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), kept, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-            job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, kept)
+            grace_s = functools.partial(_engine_grace_s, args, settings)
+            control = slime_adapter.rollout_control(args, sample, settings.should_abort, grace_s)
+            job = RolloutJob(
+                args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, control, kept
+            )
             others = await _filled(job)
     except errors.FailedGroupsError:
         raise
@@ -267,15 +268,15 @@ async def _run(job: RolloutJob) -> _Finished:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
     journal = _journal(job, model, sub_agents, code_calls)
-    play = _play_program if settings.has_program else _play
     # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
-    loop = own_loop() if settings.agent_program is not None else nullcontext()
-    with closing(model.record), sub_agents.active(), episode_clock():  # in which an agent needs a model
-        async with loop, episode_code_tool(settings, code_calls) as code_tool:
+    own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
+    with closing(model.record), sub_agents.active(), job.control.running():  # in which an agent needs a model
+        async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
+            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
-                async with open_context(settings, task, job.should_abort) as opened:
+                async with open_context(settings, task, job.control, loop) as opened:
                     question = job.beginning.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
                     episode = await play(job, model, opened.task, self_timed, answer, journal)
@@ -286,7 +287,7 @@ async def _run(job: RolloutJob) -> _Finished:
                 with running(task):
                     episode = await play(job, model, task, self_timed, None, journal)
     models = (model, *sub_agents.made)
-    await asyncio.gather(*(one.finish(job.engine_grace_s(one.sent_at or 0.0)) for one in models))
+    await asyncio.gather(*(one.finish(job.control.engine_grace_s(one.sent_at or 0.0)) for one in models))
     if score is None and episode.program is not None:
         score = episode.program.score
     return _Finished(model, episode, code_calls, sub_agents, score, question, state)
@@ -347,27 +348,21 @@ async def _play(
 ) -> Episode:
     settings, resume = job.settings, job.beginning.resume
     manager = settings.conversation_manager
-    # hooks are loaded before the clock starts
-    play = functools.partial(
-        run_episode,
-        model,
-        task.messages,
+    setup = EpisodeSetup(
         system_prompt=task.system_prompt,
         tools=task.tools,
         limits=_limits(settings),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
         tool_span=slime_adapter.tool_span(job.sample),
-        should_abort=job.should_abort,
-        engine_grace_s=job.engine_grace_s,
+        control=job.control,
         conversation_manager=load_conversation_manager(manager) if manager else None,
         progress=resume.progress if resume else None,
         team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
         next_message=next_message,
         journal=journal,
     )
-    with episode_clock(resume.progress.duration_s if resume else 0.0):
-        return await play()
+    return await run_episode(model, task.messages, setup)
 
 
 async def _play_program(
@@ -377,6 +372,8 @@ async def _play_program(
     _self_timed_tools: Sequence[str],
     next_message: Callable[[str], Awaitable[str | None]] | None,
     journal: EpisodeJournal | None,
+    *,
+    loop: OwnLoop | None,
 ) -> Episode:
     from strands_rollout.gateway.program import Program, play_command, play_program
 
@@ -386,17 +383,15 @@ async def _play_program(
     path, command = settings.agent_program, settings.agent_command
     play = functools.partial(play_command, command) if command is not None else load_function(str(path))
     name = "agent_command" if command is not None else f"agent_program {path!r}"
-    with episode_clock(resume.progress.duration_s if resume else 0.0):
-        return await play_program(
-            Program(name, play, may_replay=settings.resumable == "replay"),
-            model,
-            task,
-            limits=_limits(settings),
-            should_abort=job.should_abort,
-            engine_grace_s=job.engine_grace_s,
-            progress=resume.progress if resume else None,
-            journal=journal,
-        )
+    return await play_program(
+        Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
+        model,
+        task,
+        limits=_limits(settings),
+        control=job.control,
+        progress=resume.progress if resume else None,
+        journal=journal,
+    )
 
 
 def _limits(settings: RolloutSettings) -> EpisodeLimits:
@@ -427,6 +422,19 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
 
+def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
+    """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
+
+    An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
+    connection.
+    """
+    collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
+    grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
+    if settings.abort_grace_s is not None:
+        grace_s = settings.abort_grace_s
+    return grace_s if slime_adapter.was_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
     """One call of `generate`."""
@@ -439,6 +447,7 @@ class RolloutJob:
     evaluation: bool
     fans_out: bool  # whether a list of samples can be returned
     routing_key: str  # keeps its requests on one engine behind a router
+    control: Control
     kept: Kept | None = None  # keeps the episode's steps
 
     def __post_init__(self) -> None:
@@ -449,23 +458,6 @@ class RolloutJob:
                 f"generate got sampling_params={self.sampling_params!r:.200}; expected a mapping of names, such as "
                 'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
             )
-
-    @property
-    def should_abort(self) -> Callable[[], bool]:
-        """Whether the rollout is being aborted: a question that is asked often."""
-        return functools.partial(slime_adapter.is_aborting, self.args, self.sample, self.settings.should_abort)
-
-    def engine_grace_s(self, sent_at: float) -> float:
-        """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
-
-        An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
-        connection.
-        """
-        collected = getattr(self.args, "partial_rollout", False) or self.settings.should_abort is not None
-        grace_s = _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
-        if self.settings.abort_grace_s is not None:
-            grace_s = self.settings.abort_grace_s
-        return grace_s if slime_adapter.was_before_abort(self.args, sent_at) else min(grace_s, ABORT_GRACE_S)
 
     def prepare(self) -> None:
         """Load the tokenizer and try out its template: all that later models share."""
@@ -499,7 +491,7 @@ class RolloutJob:
             extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
-            should_abort=self.should_abort,
+            control=self.control,
             request_span=slime_adapter.request_span(self.sample),
             on_rewritten_history="segment" if may_rewrite else "error",
             conversations="many",

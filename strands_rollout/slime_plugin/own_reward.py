@@ -32,23 +32,25 @@ from strands.types.exceptions import ModelThrottledException
 from strands_rollout.agent.environment import place_in_users_code, result_of
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
-from strands_rollout.aio import EpisodeDeadline, exits_as_errors, in_own_thread
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.errors import (
     ConfigError,
+    EngineAbortedError,
     EngineError,
     EngineRejectedError,
     EnvironmentFaultError,
     RolloutError,
     foreign_code,
 )
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.record.branch import Head
 from strands_rollout.record.saved import saved_message
 from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
-from strands_rollout.slime_plugin.slime_adapter import is_aborting
+from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
 
 _PLACES: Final = re.compile(r"\{(question|response|label)\}")
@@ -100,9 +102,9 @@ async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callabl
     parts, ours = settings.all_parts, getattr(answer.args, "strands_rollout", None)
     asked = ours.get("should_abort") if isinstance(ours, Mapping) else None
     try:
-        async with EpisodeDeadline(None, functools.partial(is_aborting, answer.args, answer.sample, asked)):
+        async with rollout_control(answer.args, answer.sample, asked).deadline():
             found = await asyncio.gather(*map(part, parts.values()), return_exceptions=True)
-    except TimeoutError as e:
+    except EngineAbortedError as e:
         raise EnvironmentFaultError("the rollout was aborted while the reward was waited for") from e
     if error := next((one for one in found if isinstance(one, BaseException)), None):
         raise error

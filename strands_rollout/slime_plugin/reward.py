@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError, foreign_code
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import (

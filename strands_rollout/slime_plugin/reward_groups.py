@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.aio import exits_as_errors
 from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.record.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
 from strands_rollout.samples import (
     EPISODE_NUMBER_KEY,

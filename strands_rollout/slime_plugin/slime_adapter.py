@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
-from strands_rollout.aio import exits_as_errors
+from strands_rollout.control import Control, EngineGrace, short_grace
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import SlimeArgs
 from strands_rollout.user_code import resolve
@@ -183,6 +184,21 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
             if (load_should_abort(asked) if isinstance(asked, str) else asked)():
                 return True
     return bool(getattr(slimes_state(args, sample), "aborted", False))
+
+
+def rollout_control(
+    args: SlimeArgs,
+    sample: object,
+    asked: str | Callable[[], bool] | None,
+    engine_grace_s: EngineGrace = short_grace,
+) -> Control:
+    """Return the control of one sample's episode or reward, which ends when `is_aborting` holds.
+
+    The poll asks once for all samples of the same args and the same further function.
+    """
+    key = id(args), is_slime_sample(sample), asked if isinstance(asked, str) else id(asked)
+    should_abort = functools.partial(is_aborting, args, sample, asked)
+    return Control(should_abort, engine_grace_s=engine_grace_s, poll_key=key)
 
 
 ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()

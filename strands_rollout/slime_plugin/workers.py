@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.aio import freeze_long_lived, own_pass
+from strands_rollout.aio import own_pass
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
 from strands_rollout.record.store import EpisodeRecords
@@ -37,6 +37,7 @@ from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
 from strands_rollout.slime_plugin import worker as remote
 from strands_rollout.slime_plugin.conditions import episode_conditions
+from strands_rollout.slime_plugin.garbage import freeze_long_lived
 from strands_rollout.slime_plugin.inputs import with_row_settings
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of

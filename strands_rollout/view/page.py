@@ -33,13 +33,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from strands_rollout.aio import in_own_thread
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.dump.record import METADATA_KEY
 from strands_rollout.dump.terminal import print_transcript, printable
 from strands_rollout.errors import ConfigError, DumpError, foreign_code
 from strands_rollout.files.json_codec import Json
+from strands_rollout.own_thread import in_own_thread
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, plain, view_sample

@@ -8,7 +8,8 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
-from strands_rollout.agent.episode import run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
+from strands_rollout.control import Control
 
 ran: list[str] = []
 
@@ -32,10 +33,7 @@ async def episode(tokenizer, script, limits=None, tokens=None, tools=(execute_py
         done = await run_episode(
             model,
             [{"role": "user", "content": [{"text": "go"}]}],
-            system_prompt="Be brief.",
-            tools=tools,
-            limits=limits or EpisodeLimits(),
-            **more,
+            EpisodeSetup(system_prompt="Be brief.", tools=tools, limits=limits or EpisodeLimits(), **more),
         )
     assert fake.violations == []
     return done, model, fake
@@ -90,6 +88,6 @@ async def test_the_episodes_time_limit_cuts_a_generation_at_the_engine(shipped_t
 
 
 async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: Any) -> None:
-    done, _, fake = await episode(shipped_tokenizer, [ANSWER], should_abort=lambda: True)
+    done, _, fake = await episode(shipped_tokenizer, [ANSWER], control=Control(lambda: True))
     assert done.stop_reason is StopReason.ABORTED
     assert fake.requests == []

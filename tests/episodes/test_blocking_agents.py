@@ -16,7 +16,7 @@ from strands.models import Model
 from strands.multiagent import Swarm
 from strands.vended_plugins.steering import LLMSteeringHandler
 
-from strands_rollout import SGLangModel, aio, sub_agent_model
+from strands_rollout import SGLangModel, sub_agent_model, watchdog
 
 let_go = threading.Event()
 MESSAGES: Any = [{"role": role, "content": [{"text": "Hm."}]} for role in ("user", "assistant", "user", "assistant")]
@@ -185,8 +185,8 @@ async def blocks(code: str) -> str:
 
 @pytest.fixture
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aio, "_LOOK_EVERY_S", 0.1)
-    monkeypatch.setattr(aio, "_BLOCKED_S", 0.2)
+    monkeypatch.setattr(watchdog, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(watchdog, "_BLOCKED_S", 0.2)
 
 
 def _until(holds: Callable[[], bool]) -> None:

@@ -13,8 +13,9 @@ from harness import ANSWER, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason
-from strands_rollout.agent.episode import Episode, run_episode
-from strands_rollout.aio import EpisodeDeadline
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
+from strands_rollout.control import Control
+from strands_rollout.errors import EngineAbortedError
 
 began, released = threading.Event(), threading.Event()
 
@@ -54,8 +55,8 @@ async def episode(tokenizer: Any, script: Any, inner: Any, **more: Any) -> tuple
     async with FakeSGLang(script, context_length=4096) as fake:
         model = SGLangModel(tokenizer=tokenizer, base_url=fake.base_url)
         question = [{"role": "user", "content": [{"text": "go"}]}]
-        limits = EpisodeLimits()
-        done = await run_episode(model, question, system_prompt=None, tools=[inner], limits=limits, **more)
+        setup = EpisodeSetup(system_prompt=None, tools=[inner], limits=EpisodeLimits(), **more)
+        done = await run_episode(model, question, setup)
     return done, model, fake
 
 
@@ -71,7 +72,7 @@ async def test_an_abort_ends_the_episode_whatever_it_waits_for(shipped_tokenizer
         return then
 
     inner = {"async tool": waits, "sync tool": blocks}.get(caught, instant)
-    done, model, _ = await episode(shipped_tokenizer, script, inner, should_abort=began.is_set)
+    done, model, _ = await episode(shipped_tokenizer, script, inner, control=Control(began.is_set))
     assert done.stop_reason is StopReason.ABORTED
     assert model.trajectory.token_ids[-len(called.ids) :] == list(called.ids)
 
@@ -104,8 +105,8 @@ async def test_a_flag_that_cannot_be_read_leaves_the_others_deadlines_as_they_ar
     def broken() -> bool:
         raise OSError("the flag is gone")
 
-    with pytest.raises(TimeoutError):
-        async with EpisodeDeadline(30, broken), EpisodeDeadline(30, lambda: bool(reported)):
+    with pytest.raises(EngineAbortedError):
+        async with Control(broken).deadline(30), Control(lambda: bool(reported)).deadline(30):
             await asyncio.sleep(600)
     assert [str(error) for error in reported] == ["the flag is gone"]
 
@@ -124,9 +125,9 @@ class _Generating:
 @pytest.mark.parametrize(("limit_s", "grace_s"), [(0.2, 600.0), (600.0, 0.2), (None, 0.2)])
 async def test_an_aborts_grace_and_the_episodes_limit_end_it_whichever_is_first(limit_s, grace_s) -> None:
     model = _Generating()
-    deadline = EpisodeDeadline(limit_s, lambda: True, model, lambda _sent_at: grace_s)
+    deadline = Control(lambda: True, engine_grace_s=lambda _sent_at: grace_s).deadline(limit_s, model=model)
     async with asyncio.timeout(60):
-        with pytest.raises(TimeoutError):
+        with pytest.raises(EngineAbortedError):
             async with deadline:
                 await asyncio.sleep(600)
     assert (deadline.expired(), deadline.was_aborted, model.stopped) == (True, True, 1)
@@ -153,10 +154,12 @@ async def test_nothing_waits_for_a_tool_that_does_not_end(shipped_tokenizer: Any
         done = await run_episode(
             SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url),
             [{"role": "user", "content": [{"text": "go"}]}],
-            system_prompt=None,
-            tools=[swallows],
-            limits=limits,
-            should_abort=began.is_set if end == "abort" else lambda: False,
+            EpisodeSetup(
+                system_prompt=None,
+                tools=[swallows],
+                limits=limits,
+                control=Control(began.is_set if end == "abort" else lambda: False),
+            ),
         )
     released.set()  # nothing before this line has waited for the tool
     reasons = {"abort": StopReason.ABORTED, "episode time-out": StopReason.EPISODE_TIMEOUT}

@@ -11,7 +11,7 @@ from strands.agent.conversation_manager import SlidingWindowConversationManager,
 from strands.hooks import BeforeModelCallEvent, HookProvider, HookRegistry
 
 from strands_rollout import EpisodeLimits, Sample, SGLangModel, StopReason, execute_python_code, generate
-from strands_rollout.agent.episode import run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
 from strands_rollout.errors import EngineAbortedError, TrajectoryError
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
@@ -196,10 +196,7 @@ async def test_what_a_manager_asks_the_policy_is_an_aside(shipped_tokenizer: Any
         done = await run_episode(
             model,
             [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}],
-            system_prompt=None,
-            tools=[execute_python_code],
-            limits=EpisodeLimits(),
-            hooks=[SumsUp()],
+            EpisodeSetup(system_prompt=None, tools=[execute_python_code], limits=EpisodeLimits(), hooks=[SumsUp()]),
         )
     assert done.stop_reason is StopReason.COMPLETED, done.error
     beside = [*model.conversation.branches[:-1], *list(model.record)[1]]

@@ -10,7 +10,7 @@ from parser_families import family
 from strands import Agent, tool
 
 from strands_rollout import SGLangModel
-from strands_rollout.agent.episode import run_episode
+from strands_rollout.agent.episode import EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.errors import ConfigError
 from strands_rollout.record.saved import EpisodeProgress
@@ -115,7 +115,9 @@ async def test_an_episode_that_is_gone_on_with_reads_its_turns_by_the_tools_sche
         second.resume(first.trajectory, [user, answer.message], 1)
         progress = EpisodeProgress([user, answer.message], 1)
         episode = await run_episode(
-            second, [user], system_prompt=None, tools=[add], limits=EpisodeLimits(), progress=progress
+            second,
+            [user],
+            EpisodeSetup(system_prompt=None, tools=[add], limits=EpisodeLimits(), progress=progress),
         )
     assert episode.stop_reason is StopReason.COMPLETED
     assert [failure.name for failure in second.parse_failures] == ["add"]

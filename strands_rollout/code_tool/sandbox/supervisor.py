@@ -36,7 +36,7 @@ _TOP_UP_AFTER_S: Final = 0.004  # a short call is over by then, and has not shar
 
 
 @dataclass(slots=True)
-class Session:
+class KeptInterpreter:
     """An interpreter that is kept between calls, stopped while none runs."""
 
     child: RunningChild | None = None  # None before the first call, and when it has ended
@@ -70,7 +70,7 @@ class Supervisor:
         self._free_places: list[int] = []
         self._places = 0
         self._spares: deque[RunningChild] = deque()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, KeptInterpreter] = {}
         self._lost_sessions: set[str] = set()  # whose next call has to say so
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -109,12 +109,12 @@ class Supervisor:
 
     async def _run_in_session(self, code: str, timeout_s: float, name: str) -> dict[str, Any]:
         while True:
-            session = self._sessions.setdefault(name, Session())
+            session = self._sessions.setdefault(name, KeptInterpreter())
             async with session.lock:
                 if self._sessions.get(name) is session:  # else it has ended while we waited for its other calls
                     return await self._run_in(session, code, timeout_s, name)
 
-    async def _run_in(self, session: Session, code: str, timeout_s: float, name: str) -> dict[str, Any]:
+    async def _run_in(self, session: KeptInterpreter, code: str, timeout_s: float, name: str) -> dict[str, Any]:
         try:
             child = session.child or await self._ready_child()
             if self._sessions.get(name) is not session:
@@ -144,7 +144,7 @@ class Supervisor:
             self._forget(name, session)
         return result
 
-    def _forget(self, name: str, session: Session) -> None:
+    def _forget(self, name: str, session: KeptInterpreter) -> None:
         """End a session now, as far as calls can see; its process is ended in the background."""
         if self._sessions.get(name) is session:
             del self._sessions[name]

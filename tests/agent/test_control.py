@@ -1,0 +1,87 @@
+"""An episode's control: what is polled, what an abort ends, and what its clock says."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from strands_rollout import Sample
+from strands_rollout.control import Control, calling, current_call, is_in_episode
+from strands_rollout.errors import EngineAbortedError
+from strands_rollout.slime_plugin.slime_adapter import rollout_control
+
+EPISODES = 50
+
+
+async def test_episodes_of_which_the_same_is_asked_are_polled_with_one_call_and_all_end() -> None:
+    shared = lone = 0
+
+    def ask_shared() -> bool:
+        nonlocal shared
+        shared += 1
+        return lone >= 3
+
+    def ask_lone() -> bool:
+        nonlocal lone
+        lone += 1
+        return False
+
+    async def episode(control: Control) -> str:
+        try:
+            async with control.deadline(60, during="in the test"):
+                await asyncio.sleep(600)
+        except EngineAbortedError as e:
+            return str(e)
+        return "not aborted"
+
+    lone_one = asyncio.create_task(episode(Control(ask_lone)))
+    ends = await asyncio.gather(*(episode(Control(ask_shared, poll_key="shared")) for _ in range(EPISODES)))
+    lone_one.cancel()
+    assert ends == ["the rollout was aborted in the test"] * EPISODES
+    assert shared <= lone + 1
+
+
+def test_samples_of_one_run_are_polled_together_and_those_with_a_function_of_their_own_are_not() -> None:
+    args, other_args = SimpleNamespace(), SimpleNamespace()
+
+    def asked() -> bool:
+        return False
+
+    given = [(args, None), (args, "module.function"), (args, asked), (args, asked.__call__), (other_args, None)]
+    keys = [rollout_control(of, Sample(), asks).poll_key for of, asks in given]
+    assert len(set(keys)) == len(keys)
+    assert keys == [rollout_control(of, Sample(), asks).poll_key for of, asks in given]
+
+
+def test_a_clock_starts_at_what_an_episode_took_before_its_abort_and_ends_with_it() -> None:
+    control = Control()
+    assert (control.at_s(0.0), control.elapsed_s, control.left_s(None), is_in_episode()) == (None, 0.0, None, False)
+    with control.running(100.0):
+        assert is_in_episode()
+        assert control.elapsed_s >= 100
+        assert control.left_s(100.0) == 0.0
+        assert (control.left_s(10_000.0) or 0.0) <= 9_900
+        assert (control.at_s(0.0) or 0.0) >= 100
+        assert control.at_s(10_000.0) == 0.0
+        with control.running():
+            assert control.elapsed_s < 100
+        assert control.elapsed_s >= 100
+    assert (control.at_s(0.0), is_in_episode()) == (None, False)
+
+
+def test_a_step_is_refused_once_the_rollout_is_aborted() -> None:
+    is_aborted = False
+    control = Control(lambda: is_aborted)
+    control.check("before a step")
+    is_aborted = True
+    with pytest.raises(EngineAbortedError, match="^the rollout was aborted before a step$"):
+        control.check("before a step")
+
+
+def test_a_call_of_an_agent_that_a_tool_asks_belongs_to_the_call_of_that_tool() -> None:
+    assert current_call() is None
+    with calling("outer") as outer:
+        with calling("inner") as inner:
+            assert current_call() is inner
+        assert current_call() is outer
+    assert (outer.id, outer.outer_id, inner.id, inner.outer_id) == ("outer", "outer", "inner", "outer")

@@ -1,0 +1,50 @@
+"""A user's code in a thread, or on an event loop, of its own."""
+
+import asyncio
+import gc
+import sys
+from typing import Any
+
+import pytest
+
+from strands_rollout.errors import ToolError
+from strands_rollout.own_loop import OwnLoop
+from strands_rollout.own_thread import in_own_thread
+
+
+async def test_an_exception_belongs_to_the_caller() -> None:
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        await in_own_thread(fail)()
+    with pytest.raises(ToolError, match="SystemExit"):
+        await in_own_thread(sys.exit)()
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_what_a_cancelled_call_raises_is_no_error_in_the_log(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strands_rollout.own_loop._STEP_CLEANUP_S", 0.0 if late else 60.0)
+    begun, over, told = asyncio.Event(), asyncio.Event(), list[Any]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, about: told.append(about))
+
+    async def call() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            loop.call_soon_threadsafe(over.set)
+            raise ConnectionError("the endpoint is closed")
+
+    async with OwnLoop() as own:
+        running = asyncio.ensure_future(own.run(call))
+        await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await over.wait()
+        assert await own.run(asyncio.sleep, 0, "the next") == "the next"
+    del running
+    gc.collect()
+    assert told == []

@@ -1,0 +1,68 @@
+"""Garbage collection in a process that plays episodes: what is frozen, when, and what is collected as before."""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import ANSWER, run
+
+from strands_rollout import aio
+from strands_rollout.slime_plugin.garbage import freeze_long_lived
+
+
+@pytest.fixture
+def _thawed() -> Iterator[None]:
+    """A process in which nothing is frozen; afterwards it collects garbage as before."""
+    thresholds = gc.get_threshold()
+    gc.unfreeze()
+    freeze_long_lived.cache_clear()
+    yield
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+class Node:
+    """Refers to itself."""
+
+    def __init__(self) -> None:
+        self.node = self
+
+
+@pytest.mark.usefixtures("_thawed")
+def test_the_first_call_freezes_what_there_is_and_later_cycles_are_collected() -> None:
+    before = weakref.ref(Node())
+    freeze_long_lived()
+    assert before() is None, "garbage was frozen"
+    frozen = gc.get_freeze_count()
+    assert frozen > 1000
+    later = weakref.ref(Node())
+    gc.collect()
+    assert later() is None, "new cycles are not collected"
+    kept = [object(), [None]]
+    freeze_long_lived()
+    assert gc.get_freeze_count() <= frozen, f"{kept} was frozen too"
+
+
+@pytest.mark.usefixtures("_thawed")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [((700, 10, 10), (700, 10, 100)), ((900, 20, 500), (900, 20, 500))],
+    ids=["Python's own", "rarer already"],
+)
+def test_full_collections_become_rarer_where_the_process_has_not_seen_to_it(given: Any, expected: Any) -> None:
+    gc.set_threshold(*given)
+    freeze_long_lived()
+    assert gc.get_threshold() == expected
+
+
+@pytest.mark.usefixtures("_thawed")
+@pytest.mark.parametrize("wanted", [True, False])
+async def test_the_first_sample_freezes_what_the_process_has_unless_told_not_to(
+    shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    monkeypatch.setattr(aio, "_DONE", set())
+    played = await run(shipped_tokenizer, [ANSWER], settings={"freeze_gc": wanted})
+    assert played.facts["stop_reason"] == "completed"
+    assert (gc.get_freeze_count() > 1000) == wanted

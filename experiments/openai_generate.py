@@ -41,7 +41,7 @@ from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, METADATA_VERSION
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.conditions import context_limit, template_kwargs
-from strands_rollout.slime_plugin.generate import (
+from strands_rollout.slime_plugin.episode import (
     build_tools,
     log_episode,
     log_failure,

@@ -33,7 +33,7 @@ from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.samples import METADATA_KEY, Sample, SampleLike
 from strands_rollout.slime_plugin import sample_writer
-from strands_rollout.slime_plugin.generate import ROUTING_HEADER
+from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 
 _ARGS: Final = SimpleNamespace()

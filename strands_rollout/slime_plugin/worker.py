@@ -34,7 +34,7 @@ from strands_rollout.files import EpisodeRecords, RecordLog, left_in
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
-from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.inputs import named_faults
 from strands_rollout.slime_plugin.reward import grade_ahead
 from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE, within_spans

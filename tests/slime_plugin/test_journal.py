@@ -26,7 +26,7 @@ from strands_rollout.files import RecordLog, left_in
 from strands_rollout.model.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
-from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TWO = call_text("a", "work").replace("<|im_end|>", "\n") + call_text("b", "work")

@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
-from strands_rollout import errors, samples
+from strands_rollout import errors
 from strands_rollout.agent.environment import Task, open_context, own_loop, running
 from strands_rollout.agent.episode import Episode, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
@@ -23,165 +23,137 @@ from strands_rollout.aio import (
     exits_as_errors,
     freeze_long_lived,
     once,
-    own_pass,
     watch_running_loop,
 )
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.model.trajectory import ASK_EXPERTS
-from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
+from strands_rollout.samples import METADATA_KEY, SampleLike, statuses_of
 from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
-from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
-from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
+from strands_rollout.slime_plugin.inputs import episode_prompt, run_settings, with_row_settings
+from strands_rollout.slime_plugin.journal import EpisodeJournal, RecordSink, continued, open_journal
 from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
 from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
-from strands_rollout.user_code import search_beside
+from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
-_search_beside: Final = functools.cache(search_beside)
 _warn_of_prompt: Final = functools.cache(functools.partial(logger.warning, MISSING_CODE_TOOL))
 
 
-async def play_sample(
-    args: SlimeArgs,
-    sample: SampleLike,
-    sampling_params: Mapping[str, Any],
-    *,
-    evaluation: bool,
-    kept: Kept | None = None,
-) -> SampleLike | list[SampleLike]:
-    """As `generate`; `kept` keeps the episode's steps, and has those of an attempt whose process died."""
-    fans_out, others = False, list[tuple[str, SampleLike]]()
-    await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
+async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> SampleLike | list[SampleLike]:
+    """Play the episode of a call of `generate`, and fill its sample; a failure is written to the sample.
+
+    Args:
+        call: slime's, or one that a worker was sent.
+        sink: Keeps the episode's steps, and has those of an attempt whose process died; by default the journal of the
+            setting `journal_dir`.
+
+    Returns:
+        See `generate`.
+    """
+    sample = call.sample
     try:
         with exits_as_errors("the episode", RuntimeError):
-            settings = settings_from_args(args)
-            _search_beside(getattr(args, "custom_config_path", None))  # before a row's tools are looked for
-            # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
-            fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
-            if settings.episode_workers.are_wanted:
-                from strands_rollout.slime_plugin.workers import play_elsewhere
-
-                return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
-            settings = with_row_settings(settings, sample.metadata)
-            conditions = functools.partial(
-                episode_conditions, args, sample, sampling_params, settings, evaluation=evaluation
-            )
-            kept = kept or await open_journal(sample, settings, conditions, evaluation=evaluation)
+            settings = with_row_settings(run_settings(call.args), sample.metadata)
+            conditions = functools.partial(episode_conditions, call, settings)
+            sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
             is_unfinished = sample.status is statuses_of(sample).ABORTED
             now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
-            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), kept, settings)
+            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), sink, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-            job = RolloutJob(args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, kept)
-            others = await _filled(job)
-    except errors.FailedGroupsError:
-        raise
+            return await _filled(RolloutJob(call, settings, beginning, _fans_out(call), key, sink))
     except Exception as e:  # a training run must survive every failure of one sample
-        others = []
-        _fail(args, sample, sampling_params, e)
+        return fail_sample(call, e)
     finally:
-        if kept is not None:
-            kept.close(keep=sample_writer.is_unfinished(sample))
-    if evaluation:
-        sample.metadata[METADATA_KEY]["evaluation"] = True  # for the reward function, which slime doesn't tell
-    # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
-    is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
-    return sample_writer.as_fan_out(sample, others) if is_list else sample
+        if sink is not None:
+            sink.close(keep=sample_writer.is_unfinished(sample))
 
 
-async def _filled(job: RolloutJob) -> list[tuple[str, SampleLike]]:
-    """Play a job and fill its sample; return its siblings with their kinds, where there are any."""
-    finished = await _run(job)
-    log_episode(job.sample, finished.episode)
-    others = _write(job, finished)
-    for one in [job.sample, *(other for _, other in others)]:
-        sample_writer.fill_batch_fields(job.args, one, job.sampling_params)
-    return others
+def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
+    """Make a sample valid whose episode could not be run or written, even where args can't be read.
 
-
-def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], error: Exception) -> None:
-    """Make a sample valid whose episode could not be run or written, even where args can't be read."""
+    Raises:
+        ConfigError: The sample can't be filled.
+    """
+    args, sample = call.args, call.sample
     log_failure(sample, error)
-    reason, may_abort = reason_of_failure(error), False
-    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        may_abort = slime_adapter.may_return_aborted(args, sample)
-    with (
-        errors.foreign_code("a sample's own setters may raise anything") as filled,
-        exits_as_errors("it", RuntimeError),
-    ):
-        sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
-    if filled.error is not None:
-        raise errors.ConfigError(
-            f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
-        ) from filled.error
-    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        sample_writer.fill_batch_fields(args, sample, sampling_params)
+    may_abort = fans_out = False
+    try:
+        with exits_as_errors("reading args", RuntimeError):
+            may_abort = slime_adapter.may_return_aborted(args, sample)
+            fans_out = _fans_out(call)
+    except Exception:  # args may be unreadable, which is what the episode failed of
+        logger.debug("args can't be read", exc_info=True)
+    rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
+    try:
+        with exits_as_errors("it", RuntimeError):
+            sample_writer.write_failure(sample, error, reason_of_failure(error), rules)
+    except Exception as e:  # a sample's own setters may raise anything
+        raise errors.ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
+    try:
+        with exits_as_errors("reading args", RuntimeError):
+            sample_writer.fill_batch_fields(args, sample, call.sampling_params)
+    except Exception:  # as above
+        logger.debug("args can't be read", exc_info=True)
+    return [sample] if sample_writer.is_fan_out(sample, rules) else sample
 
 
-def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]:
-    """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings, episode, beginning = job.settings, finished.episode, _beginning(job, finished)
+def _fans_out(call: GenerateCall) -> bool:
+    """Whether slime is given lists: by the run's own settings, since it takes lists of all episodes or of none."""
+    wants = settings_from_args(call.args).fan_out
+    return wants and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
+
+
+async def _filled(job: RolloutJob) -> SampleLike | list[SampleLike]:
+    """Play a job and fill its sample."""
+    call, settings = job.call, job.settings
+    ended = await _run(job)
+    episode = ended.episode
+    log_episode(call.sample, episode)
     # agents that were made outside of a call are done when the episode is
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
-    segments = sample_writer.sibling_segments(finished.model, finished.sub_agents.made, succeeded)
-    obstacle = _obstacle_to_resuming(job, finished, has_siblings=bool(segments))
+    segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
+    obstacle = _obstacle_to_resuming(job, ended, has_siblings=bool(segments))
     if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
-        logger.warning("aborted sample will start afresh index=%s reason=%s", job.sample.index, obstacle)
-    sample_writer.write_episode(
-        job.args,
-        job.sample,
-        finished.model,
-        episode,
-        may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
-        code_calls=finished.code_calls,
-        beginning=beginning,
-        keep_progress=settings.resume_aborted and not obstacle,
+        logger.warning("aborted sample will start afresh index=%s reason=%s", call.sample.index, obstacle)
+    may_resume = settings.resume_aborted and not obstacle
+    rules = WritingRules(
+        may_abort=slime_adapter.may_return_aborted(call.args, call.sample),
+        fans_out=job.fans_out,
         max_staleness=settings.max_staleness,
-        conditions=functools.partial(
-            episode_conditions, job.args, job.sample, job.sampling_params, settings, evaluation=job.evaluation
-        ),
+        resume_conditions=functools.partial(episode_conditions, call, settings) if may_resume else None,
+        evaluation=call.evaluation,
+        sampling_params=call.sampling_params,
     )
-    facts = job.sample.metadata[METADATA_KEY]
-    facts["sampling_params"] = dict(job.sampling_params)
-    if finished.score is not None:
-        facts[samples.SCORE_KEY] = finished.score
-    if episode.program is not None:
-        facts |= episode.program.record(facts)
-    if finished.question is not None:
-        facts[samples.QUESTION_KEY] = finished.question
-    if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
-        facts[samples.EVALUATED_KEY] = evaluated_record(finished.model, episode, finished.state)
-    returned = segments if job.fans_out else []
-    others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
-    dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)
-    facts["dropped_sampled_tokens"] = beginning.dropped_tokens + dropped
-    if dropped and not (job.evaluation or job.fans_out):
-        sample_writer.warn_of_dropped(job.sample, segments)
-    return others
+    samples = sample_writer.write_episode(call.args, call.sample, ended, rules, segments)
+    for one in samples:
+        sample_writer.fill_batch_fields(call.args, one, call.sampling_params)
+    return samples if sample_writer.is_fan_out(call.sample, rules) else call.sample
 
 
-def _beginning(job: RolloutJob, finished: _Finished) -> Beginning:
+def _beginning(job: RolloutJob, episode: Episode) -> Beginning:
     """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
-    program = finished.episode.program
+    program = episode.program
     if program is None or program.dropped_tokens is None:
         return job.beginning
-    reset_sample(job.sample)
+    reset_sample(job.call.sample)
     return replace(job.beginning, resume=None, dropped_tokens=job.beginning.dropped_tokens + program.dropped_tokens)
 
 
-def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
+def _obstacle_to_resuming(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool) -> str:
     """Why an episode that was aborted can't be resumed; "" if it can."""
     # neither tokens of siblings can be saved, nor what is outside of the messages
-    if finished.model.conversation.segments or (job.fans_out and has_siblings):
+    if ended.model.conversation.segments or (job.fans_out and has_siblings):
         return "it has several segments"
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
-    if finished.episode.is_resumable:
+    if ended.episode.is_resumable:
         return ""
     return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
 
@@ -199,23 +171,10 @@ def reason_of_failure(error: Exception) -> StopReason:
     return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A finished episode, its models, and what its tools and environment did."""
-
-    model: SGLangModel
-    episode: Episode
-    code_calls: CodeCalls
-    sub_agents: AgentModels
-    score: dict[str, Any] | None
-    question: str | None  # what the environment asked in place of the row
-    state: dict[str, Any] | None  # of the environment, for evaluators
-
-
-async def _run(job: RolloutJob) -> _Finished:
+async def _run(job: RolloutJob) -> EndedEpisode:
     settings, resume = job.settings, job.beginning.resume
     watch_running_loop()
-    await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
+    await once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
         await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
@@ -249,17 +208,26 @@ async def _run(job: RolloutJob) -> _Finished:
     await asyncio.gather(*(one.finish(job.engine_grace_s(one.sent_at or 0.0)) for one in models))
     if score is None and episode.program is not None:
         score = episode.program.score
-    return _Finished(model, episode, code_calls, sub_agents, score, question, state)
+    is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
+    return EndedEpisode(
+        model,
+        episode,
+        _beginning(job, episode),
+        code_calls=code_calls,
+        sub_agents=sub_agents.made,
+        score=score,
+        question=question,
+        evaluated=evaluated_record(model, episode, state) if is_evaluated else None,
+    )
 
 
 def _journal(
     job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
 ) -> EpisodeJournal | None:
-    if job.kept is None or not job.settings.resume_aborted:
+    if job.sink is None or not job.settings.resume_aborted:
         return None
-
     made, beginning = sub_agents.made, job.beginning
-    journal = EpisodeJournal(job.kept, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
+    journal = EpisodeJournal(job.sink, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
     if obstacle := _obstacle_of_setting(job):
         journal.close(obstacle)
     return journal
@@ -271,15 +239,15 @@ def _obstacle_of_setting(job: RolloutJob) -> str:
         return "its environment and resources are closed"
     if job.settings.has_program and job.settings.resumable != "replay":
         return "its program has ended, and may not be started again (resumable: replay)"
-    custom = job.sampling_params.get("custom_params")
+    custom = job.call.sampling_params.get("custom_params")
     asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
-    if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
+    if asks_top_p or getattr(job.call.args, "use_rollout_routing_replay", False):
         return "its replay data is lost"
     return ""
 
 
 async def _task(job: RolloutJob, model: SGLangModel) -> Task:
-    settings, sample = job.settings, job.sample
+    settings, sample = job.settings, job.call.sample
     # the default prompt speaks of a tool that a factory's agent may not have
     has_own = settings.agent_factory is not None or settings.has_program
     is_meant = not has_own or "system_prompt" in settings.model_fields_set
@@ -293,7 +261,7 @@ async def _task(job: RolloutJob, model: SGLangModel) -> Task:
         label=getattr(sample, "label", None),
         metadata={key: value for key, value in metadata.items() if key != METADATA_KEY},
         index=getattr(sample, "index", None),
-        evaluation=job.evaluation,
+        evaluation=job.call.evaluation,
     )
 
 
@@ -317,7 +285,7 @@ async def _play(
         limits=_limits(settings),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
-        tool_span=slime_adapter.tool_span(job.sample),
+        tool_span=slime_adapter.tool_span(job.call.sample),
         should_abort=job.should_abort,
         engine_grace_s=job.engine_grace_s,
         conversation_manager=load_conversation_manager(manager) if manager else None,
@@ -389,31 +357,29 @@ def log_failure(sample: SampleLike, error: Exception) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
-    """One call of `generate`."""
+    """An episode to play: a call of `generate`, with what was found out before it begins."""
 
-    args: SlimeArgs
-    sample: SampleLike
-    sampling_params: Mapping[str, Any]
+    call: GenerateCall
     settings: RolloutSettings  # of this episode
     beginning: Beginning
-    evaluation: bool
     fans_out: bool  # whether a list of samples can be returned
     routing_key: str  # keeps its requests on one engine behind a router
-    kept: Kept | None = None  # keeps the episode's steps
+    sink: RecordSink | None = None  # keeps the episode's steps
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sampling_params, Mapping) or not all(
-            isinstance(name, str) for name in self.sampling_params
-        ):
+        params = self.call.sampling_params
+        if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
             raise errors.ConfigError(
-                f"generate got sampling_params={self.sampling_params!r:.200}; expected a mapping of names, such as "
+                f"generate got sampling_params={params!r:.200}; expected a mapping of names, such as "
                 'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
             )
 
     @property
     def should_abort(self) -> Callable[[], bool]:
         """Whether the rollout is being aborted: a question that is asked often."""
-        return functools.partial(slime_adapter.is_aborting, self.args, self.sample, self.settings.should_abort)
+        return functools.partial(
+            slime_adapter.is_aborting, self.call.args, self.call.sample, self.settings.should_abort
+        )
 
     def engine_grace_s(self, sent_at: float) -> float:
         """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
@@ -421,11 +387,11 @@ class RolloutJob:
         An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
         connection.
         """
-        collected = getattr(self.args, "partial_rollout", False) or self.settings.should_abort is not None
+        collected = getattr(self.call.args, "partial_rollout", False) or self.settings.should_abort is not None
         grace_s = _PARTIAL_GRACE_S if self.settings.resume_aborted and collected else ABORT_GRACE_S
         if self.settings.abort_grace_s is not None:
             grace_s = self.settings.abort_grace_s
-        return grace_s if slime_adapter.was_before_abort(self.args, sent_at) else min(grace_s, ABORT_GRACE_S)
+        return grace_s if slime_adapter.was_before_abort(self.call.args, sent_at) else min(grace_s, ABORT_GRACE_S)
 
     def prepare(self) -> None:
         """Load the tokenizer and try out its template: all that later models share."""
@@ -435,35 +401,35 @@ class RolloutJob:
 
     def build_model(self, agent: str = "") -> SGLangModel:
         """The policy for one agent; the main one has no name."""
-        args, settings = self.args, self.settings
-        params = dict(self.sampling_params)
+        args, sample, settings = self.call.args, self.call.sample, self.settings
+        params = dict(self.call.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
         makes_own = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
         may_rewrite = bool(agent or makes_own)
         limits = TokenLimits(
             max_response_tokens=params.pop("max_new_tokens", None),
-            max_context_tokens=context_limit(args, evaluation=self.evaluation),
+            max_context_tokens=context_limit(args, evaluation=self.call.evaluation),
             max_turn_tokens=settings.max_turn_tokens,
             min_turn_tokens=settings.min_turn_tokens,
         )
         return SGLangModel(
-            tokenizer=slime_adapter.tokenizer_of(args, self.sample),
+            tokenizer=slime_adapter.tokenizer_of(args, sample),
             base_url=slime_adapter.router_url(args, settings.model_name),
             vocab_size=slime_adapter.vocab_size_of(args),
             tool_parser=settings.tool_parser,
             sampling_params=params,
             enable_thinking=settings.enable_thinking,
-            chat_template_kwargs=template_kwargs(args, self.sample),
+            chat_template_kwargs=template_kwargs(args, sample),
             limits=limits,
             extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
             should_abort=self.should_abort,
-            request_span=slime_adapter.request_span(self.sample),
+            request_span=slime_adapter.request_span(sample),
             on_rewritten_history="segment" if may_rewrite else "error",
             conversations="many",
             transient_context=settings.transient_context,
-            processor=slime_adapter.processor_of(args, self.sample),
+            processor=slime_adapter.processor_of(args, sample),
             engine_patience_s=settings.engine_patience_s,
         )

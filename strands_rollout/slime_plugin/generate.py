@@ -1,4 +1,7 @@
-"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out."""
+"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out.
+
+It is played in this process (`episode.py`), or with the setting `episode_workers` in another one (`workers.py`).
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from strands_rollout import errors
+from strands_rollout.aio import exits_as_errors, own_pass
 from strands_rollout.samples import SampleLike, SlimeArgs
-from strands_rollout.slime_plugin import slime_adapter
-from strands_rollout.slime_plugin.episode import play_sample
+from strands_rollout.slime_plugin.episode import fail_sample, play_sample
+from strands_rollout.slime_plugin.inputs import run_settings
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall, is_aborting
+from strands_rollout.slime_plugin.workers import play_on_worker
 
 
 async def generate(
@@ -42,10 +48,30 @@ async def generate(
             f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
             "strands_rollout.Sample where slime is absent"
         )
+    call = GenerateCall(args, sample, sampling_params, evaluation)
     if evaluation:
-        return await play_sample(args, sample, sampling_params, evaluation=True)
+        return await _play(call)
     with failed_groups_of(args).episode() as number:
-        given = await play_sample(args, sample, sampling_params, evaluation=False)
-    if not slime_adapter.is_aborting(args, sample):
+        given = await _play(call)
+    if not is_aborting(args, sample):
         note_episode(args, number, sample)
     return given
+
+
+async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
+    """Play an episode where the settings say; a failure is written to the sample.
+
+    Raises:
+        FailedGroupsError: Episode workers die again and again.
+    """
+    await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
+    try:
+        with exits_as_errors("the episode", RuntimeError):
+            settings = run_settings(call.args)
+            if settings.episode_workers.are_wanted:
+                return await play_on_worker(call, settings)
+    except errors.FailedGroupsError:
+        raise
+    except Exception as e:  # a training run must survive every failure of one sample
+        return fail_sample(call, e)
+    return await play_sample(call)

@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 _CLOSED: Final = b'{"closed":'
 
 
-class Kept(Protocol):
+class RecordSink(Protocol):
     """Keeps an episode's records where they outlive its process.
 
     Attributes:
@@ -88,7 +88,7 @@ class EpisodeJournal:
 
     def __init__(
         self,
-        kept: Kept,
+        kept: RecordSink,
         model: SGLangModel,
         code: CodeCalls,
         made: Sequence[SGLangModel],
@@ -296,7 +296,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
         )
 
 
-def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings) -> Beginning:
+def continued(beginning: Beginning, kept: RecordSink | None, settings: RolloutSettings) -> Beginning:
     """How an episode begins that may have records.
 
     Raises:

@@ -33,7 +33,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Benchmarks of the rollout client and its versions, of the gateway, of engines, of the code sandbox and of workers.
+    """Benchmarks of the rollout client and its versions, the gateway, engines, the code sandbox and episode workers.
 
     Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
     """

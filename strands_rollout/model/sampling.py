@@ -216,11 +216,12 @@ class TurnSampler:
                 generation = self._settled(generation, asked.config["extra"], params)
             if generation.output_ids:
                 _record(asked, generation)
-                asked, fruitless = replace(asked, context_ids=(), images=()) if asked.context_ids else asked, 0
-            else:
-                fruitless += 1
             if generation.finish_reason.type != "abort":
                 return generation
+            if generation.output_ids:
+                asked, fruitless = replace(asked, context_ids=(), images=()), 0
+            else:
+                fruitless += 1
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
             if asked.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"

@@ -334,12 +334,11 @@ class TurnSampler:
     def _check_params(self, params: Mapping[str, Any]) -> None:
         """Refuse token ids in parameters that are outside the vocabulary, by which the server indexes its logits."""
         for name in ("stop_token_ids", "logit_bias"):
-            given = [str(one) for one in params.get(name) or ()]
-            wrong = next((one for one in given if one.isdecimal() and int(one) >= self._vocab_size), None)
-            if wrong is not None:
-                raise errors.ConfigError(
-                    f"got the token id {wrong} in {name}; expected ids below the vocabulary size {self._vocab_size}"
-                )
+            for given in map(str, params.get(name) or ()):
+                if given.isdecimal() and int(given) >= self._vocab_size:
+                    raise errors.ConfigError(
+                        f"got the token id {given} in {name}; expected ids below the vocabulary size {self._vocab_size}"
+                    )
 
 
 def _record(asked: TurnRequest, generation: Generation) -> None:

@@ -113,7 +113,7 @@ def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as a table in Markdown."""
-    names = [name.removesuffix("_ratio") for name in rows[0] if name.endswith("_ratio")]
+    names = [name.removesuffix("_quartiles") for name in rows[0] if name.endswith("_quartiles")]
     heads = [head for name in names for head in (name, "of the first's", "quartiles", "of the least")]
     lines = []
     for row in rows:

@@ -9,6 +9,7 @@ import pytest
 from bench_stage import SHIPPED_TOKENIZER
 
 from benchmarks import client
+from benchmarks.checkouts import table
 from benchmarks.client import playable_variants
 from strands_rollout.errors import ConfigError
 
@@ -77,6 +78,21 @@ def test_checkouts_are_compared_on_the_package_of_each(agent: str, measure: str,
     assert [row["checkout"] for row in rows] == [str(other), str(SCRIPT.parents[1])]
     assert [rows[0][f"{name}_ratio"], *rows[0][f"{name}_quartiles"], rows[0][f"{name}_least_ratio"]] == [1, 1, 1, 1]
     assert all(row[name] > 0 and row[f"{name}_ratio"] > 0 for row in rows)
+
+
+def test_a_comparison_of_checkouts_is_a_table_of_medians_and_ratios() -> None:
+    rows = [
+        {"checkout": "before", "turns": 5, "ms_per_episode": 8.0, "ms_per_episode_ratio": 1.0}
+        | {"ms_per_episode_quartiles": [1.0, 1.0], "ms_per_episode_least_ratio": 1.0},
+        {"checkout": ".", "turns": 5, "ms_per_episode": 9.0, "ms_per_episode_ratio": 1.125}
+        | {"ms_per_episode_quartiles": [1.1, 1.15], "ms_per_episode_least_ratio": 1.12},
+    ]
+    assert table(rows).splitlines() == [
+        "| checkout | tool turns | ms_per_episode | of the first's | quartiles | of the least |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| before | 5 | 8.00 | 1.000x | 1.000 to 1.000 | 1.000x |",
+        "| . | 5 | 9.00 | 1.125x | 1.100 to 1.150 | 1.120x |",
+    ]
 
 
 def test_a_version_that_plays_something_else_fails_the_comparison(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ _INSTEAD: Final = {
 }
 
 _PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
-_QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*\"""", re.DOTALL)
+_QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*"|\$'(?P<ansi>(?:\\.|[^'\\])*)'""", re.DOTALL)
 _SHELL_CODE: Final = re.compile(r"[$`|&;<>()]")
 _SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\bslime_launch\.sh\b", re.MULTILINE)
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
@@ -105,7 +105,7 @@ def read_arguments(text: str, source: str) -> Arguments:
         ConfigError: The text is a script, or holds what only a shell can expand or run.
     """
     programs = list(_PROGRAM.finditer(text))
-    arguments = text[programs[-1].end() :] if programs else text
+    arguments = _QUOTED.sub(_without_ansi_quotes, text[programs[-1].end() :] if programs else text)
     shell_code = _SHELL_CODE.search(_QUOTED.sub("", arguments))
     if text.startswith("#!") or shell_code:
         got = f"shell code ({shell_code[0]!r})" if shell_code else "a script"
@@ -118,6 +118,15 @@ def read_arguments(text: str, source: str) -> Arguments:
         return Arguments(tuple(shlex.split(arguments.replace("\\\n", " "))), source)
     except ValueError as e:
         raise ConfigError(f"{source} can't be split into arguments: {e}; expected each quoted as for a shell") from e
+
+
+def _without_ansi_quotes(quoted: re.Match[str]) -> str:
+    r"""Quote anew what bash's `printf %q` writes as $'a\nb', which shlex can't read."""
+    if quoted["ansi"] is None:
+        return quoted[0]
+    return shlex.quote(
+        quoted["ansi"].encode().decode("unicode_escape", "replace").encode("latin-1", "replace").decode()
+    )
 
 
 def _is_flag(word: str) -> bool:

@@ -96,6 +96,32 @@ def test_arguments_are_split_as_a_shell_would_from_the_program_on(text: str, wor
     assert list(read_arguments(text, "stdin").words) == words
 
 
+PRINTERS = {
+    "printf %q": 'printf "%q " "$@"',
+    "the scripts' own": f'source "{SCRIPTS}/launch/settings.sh"; print_command "$@"',
+}
+
+
+@pytest.mark.parametrize("printer", PRINTERS.values(), ids=PRINTERS)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_what_bash_prints_is_read_as_it_was(printer: str, locale: str) -> None:
+    words = [
+        "--a",
+        "x y",
+        "it's",
+        'say "$HOME"',
+        "a\nb\tc",
+        "`id`; rm -rf | (x)",
+        "/home/müller",
+        "back\\slash",
+        "{a}#b",
+        "--c=$'",
+    ]
+    command = ["bash", "-c", printer, "bash", *words]
+    printed = subprocess.run(command, env={"PATH": "/usr/bin:/bin", "LC_ALL": locale}, capture_output=True, check=True)
+    assert list(read_arguments(printed.stdout.decode(), "stdin").words) == words
+
+
 def test_arguments_whose_quotes_are_not_closed_are_refused() -> None:
     with pytest.raises(ConfigError, match="stdin can't be split into arguments: No closing quotation"):
         read_arguments("--lr '3", "stdin")

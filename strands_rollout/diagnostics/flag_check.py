@@ -124,9 +124,8 @@ def _without_ansi_quotes(quoted: re.Match[str]) -> str:
     r"""Quote anew what bash's `printf %q` writes as $'a\nb', which shlex can't read."""
     if quoted["ansi"] is None:
         return quoted[0]
-    return shlex.quote(
-        quoted["ansi"].encode().decode("unicode_escape", "replace").encode("latin-1", "replace").decode()
-    )
+    unescaped = quoted["ansi"].encode().decode("unicode_escape", "replace")  # UTF-8 is escaped byte by byte
+    return shlex.quote(unescaped.encode("latin-1", "replace").decode(errors="replace"))
 
 
 def _is_flag(word: str) -> bool:

@@ -89,8 +89,9 @@ def test_what_only_a_shell_can_expand_or_run_is_refused(text: str) -> None:
         ("env X=1 ray job submit --id=\"$(date)\" -- python3 'a b/train.py' --lr 3", ["--lr", "3"]),
         ("HAS_NVLINK: 0 (0)\npython3 -u train_async.py \\\n  --lr \\\n  3\n", ["--lr", "3"]),
         (r"""--a 'x $y | "z"' "(\"b\")" c\ \$d 'it'\''s'""", ["--a", 'x $y | "z"', '("b")', "c $d", "it's"]),
+        (r"--a=$'\377'", ["--a=\ufffd"]),
     ],
-    ids=["a list", "a command", "after other output", "quoted"],
+    ids=["a list", "a command", "after other output", "quoted", "no UTF-8"],
 )
 def test_arguments_are_split_as_a_shell_would_from_the_program_on(text: str, words: list[str]) -> None:
     assert list(read_arguments(text, "stdin").words) == words

@@ -71,7 +71,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     """Take the arguments of a launch script of this package from its dry run, or read a file with a list of them.
 
     Raises:
-        ConfigError: The file can't be read or is another script, or the dry run fails.
+        ConfigError: The file can't be read or is another script, or the dry run fails or trains nothing.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -88,11 +88,15 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
         raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
     if done.exit_code != 0:
         raise ConfigError(f"bash {script} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
+    if not _PROGRAM.search(done.stdout):
+        raise ConfigError(
+            f"bash {script} --dry-run runs no train.py or train_async.py of slime; expected a script that does"
+        )
     return read_arguments(done.stdout, f"bash {script} --dry-run")
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Whether a script is this package's: one that sources its launch library, or the one of a project of `init`."""
+    """Recognise a script of this package: it sources the launch library, or is `run_slime.sh` of a project."""
     library = script.resolve().parent / "slime_launch.sh"
     is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
     return bool(is_launch_script or ("--dry-run)" in text and "| strands-rollout doctor --flags -" in text))
@@ -129,7 +133,7 @@ def _without_ansi_quotes(quoted: re.Match[str]) -> str:
 
 
 def _is_flag(word: str) -> bool:
-    """Whether argparse takes a word for a flag: it begins with a hyphen and is no number.
+    """Read a word as argparse does: a flag begins with a hyphen and is no number.
 
     The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none (CPython's
     argparse up to 3.13).
@@ -277,7 +281,7 @@ class FlagFinding:
 
 @dataclass(frozen=True, slots=True)
 class FlagFindings:
-    """How many flags were checked, the faults, errors first, and the words that a dry run could not find."""
+    """The number of flags that were checked, the faults, errors first, and placeholders of what was not found."""
 
     flags: int
     findings: tuple[FlagFinding, ...]
@@ -285,7 +289,7 @@ class FlagFindings:
 
     @property
     def ok(self) -> bool:
-        """Whether no fault is an error."""
+        """True where no fault is an error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
@@ -364,7 +368,7 @@ class _Use:
         return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
-        """A value as a report may show it: none of a flag that may hold a secret."""
+        """Quote a value for a report, but none of a flag that may hold a secret."""
         return "(not shown)" if _SECRET.search(self.flag) else repr(text)
 
     def fault(
@@ -410,7 +414,7 @@ def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
-    """What this package refuses later, and what slime neither refuses at its start nor uses.
+    """Find what this package refuses later, and what slime neither refuses at its start nor uses.
 
     slime checks at its start which flags go together (slime_validate_args in slime/utils/arguments.py).
     """
@@ -424,14 +428,14 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
 
 
 def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
+    """Find batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
 
     Megatron asks for the second at its start and also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """The flag's value, 0 where it is no whole number."""
+        """Return the flag's value, 0 where it is no whole number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

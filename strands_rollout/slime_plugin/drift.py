@@ -275,7 +275,7 @@ class RenderCheck:
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """Whether tools stand between what opens the first user's turn and its words."""
+        """True where tools stand between what opens the first user's turn and its words."""
         question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
@@ -289,7 +289,7 @@ class RenderCheck:
 
 
 def _consists_of(text: str, parts: Sequence[str]) -> bool:
-    """Whether a text is these parts with anything between them; in time linear in the text."""
+    """Match a text against parts that may have anything between them, in time linear in the text."""
     first, *others = parts
     if not others:
         return text == first
@@ -335,7 +335,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDrift:
-    """What was measured of one episode."""
+    """The drift and the mismatches of one episode."""
 
     number: int  # its place among those that are measured, or in its dump, from 0
     index: int | None  # the sample's own
@@ -355,7 +355,7 @@ class EpisodeDrift:
 
     @property
     def is_drifted(self) -> bool:
-        """Whether a sampled token drifts, turn by turn or in the whole text."""
+        """True where a sampled token drifts, turn by turn or in the whole text."""
         return bool(self.turn_drift or self.text_drift)
 
     @property
@@ -366,7 +366,7 @@ class EpisodeDrift:
 
 @dataclass(frozen=True, slots=True)
 class DriftTotals:
-    """What was measured of all episodes: sums of `EpisodeDrift`, and shares of the episodes and sampled tokens, 0 to 1.
+    """Sums of `EpisodeDrift` over all episodes, and shares of the episodes and sampled tokens, 0 to 1.
 
     Mismatches are None where no context was compared.
     """

@@ -159,6 +159,11 @@ def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> Non
     assert [fault.line() for fault in found.findings] == []
 
 
+def test_a_script_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"prepare_model\.sh --dry-run runs no train\.py"):
+        read_script(SCRIPTS / "prepare_model.sh", None)
+
+
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):

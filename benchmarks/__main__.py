@@ -1,4 +1,4 @@
-"""The benchmarks' command line: `python -m benchmarks client|gateway|engines|sandbox|workers --help`."""
+"""The benchmarks' command line: `python -m benchmarks client|checkouts|gateway|engines|sandbox|workers --help`."""
 
 import json
 import os
@@ -34,7 +34,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 @app.callback()
 def _root() -> None:
-    """Benchmarks of the rollout client, of the gateway, of engines, of the code sandbox and of episode workers.
+    """Benchmarks of the rollout client and its versions, the gateway, engines, the code sandbox and episode workers.
 
     Exit codes: 0 ok, 1 a measurement failed, 2 wrong usage.
     """
@@ -245,6 +245,52 @@ def workers(
     if out is not None:
         out.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found) if json_only else table(found), flush=True)
+
+
+@app.command(epilog="Example: git worktree add ../before v0.3.0; python -m benchmarks checkouts ../before .")
+def checkouts(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that hold strands_rollout; ratios are to the first.")],
+    turns: Annotated[str, typer.Option(help="Tool turns of an episode, one number or several.")] = "5,20,80",
+    concurrency: Annotated[int, typer.Option(help="Episodes at once.", min=1)] = 64,
+    repeats: Annotated[int, typer.Option(help="Rounds in each checkout.", min=1)] = 15,
+    episodes: Annotated[int | None, typer.Option(help="Episodes of a round; default: about a second's.", min=1)] = None,
+    agent: Annotated[
+        str, typer.Option(help="Who plays: plain, hook (it hears every event), factory (an agent factory), gateway.")
+    ] = "plain",
+    measure: Annotated[str, typer.Option(help="cpu, or memory of episodes that run all at once.")] = "cpu",
+    settings: Annotated[str, typer.Option(help="More rollout settings, as JSON.")] = "{}",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help=f"Folder of a tokenizer; default: ${_TOKENIZER_VARIABLE}, else the shipped model's."),
+    ] = None,
+    out: _Out = None,
+    json_only: _JsonOnly = False,
+) -> None:
+    """Compare what an episode costs with the package of several checkouts of this repository.
+
+    They run on this environment's libraries, and play the same tokens in turn. Each figure is the median of its rounds,
+    and beside it stand the median and the quartiles of the rounds' ratios to the first checkout.
+    """
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from benchmarks.checkouts import AGENTS, MEASURES, Comparison, compare, table
+
+    comparison = Comparison(
+        checkouts=[folder.resolve() for folder in folders],
+        turns=_numbers("--turns", turns),
+        concurrency=concurrency,
+        rounds=repeats,
+        episodes=episodes,
+        agent=_known("--agent", [agent], AGENTS)[0],
+        settings=json.loads(settings),
+        tokenizer_dir=_tokenizer_dir(tokenizer).resolve(),
+        measure=_known("--measure", [measure], MEASURES)[0],
+    )
+    check_writable(out)
+    with _progress() as on_step:
+        rows = compare(comparison, on_step)
+    if out is not None:
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+    print(json.dumps(rows) if json_only else table(rows), flush=True)
 
 
 def _run_client(options: "ClientOptions", out: Path | None, *, json_only: bool) -> None:

@@ -22,7 +22,7 @@ from strands_rollout.settings import SYSTEM_PROMPT
 _TURN_TOKENS: Final = 290
 _RESULT_TOKENS: Final = 50
 _END_OF_TURN: Final = "<|im_end|>"
-_TOOLS: Final[list[dict[str, Any]]] = [
+TOOLS: Final[list[dict[str, Any]]] = [
     {
         "type": "function",
         "function": {"name": CODE_TOOL_NAME, "description": CODE_TOOL_DESCRIPTION, "parameters": CODE_TOOL_SCHEMA},
@@ -202,7 +202,7 @@ class _Writer:
 
     def _render(self, messages: Sequence[dict[str, Any]]) -> str:
         return str(
-            self._tokenizer.apply_chat_template(messages, tools=_TOOLS, tokenize=False, add_generation_prompt=True)
+            self._tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False, add_generation_prompt=True)
         )
 
     def _encode(self, text: str) -> list[int]:

@@ -25,7 +25,7 @@ from strands_rollout.errors import (
     EngineUnavailableError,
 )
 from strands_rollout.model.sampling import Room, TokenLimits, turn_allowance, turn_seed
-from strands_rollout.slime_plugin.generate import ROUTING_HEADER
+from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 
 ChatMessage: TypeAlias = dict[str, Any]
 

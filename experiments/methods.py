@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from strands_rollout.errors import ConfigError, TrajectoryError
 from strands_rollout.evaluation.evaluate import Player
 from strands_rollout.evaluation.options import TrainOptions
-from strands_rollout.samples import Sample, episode_facts, finished_samples
+from strands_rollout.samples import Sample, recorded_facts
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.template.tokens import (
     Drift,
@@ -227,8 +227,8 @@ def _from_text(one: Retokenised, trained: TrainedSample, denominator: int) -> Tr
 def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
     """The batch of samples whose tokens a text endpoint's messages were encoded to, with what that changed of each."""
     trained, dropped = trained_samples(groups)
-    views = finished_samples([one.sample for one in trained])
-    lost = [(view.facts["sampled_tokens"], view.facts["text_endpoint"]["unmatched_sampled"]) for view in views]
+    known = [recorded_facts(one.sample.metadata) for one in trained]
+    lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in known]
     drifts = [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
     figures = _endpoint_figures(sample for group in groups for sample in group)
     return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, extra_figures=figures)
@@ -240,7 +240,7 @@ def _endpoint_figures(samples: Iterable[Sample]) -> dict[str, float]:
     The share of turns that were sampled after another prompt than the one that is trained before them, and of trained
     tokens that were not sampled.
     """
-    found = [facts for sample in samples if (facts := episode_facts(sample)).get("text_endpoint")]
+    found = [facts for sample in samples if (facts := recorded_facts(sample.metadata)).get("text_endpoint")]
     turns = sum(facts["turns"] for facts in found)
     trained = sum(facts["text_endpoint"]["trained_tokens"] for facts in found)
     if not turns or not trained:

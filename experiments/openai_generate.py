@@ -38,10 +38,10 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_co
 from strands_rollout.errors import ConfigError
 from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.samples import METADATA_KEY, METADATA_VERSION
+from strands_rollout.samples import METADATA_KEY, METADATA_VERSION, EpisodeFacts
 from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.conditions import context_limit, template_kwargs
-from strands_rollout.slime_plugin.generate import (
+from strands_rollout.slime_plugin.episode import (
     build_tools,
     log_episode,
     log_failure,
@@ -50,7 +50,13 @@ from strands_rollout.slime_plugin.generate import (
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.metrics import TRUNCATING
 from strands_rollout.slime_plugin.resume import begin_sample
-from strands_rollout.slime_plugin.sample_writer import error_text, write_failure, write_untrained
+from strands_rollout.slime_plugin.sample_writer import (
+    WritingRules,
+    error_text,
+    write_facts,
+    write_failure,
+    write_untrained,
+)
 from strands_rollout.slime_plugin.slime_adapter import (
     may_return_aborted,
     rollout_control,
@@ -86,11 +92,10 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
         aborts = begin_sample(sample, None, may_resume=False).aborts
         played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
         log_episode(sample, played.episode)
-        _write(args, sample, played, aborts)
-        sample.metadata[METADATA_KEY]["sampling_params"] = dict(sampling_params)
+        _write(args, sample, played, aborts, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         log_failure(sample, e)
-        write_failure(sample, e, reason_of_failure(e))
+        write_failure(sample, e, reason_of_failure(e), WritingRules())
         sample.rollout_log_probs = None
     return sample
 
@@ -170,7 +175,7 @@ async def _run(
     return _Played(episode, chat, renderer, code_calls)
 
 
-def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:
+def _write(args: Any, sample: Any, played: _Played, aborts: int, sampling_params: Mapping[str, Any]) -> None:
     """Fill the sample from what crossed the endpoint."""
     chat, reason = played.chat, played.episode.stop_reason
     transcript = played.renderer.transcript(chat.turns) if chat.turns else None
@@ -186,7 +191,8 @@ def _write(args: Any, sample: Any, played: _Played, aborts: int) -> None:
     if sample.status is type(sample).Status.FAILED:
         sample.loss_mask, sample.remove_sample = [0] * sample.response_length, True
     sample.non_generation_time = played.episode.tools.waited_s
-    sample.metadata[METADATA_KEY] = _record(played, transcript, aborts)
+    write_facts(sample, _facts(played, transcript, aborts, sampling_params))
+    sample.metadata[METADATA_KEY][TEXT_ENDPOINT_KEY] = _losses(transcript)
 
 
 def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:
@@ -198,49 +204,55 @@ def _status(sample: Any, reason: StopReason, *, may_abort: bool) -> Any:
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
 
 
-def _record(played: _Played, transcript: Transcript | None, aborts: int) -> dict[str, Any]:
-    """The facts of the episode by the names of `episode_record`."""
+def _facts(
+    played: _Played, transcript: Transcript | None, aborts: int, sampling_params: Mapping[str, Any]
+) -> EpisodeFacts:
     episode, chat = played.episode, played.chat
     spans = transcript.spans if transcript else []
-    return {
-        "version": METADATA_VERSION,
-        "stop_reason": str(episode.stop_reason),
-        "error": None if episode.error is None else error_text(episode.error),
-        "final_text": transcript.final_text if transcript else "",
-        "final_in_reasoning": played.renderer.template.opens_reasoning,
-        "final_is_cut": bool(chat.turns) and chat.turns[-1].finish_reason == "length",
-        "turns": len(chat.turns),
-        "parse_failures": 0,
-        "generate_s": sum(turn.latency_s for turn in chat.turns),
-        "turn_s": [turn.latency_s for turn in chat.turns],
-        "sampled_tokens": sum(turn.completion_tokens for turn in chat.turns),
-        "spans": [
+    return EpisodeFacts(
+        version=METADATA_VERSION,
+        stop_reason=str(episode.stop_reason),
+        error=None if episode.error is None else error_text(episode.error),
+        final_text=transcript.final_text if transcript else "",
+        final_in_reasoning=played.renderer.template.opens_reasoning,
+        final_is_cut=bool(chat.turns) and chat.turns[-1].finish_reason == "length",
+        turns=len(chat.turns),
+        parse_failures=0,
+        generate_s=sum(turn.latency_s for turn in chat.turns),
+        turn_s=[turn.latency_s for turn in chat.turns],
+        sampled_tokens=sum(turn.completion_tokens for turn in chat.turns),
+        spans=[
             [number, start, end, turn.weight_version]
             for number, (turn, (start, end)) in enumerate(zip(chat.turns, spans, strict=False))
         ],
-        "weight_versions": _versions(chat),
-        "tool_iterations": episode.tool_iterations,
-        "tool_calls": episode.tool_calls,
-        "user_turns": episode.user_turns,
-        "tool_errors": episode.tools.errors,
-        "tool_timeouts": episode.tools.timeouts,
-        "unknown_tools": sum(call["status"] == "unknown" for call in episode.tools.calls),
-        "tool_s": episode.tools.seconds,
-        "calls": episode.tools.calls,
-        "code": asdict(played.code_calls),
-        "duration_s": episode.duration_s,
-        "segments": 1,
-        "stale_tokens": 0,
-        "aborts": aborts,
-        "resumes": 0,
-        "engine_aborts": 0,
-        TEXT_ENDPOINT_KEY: {
-            "trained_tokens": sum(end - start for start, end in spans),
-            "unmatched_sampled": transcript.unmatched_sampled if transcript else None,
-            "unmatched_trained": transcript.unmatched_trained if transcript else None,
-            "reread_turns": transcript.reread_turns if transcript else 0,
-            "foreign_prompts": transcript.foreign_prompts if transcript else 0,
-        },
+        weight_versions=_versions(chat),
+        tool_iterations=episode.tool_iterations,
+        tool_calls=episode.tool_calls,
+        user_turns=episode.user_turns,
+        tool_errors=episode.tools.errors,
+        tool_timeouts=episode.tools.timeouts,
+        unknown_tools=sum(call["status"] == "unknown" for call in episode.tools.calls),
+        tool_s=episode.tools.seconds,
+        calls=episode.tools.calls,
+        code=asdict(played.code_calls),
+        duration_s=episode.duration_s,
+        segments=1,
+        stale_tokens=0,
+        aborts=aborts,
+        resumes=0,
+        engine_aborts=0,
+        sampling_params=dict(sampling_params),
+    )
+
+
+def _losses(transcript: Transcript | None) -> dict[str, int | None]:
+    """How much the way by text changed."""
+    return {
+        "trained_tokens": sum(end - start for start, end in transcript.spans) if transcript else 0,
+        "unmatched_sampled": transcript.unmatched_sampled if transcript else None,
+        "unmatched_trained": transcript.unmatched_trained if transcript else None,
+        "reread_turns": transcript.reread_turns if transcript else 0,
+        "foreign_prompts": transcript.foreign_prompts if transcript else 0,
     }
 
 

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
-from strands_rollout.errors import foreign_code
 from strands_rollout.log_once import log_once
 
 logger = logging.getLogger(__name__)
@@ -236,18 +235,177 @@ def _count_request(sample: Sample, args: object, meta_info: Mapping[str, Any]) -
 METADATA_KEY: Final = "strands_rollout"
 """Where a sample's metadata holds the facts of its episode."""
 METADATA_VERSION: Final = 2
-RESUME_KEY: Final = "resume"
-FAN_OUT_KEY: Final = "fan_out"
-SCORE_KEY: Final = "environment_score"
-QUESTION_KEY: Final = "question"  # what the environment asked in place of the row
-EVALUATED_KEY: Final = "evaluated"  # what evaluators read of an episode
-NUMBERINGS_KEY: Final = "version_numberings"  # ids of the runs that numbered its weight versions, the last one last
-REWARD_DETAILS_KEY: Final = "reward"
-"""Of the facts: what `reward_func` found out, where slime is given only its number."""
-REWARD_AHEAD_KEY: Final = "reward_ahead"
-"""Of the facts: what `reward_func` will find out, where an episode worker has asked it before."""
-EPISODE_NUMBER_KEY: Final = "episode_number"
-"""Of the facts: the episode's number in its job, from its end until its reward is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeFacts:
+    """The facts of an episode, by the names that they have in `sample.metadata["strands_rollout"]`.
+
+    `slime_plugin.sample_writer` writes them when the episode has ended; `add_facts` adds the few that are known only
+    later. Read them with `facts_of`. None means unknown: a failed sample, one of a sub-agent, one of another generate
+    function or an old dump has fewer of them.
+
+    Seconds are wall-clock time; positions count all tokens of the sample, prompt included; turns count from 0. The
+    facts of a resumed episode include those before it was aborted.
+    """
+
+    version: int | None = None
+    """Version of these facts."""
+    stop_reason: str | None = None
+    """Why the episode ended: a value of `StopReason`."""
+    error: str | None = None
+    """The error that ended it, at most 2,000 characters; null where there was none."""
+    final_text: str | None = None
+    """The last turn as sampled, or the answer that a program returned: the text that is graded."""
+    final_in_reasoning: bool | None = None
+    """True if the prompt had opened the reasoning that `final_text` begins in."""
+    final_is_cut: bool | None = None
+    """True if the last turn ended at a limit, in the middle."""
+    template_kwargs: Mapping[str, Any] | None = None
+    """Arguments with which the chat template was rendered."""
+    turns: int | None = None
+    """Number of turns, each one answer of the policy."""
+    parse_failures: int | None = None
+    """Number of malformed tool calls."""
+    transient_texts: int | None = None
+    """Number of messages that the policy read with a text that the agent's history lacks."""
+    generate_s: float | None = None
+    """Seconds at the engine."""
+    turn_s: list[float] | None = None
+    """Seconds at the engine, by turn."""
+    requests: list[Any] | None = None
+    """`[turn, start, seconds]` of each accepted answer of the engine, its start in seconds since the episode began."""
+    tool_parser: str | None = None
+    """Name of the parser that read the tool calls; null for one that was handed over as an object."""
+    sampled_tokens: int | None = None
+    """Number of tokens that the policy sampled."""
+    spans: list[Any] | None = None
+    """`[turn, start, end, weight_version]` of each stretch of sampled tokens, by position."""
+    weight_versions: list[Any] | None = None
+    """Distinct weight versions in the order of their first token."""
+    version_numberings: list[Any] | None = None
+    """Ids of the runs that numbered its weight versions, the last one last."""
+    tool_iterations: int | None = None
+    """Number of turns whose tool calls were run."""
+    tool_calls: int | None = None
+    """Number of tool calls that were run."""
+    user_turns: int | None = None
+    """Number of the user's messages after the first."""
+    tool_errors: int | None = None
+    """Number of tool calls that failed."""
+    tool_timeouts: int | None = None
+    """Number of tool calls that ran out of time."""
+    unknown_tools: int | None = None
+    """Number of calls of tools that the agent does not have."""
+    tool_s: float | None = None
+    """Seconds in tools; tools that ran at once count each."""
+    calls: list[Any] | None = None
+    """Each tool call: `tool`, `status`, `at_s` and `s` in seconds, and what the sandbox reported."""
+    code: Mapping[str, Any] | None = None
+    """Counts and seconds of the code tool, by name."""
+    duration_s: float | None = None
+    """Seconds of the whole episode."""
+    segments: int | None = None
+    """Number of trajectories of the main agent: 1, and 1 more for each time its history was rewritten."""
+    stale_tokens: int | None = None
+    """Number of sampled tokens that are masked, since their weights were too old."""
+    ended_by: str | None = None
+    """The reason why a sibling's history was continued by another one; empty where it ended by itself."""
+    dropped_sampled_tokens: int | None = None
+    """Number of sampled tokens that are in no sample."""
+    budgets: Mapping[str, Any] | None = None
+    """Used shares of the limits, from 0 to 1, by name; null where there is no limit."""
+    aborts: int | None = None
+    """Number of times that the sample came back ABORTED."""
+    resumes: int | None = None
+    """Number of times that it was resumed."""
+    engine_aborts: int | None = None
+    """Number of requests that the engine aborted and that were continued in place."""
+    resume: Mapping[str, Any] | None = None
+    """The state from which an aborted episode is resumed."""
+    sampling_params: Mapping[str, Any] | None = None
+    """slime's sampling parameters."""
+    environment_score: object | None = None
+    """The score of the environment or of the program that played: a number, or a mapping with `score`."""
+    gateway: Mapping[str, Any] | None = None
+    """Counts of the endpoint that a program asked, and how its process ended."""
+    question: str | None = None
+    """The question that the environment asked in place of the row's."""
+    evaluated: Mapping[str, Any] | None = None
+    """The messages, tools and state that evaluators read."""
+    evaluation: bool | None = None
+    """True for a sample of an evaluation."""
+    fan_out: Mapping[str, Any] | None = None
+    """`part` (the main agent's is 0), `of` (number of samples) and `kind` of a sample of a fan-out."""
+    episode_number: int | None = None
+    """Number of the episode in its job, until its reward is known."""
+    reward_ahead: Mapping[str, Any] | None = None
+    """The reward that an episode worker has computed, until slime asks for it."""
+    score_s: float | None = None
+    """Seconds in the reward function, where an episode worker has called it."""
+    queue_s: float | None = None
+    """Seconds waiting for an episode worker."""
+    reward: Mapping[str, Any] | None = None
+    """The result of `reward_func`, where slime is given only its number."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
+        """Facts from metadata, which is not trusted: a value of another type, or an infinite number, is unknown."""
+        kinds = _kinds_of_facts()
+        known = {
+            name: value
+            for name in kinds.keys() & given.keys()
+            if (value := _read(given[name], kinds[name])) is not None
+        }
+        return cls(**known)
+
+    def to_metadata(self) -> dict[str, Any]:
+        """The known facts by name, and null for the error of an episode that had none and a parser without a name."""
+        values = {name: getattr(self, name) for name in _kinds_of_facts()}
+        is_null = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
+        return {name: value for name, value in values.items() if value is not None or is_null.get(name)}
+
+
+@functools.cache
+def _kinds_of_facts() -> dict[str, type]:
+    """Classes of the facts by name, from their annotations `KIND | None`."""
+    kinds = {name: get_args(hint)[0] for name, hint in get_type_hints(EpisodeFacts).items()}
+    return {name: get_origin(kind) or kind for name, kind in kinds.items()}
+
+
+def _read(value: object, kind: type) -> Any:  # noqa: ANN401 - of that kind
+    if kind is bool or kind not in (int, float):
+        return value if isinstance(value, kind) else None
+    number = finite(value)
+    if number is None or kind is float or isinstance(value, int):
+        return None if number is None else value
+    return int(number) if number.is_integer() else None
+
+
+def facts_of(sample: object) -> EpisodeFacts:
+    """The facts of the sample's episode; none are known of a foreign sample."""
+    return EpisodeFacts.read(recorded_facts(getattr(sample, "metadata", None)))
+
+
+def recorded_facts(metadata: object) -> Mapping[str, Any]:
+    """The facts as they stand in a sample's metadata, other programs' keys included; empty where there are none."""
+    facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
+    return facts if isinstance(facts, Mapping) else {}
+
+
+def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
+    """Add to a sample facts that are known only after its episode has been written."""
+    sample.metadata[METADATA_KEY] = {**recorded_facts(sample.metadata), **added.to_metadata()}
+
+
+def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - of either kind
+    """Remove a fact that one call leaves for a later one, and return it; None where there is none."""
+    facts = recorded_facts(getattr(sample, "metadata", None))
+    return facts.pop(name, None) if isinstance(facts, dict) else None
+
+
+PART_PREFIX: Final = "parts/"
+"""Before the names of a reward's further numbers, in its dict."""
 REWARD_FAILED: Final = "error"
 NO_JUDGE: Final = "no_judge"
 """The method of a reward whose judge failed: an outage."""
@@ -255,8 +413,6 @@ FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
 """The methods of rewards that say nothing of the answer: the sample is not trained."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
 """The methods of rewards that don't tell a right answer from a wrong one: an evaluation does not count the sample."""
-PART_PREFIX: Final = "parts/"
-"""Before the names of a reward's further numbers, in its dict."""
 _LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
 _ROLLOUT_IDS: Final = ("rollout_id", "group_id")  # the second is slime 0.3.0's name for it
 
@@ -270,13 +426,6 @@ def rollout_id_of(sample: object) -> int | None:
     """What the siblings of a fan-out share."""
     name = rollout_id_field(sample)
     return None if name is None else getattr(sample, name)
-
-
-def episode_facts(sample: object) -> Mapping[str, Any]:
-    """The facts of the sample's episode; empty for a foreign sample."""
-    metadata = getattr(sample, "metadata", None)
-    facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
-    return facts if isinstance(facts, Mapping) else {}
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
@@ -294,24 +443,23 @@ def usable_number(value: object) -> float | None:
     """
     if isinstance(value, str | bytes | bytearray):
         return None
-    with foreign_code("a foreign number's conversion may raise anything"):
+    try:
         number = float(value)  # type: ignore[arg-type]
-        return number if abs(number) <= _LARGEST_FLOAT32 else None
-    return None
+    except Exception:  # a foreign number's conversion may raise anything
+        return None
+    return number if abs(number) <= _LARGEST_FLOAT32 else None
 
 
 def fan_out_part(sample: object) -> int | None:
     """Which of its fan-out's siblings the sample is, the main agent being 0; None for a sample of no fan-out."""
-    fan_out = episode_facts(sample).get(FAN_OUT_KEY)
-    part = fan_out.get("part") if isinstance(fan_out, Mapping) else None
+    part = (facts_of(sample).fan_out or {}).get("part")
     return part if isinstance(part, int) else None
 
 
 def reward_details(sample: object) -> Mapping[str, Any]:
     """The dict of the sample's reward function; empty where it gave nothing but a number."""
     reward = getattr(sample, "reward", None)
-    details = reward if isinstance(reward, Mapping) else episode_facts(sample).get(REWARD_DETAILS_KEY)
-    return details if isinstance(details, Mapping) else {}
+    return reward if isinstance(reward, Mapping) else facts_of(sample).reward or {}
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
@@ -328,17 +476,18 @@ _SCORE_SPANS: Final = frozenset({"reward_model", "group_reward_model"})
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
 
 
-def kept(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
-    """What `compute` returns; None where it fails, with one warning in the process's life.
+def run_metric(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
+    """Compute a metric; None where it fails, with one warning in the process's life.
 
     `of_sample` says that it is one sample's part of a metric, for which the other samples still count.
     """
-    with foreign_code("a training run must not end for want of a metric, nor a metric for one odd sample") as outcome:
+    try:
         return compute()
-    lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
-    words = f"{lost} name=%s error=%s"
-    log_once(logger, logging.WARNING, words, name, type(outcome.error).__name__, exc_info=outcome.error)
-    return None
+    except Exception as e:  # a training run must not end for want of a metric, nor a metric for one odd sample
+        lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
+        words = f"{lost} name=%s error=%s"
+        log_once(logger, logging.WARNING, words, name, type(e).__name__, exc_info=e)
+        return None
 
 
 def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
@@ -346,7 +495,7 @@ def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
 
     @functools.wraps(read)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
-        return kept(read.__name__, lambda: read(*args, **kwargs), of_sample=True)
+        return run_metric(read.__name__, lambda: read(*args, **kwargs), of_sample=True)
 
     return guarded
 
@@ -356,19 +505,7 @@ class FinishedSample:
     """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess."""
 
     sample: Any  # slime's Sample, ours, or anything else
-    facts: Mapping[str, Any]  # its episode's; empty where there are none
-
-    def number(self, *keys: str) -> float | None:
-        """The finite number under these keys of the facts, one level each."""
-        value: Any = self.facts
-        for key in keys:
-            value = value.get(key) if isinstance(value, Mapping) else None
-        return finite(value)
-
-    def text(self, key: str) -> str | None:
-        """The text under a key of the facts."""
-        value = self.facts.get(key)
-        return value if isinstance(value, str) else None
+    facts: EpisodeFacts
 
     @property
     @_readable
@@ -390,7 +527,7 @@ class FinishedSample:
     @property
     def graded(self) -> Mapping[str, Any]:
         """What the reward function found; empty where it gave nothing but a number."""
-        return kept("graded", lambda: reward_details(self.sample), of_sample=True) or {}
+        return run_metric("graded", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property
     @_readable
@@ -401,16 +538,14 @@ class FinishedSample:
     @property
     def weight_versions(self) -> list[str]:
         """Distinct weight versions that it was sampled with, as far as the engine named them, in order."""
-        versions = self.facts.get("weight_versions")
-        known = versions if isinstance(versions, list) else []
+        known = self.facts.weight_versions or []
         return list(dict.fromkeys(str(version) for version in known if version is not None))
 
     @property
     def weight_version_spread(self) -> int | None:
         """Newest less oldest weight version; None unless all are integers, and counted by one run."""
-        versions, numberings = self.weight_versions, self.facts.get(NUMBERINGS_KEY)
-        is_of_several = isinstance(numberings, list) and len(numberings) > 1
-        if is_of_several or not versions or not all(map(_INTEGER.fullmatch, versions)):
+        versions, numberings = self.weight_versions, self.facts.version_numberings or ()
+        if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None
         return max(map(int, versions)) - min(map(int, versions))
 
@@ -430,8 +565,8 @@ class FinishedSample:
     @_readable
     def bounds_by_turn(self) -> dict[int, tuple[int, int]] | None:
         """By the turn's number from 0, where it begins and ends in the tokens; None where the facts don't say."""
-        spans, tokens = self.facts.get("spans"), getattr(self.sample, "tokens", None)
-        if not isinstance(spans, list) or not isinstance(tokens, list):
+        spans, tokens = self.facts.spans, getattr(self.sample, "tokens", None)
+        if spans is None or not isinstance(tokens, list):
             return None
         if not all(_is_span(span, len(tokens)) for span in spans):
             return None
@@ -448,7 +583,7 @@ class FinishedSample:
         trace = getattr(self.sample, "trace", None)
         events = trace.get("events") if isinstance(trace, Mapping) else None
         starts: dict[object, float] = {}
-        ahead_s = self.number("score_s")
+        ahead_s = self.facts.score_s
         seconds = [] if ahead_s is None else [ahead_s]
         for event in (event for event in events or [] if event.get("name") in _SCORE_SPANS):
             span_id = event.get("span_id")
@@ -473,8 +608,8 @@ def finished_samples(samples: object) -> list[FinishedSample]:
         return []
     if isinstance(samples, list | tuple):
         return [view for sample in samples for view in finished_samples(sample)]
-    facts = kept("facts", lambda: episode_facts(samples), of_sample=True)
-    return [FinishedSample(samples, facts or {})]
+    facts = run_metric("facts", lambda: facts_of(samples), of_sample=True)
+    return [FinishedSample(samples, facts or EpisodeFacts())]
 
 
 def finite(value: object) -> float | None:

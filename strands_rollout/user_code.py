@@ -99,7 +99,12 @@ def _dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
     names = module_path.split(".")
     found: ModuleType | None = None
     depth = 0
-    while depth < len(names) and (module := _import(".".join(names[: depth + 1]), path)) is not None:
+    while depth < len(names):
+        module_path = ".".join(names[: depth + 1])
+        if found is not None and not hasattr(found, "__path__") and module_path not in sys.modules:
+            break  # no package, so that what follows are attributes
+        if (module := _import(module_path, path)) is None:
+            break
         found = module
         depth += 1
     if found is None or (attributes and depth < len(names)):

@@ -64,14 +64,6 @@ class ProgramOutcome:
     facts: dict[str, Any]
     dropped_tokens: int | None = None
 
-    def record(self, policys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return facts of the sample that replace `policys`; text that the program took from a cut turn is cut, too."""
-        if self.text is None:
-            return {"gateway": self.facts}
-        is_cut = policys["final_is_cut"] and policys["final_text"].rstrip().endswith(self.text.rstrip())
-        answer = {"final_text": self.text, "final_in_reasoning": False, "final_is_cut": is_cut}
-        return {"gateway": self.facts, **answer}
-
 
 @dataclass(frozen=True, slots=True)
 class Episode:

@@ -171,6 +171,7 @@ class OwnCycles:
         self._simple = {} if listeners is None else agent.tool_registry.registry
         self._started = 0.0
         self._trace: Trace | None = None
+        self._has_answer = False
 
     async def run(self) -> End | None:
         """Continue from the agent's messages to an end; return None where the next step is one for Strands' cycle."""
@@ -249,7 +250,12 @@ class OwnCycles:
         else:
             text, blocks = split_system_prompt(agent.system_prompt_content)
             specs = self._shown_specs() if self._is_watched else self._specs
-            answer = await cast("SGLangModel", agent.model).answer(agent.messages, specs or None, text, blocks, agent)
+            model = cast("SGLangModel", agent.model)
+            # nobody but this loop has written to the messages since the last answer: they need not be compared with
+            # what the policy has read, which takes 5% of the CPU at 20 turns and 15% at 80
+            only_grew = self._has_answer and not self._is_watched
+            answer = await model.answer(agent.messages, specs or None, text, blocks, agent, only_grew=only_grew)
+            self._has_answer = True
             if agent.cancel_signal.is_set():
                 answer = Answer(_said(_CANCELLED), "cancelled", {**_NO_USAGE}, {"latencyMs": 0, "timeToFirstByteMs": 0})
             answer.message["metadata"] = {"usage": answer.usage, "metrics": answer.metrics}
@@ -377,6 +383,9 @@ class OwnCycles:
             done = await self._tried(tool, name, call)
             if isinstance(done, list):
                 return done
+            if isinstance(done, dict):
+                results.append(done)
+                return []
             call = done.tool_use
             is_final = done.cancel_message is not None or not self._is_watched
             if is_final or not ToolExecutor._should_retry(self._agent, done):
@@ -385,8 +394,13 @@ class OwnCycles:
 
     async def _tried(
         self, tool: AgentTool | None, name: str, call: ToolUse
-    ) -> hooks.AfterToolCallEvent | list[Interrupt]:
-        """Make one call of the tool of this name; return its last event, or what is asked of a person instead."""
+    ) -> hooks.AfterToolCallEvent | ToolResult | list[Interrupt]:
+        """Make one call of the tool of this name.
+
+        Returns:
+            The event that the hooks have heard, the result if none is to hear of it, or what is asked of a person
+            instead.
+        """
         agent, state, last = self._agent, self._state, cast("Any", None)
         before = hooks.BeforeToolCallEvent(agent=agent, selected_tool=tool, tool_use=call, invocation_state=state)
         if asking := await self._fire_hooks(before):
@@ -410,10 +424,11 @@ class OwnCycles:
                 return self._kept(last.interrupts)
             last = _failed(call, f"Tool '{call['name']}' did not return a result") if last is None else last
             event = last if isinstance(last, ToolResultEvent) else ToolResultEvent(last)
+            if not self._is_watched:
+                return event.tool_result
             seconds, error = time.monotonic() - started, event.exception
             after = hooks.AfterToolCallEvent(agent, tool, call, state, event.tool_result, error, duration=seconds)
-            if self._is_watched:
-                await self._fire_hooks(after)
+            await self._fire_hooks(after)
         except InterruptException as e:
             return self._kept([e.interrupt])
         except Exception as e:  # whatever a tool raises, or a hook that heard of it, is a result for the policy

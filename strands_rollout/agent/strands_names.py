@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from importlib import metadata
 from inspect import signature
+from operator import attrgetter
 from typing import Any, Final
 
 from strands import Agent, models
@@ -51,7 +52,11 @@ def lacks(owner: object, name: str) -> bool:
 
 def missing_of_loop(agent: Agent) -> list[str]:
     """Names that `loop.OwnCycles` reads and the agent does not have."""
-    return [name for name in LOOP_NAMES if lacks(agent, name)]
+    try:
+        attrgetter(*LOOP_NAMES)(agent)
+    except AttributeError:
+        return [name for name in LOOP_NAMES if lacks(agent, name)]
+    return []
 
 
 def losses(import_fault: str) -> dict[str, str]:

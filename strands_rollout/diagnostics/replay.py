@@ -323,8 +323,7 @@ def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) 
 
 
 def _recorded_params(episode: SavedEpisode) -> Mapping[str, Json]:
-    recorded = episode.facts.get("sampling_params")
-    return recorded if isinstance(recorded, Mapping) else {}
+    return episode.facts.sampling_params or {}
 
 
 def _decide(params: Mapping[str, Json]) -> bool:

@@ -37,10 +37,10 @@ from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
 from strands_rollout.grading import container_label, label_texts
 from strands_rollout.samples import (
-    EVALUATED_KEY,
     FAILED_METHODS,
     METADATA_KEY,
     METADATA_VERSION,
+    EpisodeFacts,
     Sample,
     finite,
     question_of,
@@ -66,21 +66,6 @@ _TEXT_WIDTH: Final = 60
 _FEW: Final = 3
 # what an error quotes of its row: texts, numbers, and an answer's own value
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
-_NONE_OF: Final = (
-    "tool_calls",
-    "tool_iterations",
-    "tool_errors",
-    "tool_timeouts",
-    "unknown_tools",
-    "parse_failures",
-    "user_turns",
-    "tool_s",
-    "generate_s",
-    "duration_s",
-    "sampled_tokens",
-    "stale_tokens",
-    "dropped_sampled_tokens",
-)
 T = TypeVar("T")
 
 
@@ -204,7 +189,7 @@ async def _refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Se
         refusals.append(_Refusal("" if gold.texts else f"no answer equals the label {gold.label!r:.80}"))
         about = {"prompt": gold.prompt, "label": gold.label, "status": _COMPLETED}
         for response in (saying.replace(PLACE, text) for text in gold.texts for saying in sayings):
-            facts = {METADATA_KEY: _facts_of(gold.prompt, response)}
+            facts = {METADATA_KEY: _expected_facts(gold.prompt, response).to_metadata()}
             samples.append(Sample(**about, response=response, metadata={**gold.metadata, **facts}))
             places.append(place)
     for place, sample, answer in zip(places, samples, await reward.rewards(samples), strict=True):
@@ -214,24 +199,35 @@ async def _refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Se
     return refusals
 
 
-def _facts_of(prompt: Json, response: str) -> dict[str, Any]:
-    """What `generate` writes of an episode that answers in its first turn, as far as it is known without one."""
+def _expected_facts(prompt: Json, response: str) -> EpisodeFacts:
+    """The facts of an episode that answers in its first turn, as far as they are known without one."""
     question = question_of(cast("Any", prompt)) if isinstance(prompt, str | list) else ""
     said = [{"role": role, "content": [{"text": text}]} for role, text in (("user", question), ("assistant", response))]
     held = {"messages": said, "tools": [], "system_prompt": None, "state": None, "is_whole": True}
-    return {
-        "version": METADATA_VERSION,
-        "stop_reason": "completed",
-        "evaluation": True,
-        "error": None,
-        "final_text": response,
-        "final_in_reasoning": False,
-        "turns": 1,
-        "segments": 1,
-        "calls": [],
-        **dict.fromkeys(_NONE_OF, 0),
-        EVALUATED_KEY: held,
-    }
+    return EpisodeFacts(
+        version=METADATA_VERSION,
+        stop_reason="completed",
+        final_text=response,
+        final_in_reasoning=False,
+        turns=1,
+        parse_failures=0,
+        generate_s=0,
+        sampled_tokens=0,
+        tool_iterations=0,
+        tool_calls=0,
+        user_turns=0,
+        tool_errors=0,
+        tool_timeouts=0,
+        unknown_tools=0,
+        tool_s=0,
+        calls=[],
+        duration_s=0,
+        segments=1,
+        stale_tokens=0,
+        dropped_sampled_tokens=0,
+        evaluated=held,
+        evaluation=True,
+    )
 
 
 def _refusal(reward: RewardCall, answer: object, response: str) -> str:

@@ -205,7 +205,7 @@ async def _play(checkpoint: Path) -> dict[str, Json]:
     from slime.utils.types import Sample
 
     from strands_rollout.engine import engine_process
-    from strands_rollout.samples import episode_facts
+    from strands_rollout.samples import facts_of
     from strands_rollout.slime_plugin.sample_contract import contract_violations
 
     args = _Arguments(
@@ -229,11 +229,11 @@ async def _play(checkpoint: Path) -> dict[str, Json]:
         state = sglang_rollout.GenerateState(args)
         group = [Sample(index=0, group_index=0, prompt=[{"role": "user", "content": _QUESTION}], label=_ANSWER)]
         [sample] = await sglang_rollout.generate_and_rm_group(args, group, dict(state.sampling_params))
-    facts = episode_facts(sample)
+    facts = facts_of(sample)
     return {
         "status": sample.status.value,
-        "stop_reason": facts.get("stop_reason"),
-        "error": facts.get("error"),
+        "stop_reason": facts.stop_reason,
+        "error": facts.error,
         "tokens": len(sample.tokens),
         "trained": sum(sample.loss_mask or []),
         "reward": sample.get_reward_value(args) if sample.reward else None,

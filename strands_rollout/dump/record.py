@@ -27,7 +27,7 @@ import orjson
 
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
-from strands_rollout.samples import Sample, SampleLike, finite
+from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample, SampleLike, finite, recorded_facts
 from strands_rollout.secret_mask import masked, without_values
 from strands_rollout.template.tokens import is_byte_level, token_bytes
 
@@ -183,7 +183,6 @@ _DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
 _MARKED_SPACE: Final = "\u2581".encode()  # as SentencePiece writes a space
 VERSION: Final = 1
 HEAD_KEY: Final = "strands_rollout_dump"
-METADATA_KEY: Final = "strands_rollout"
 _TEXTS_KEY: Final = "token_texts"
 _TOKENIZER_KEY: Final = "tokenizer"
 _TEXTS: Final = ("prompt", "response", "label", "reward")
@@ -278,11 +277,14 @@ class DumpRecord:
         return bool(self.values.get("tokens"))
 
     @property
-    def facts(self) -> Mapping[str, Any]:
-        """What `generate` wrote of the episode; empty for a foreign sample."""
-        metadata = self.values.get("metadata")
-        facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
-        return facts if isinstance(facts, Mapping) else {}
+    def facts(self) -> EpisodeFacts:
+        """The facts of the episode; none are known of a foreign sample."""
+        return EpisodeFacts.read(recorded_facts(self.values.get("metadata")))
+
+    @property
+    def has_facts(self) -> bool:
+        """Whether `generate` wrote facts of the episode."""
+        return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours
         """A sample of these values, slime's or ours; it shares lists with the record.
@@ -432,8 +434,8 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     An aborted episode's saved messages are what the policy read: they stay, so that it can be resumed.
     """
     cleaned: dict[str, Any] = masked(values, _SECRET)
-    facts = values.get(METADATA_KEY)
-    if isinstance(facts, Mapping) and "resume" in facts:
+    facts = recorded_facts(values)
+    if "resume" in facts:
         cleaned[METADATA_KEY] = {**cleaned[METADATA_KEY], "resume": facts["resume"]}
     return cleaned
 
@@ -460,9 +462,9 @@ class Step:
     call: int | None = None
 
 
-def steps_of(facts: Mapping[str, Any]) -> list[Step]:
+def steps_of(facts: EpisodeFacts) -> list[Step]:
     """All steps in the order of their beginnings; none where one of them does not say when it was."""
-    requests, calls = (_as_list(facts.get(name)) for name in ("requests", "calls"))
+    requests, calls = facts.requests or [], facts.calls or []
     steps = []
     for item in requests:
         turn, at_s, s = item if isinstance(item, list | tuple) and len(item) == 3 else (None, None, None)
@@ -474,29 +476,24 @@ def steps_of(facts: Mapping[str, Any]) -> list[Step]:
     return sorted(known, key=lambda step: step.at_s) if len(known) == len(steps) else []
 
 
-def _as_list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
 def _step(kind: str, at_s: object, s: object, **more: int | None) -> Step | None:
     begun, seconds = _seconds(at_s), _seconds(s)
     return None if begun is None or seconds is None else Step(kind, begun, seconds, **more)
 
 
-def sums_of(facts: Mapping[str, Any]) -> dict[str, float] | None:
+def sums_of(facts: EpisodeFacts) -> dict[str, float] | None:
     """Seconds of generating and of tools, side by side counted once; what is left of the episode is waiting.
 
     A tool's wait for a place in the sandbox is waiting, too. None where the episode does not say how long it took.
     """
-    generate_s, tool_s, duration_s = (_seconds(facts.get(name)) for name in ("generate_s", "tool_s", "duration_s"))
+    generate_s, tool_s, duration_s = map(_seconds, (facts.generate_s, facts.tool_s, facts.duration_s))
     if duration_s is None:
         return None
     steps = steps_of(facts)
     if steps:
         generate_s = _covered(step for step in steps if step.kind == "generate")
         tool_s = _covered(step for step in steps if step.kind == "tool")
-    code = facts.get("code")
-    queued_s = _seconds(code.get("queued_s")) if isinstance(code, Mapping) else None
+    queued_s = _seconds((facts.code or {}).get("queued_s"))
     generate_s, tool_s = generate_s or 0.0, max(0.0, (tool_s or 0.0) - (queued_s or 0.0))
     wait_s = max(0.0, duration_s - generate_s - tool_s)
     sums = {"generate": generate_s, "tool": tool_s, "wait": wait_s, "all": duration_s}

@@ -29,7 +29,7 @@ from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.engine import engine_process
 from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
 from strands_rollout.evaluation.rows import Row
-from strands_rollout.samples import Sample, finished_samples, reward_details
+from strands_rollout.samples import EpisodeFacts, Sample, facts_of, finished_samples, reward_details
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.generate import generate
 from strands_rollout.slime_plugin.reward import reward_func
@@ -77,10 +77,9 @@ class Outcome:
     siblings: Sequence[Sample] = ()
 
     @property
-    def facts(self) -> Mapping[str, Any]:
+    def facts(self) -> EpisodeFacts:
         """The episode's facts, from the sample's metadata."""
-        facts = self.sample.metadata.get("strands_rollout")
-        return facts if isinstance(facts, dict) else {}
+        return facts_of(self.sample)
 
     @property
     def graded(self) -> Mapping[str, Any]:
@@ -111,7 +110,7 @@ class Summary:
             completed=sum(outcome.sample.status is Sample.Status.COMPLETED for outcome in outcomes),
             mean_reward=round(sum(float(reward[REWARD_KEY]) for reward in graded) / count, 4),
             accuracy=round(sum(bool(reward["acc"]) for reward in graded) / count, 4),
-            tool_calls=sum(int(outcome.facts.get("tool_calls", 0)) for outcome in outcomes),
+            tool_calls=sum(outcome.facts.tool_calls or 0 for outcome in outcomes),
             tito_violations=sum(len(outcome.tito_violations) for outcome in outcomes),
             contract_violations=sum(len(outcome.contract_violations) for outcome in outcomes),
         )

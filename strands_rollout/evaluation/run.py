@@ -267,23 +267,23 @@ class Session:
 def _line(key: SampleKey, outcome: Outcome, seed: int | None) -> dict[str, Any]:
     sample, facts = outcome.sample, outcome.facts
     # slime's one for each request, and those within a request
-    versions = [*sample.weight_versions, *(facts.get("weight_versions") or [])]
+    versions = [*sample.weight_versions, *(facts.weight_versions or [])]
     return {
         "data_set": key.data_set,
         "problem": key.problem,
         "number": key.number,
         "seed": seed,
         "status": str(sample.status.value),
-        "stop_reason": str(facts.get("stop_reason")),
-        "error": facts.get("error"),
+        "stop_reason": str(facts.stop_reason),
+        "error": facts.error,
         "label": sample.label,
         "reward": sample.reward,
         "response": sample.response,
         "prompt_tokens": len(sample.tokens) - sample.response_length,
         "response_tokens": sample.response_length,
-        **{name: facts.get(name, 0) for name in _COUNTS},
-        "nonzero_exits": facts.get("code", {}).get("nonzero_exits", 0),
-        "seconds": facts.get("duration_s", 0.0),
+        **{name: getattr(facts, name) or 0 for name in _COUNTS},
+        "nonzero_exits": (facts.code or {}).get("nonzero_exits", 0),
+        "seconds": facts.duration_s or 0.0,
         "weight_versions": list(dict.fromkeys(str(version) for version in versions if version is not None)),
         "violations": [*outcome.contract_violations, *outcome.tito_violations],
     }
@@ -407,7 +407,7 @@ def write_dump(folder: Path, outcomes: Sequence[Outcome], tokenizer: PreTrainedT
 
 def most_telling(outcomes: Sequence[Outcome]) -> Outcome:
     """The outcome whose transcript shows most: a right answer found with tools, else tools, else the first."""
-    return max(outcomes, key=lambda o: (bool(o.facts.get("tool_calls")), bool(o.graded.get("acc"))))
+    return max(outcomes, key=lambda o: (bool(o.facts.tool_calls), bool(o.graded.get("acc"))))
 
 
 @contextmanager
@@ -465,9 +465,9 @@ def _outcome_row(outcome: Outcome, question_width: int) -> dict[str, str | Text]
         "predicted": _clipped(graded.get("pred") or "-", _ANSWER_WIDTH),
         "reward": Text("-" if score is None else f"{score:g}", style="green" if graded.get("acc") else ""),
         "status": Text(status, style=_STATUS_STYLES.get(status, "")),
-        "stop reason": str(facts.get("stop_reason", "-")),
-        "turns": str(facts.get("turns", 0)),
-        "calls": str(facts.get("tool_calls", 0)),
+        "stop reason": facts.stop_reason or "-",
+        "turns": str(facts.turns or 0),
+        "calls": str(facts.tool_calls or 0),
         "tokens": str(sample.response_length),
     }
 
@@ -478,8 +478,8 @@ def _clipped(value: object, width: int, style: str = "") -> Text:
 
 def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summary, *, seconds: float) -> None:
     """Totals, then the first violations and the errors of failed samples, if any."""
-    reasons = Counter(str(outcome.facts.get("stop_reason")) for outcome in outcomes)
-    tokens = sum(int(outcome.facts.get("sampled_tokens", 0)) for outcome in outcomes)
+    reasons = Counter(str(outcome.facts.stop_reason) for outcome in outcomes)
+    tokens = sum(outcome.facts.sampled_tokens or 0 for outcome in outcomes)
     console.print(
         f"{summary.samples} samples in {seconds:.1f} s: accuracy {summary.accuracy:.1%}, mean reward "
         f"{summary.mean_reward:.3f}, {summary.tool_calls} tool calls, {tokens} sampled tokens"
@@ -494,7 +494,7 @@ def print_summary(console: Console, outcomes: Sequence[Outcome], summary: Summar
         for index, found in violations[:_MAX_VIOLATIONS_SHOWN]:
             console.print(Text(f"  sample {index}: {found}", style="red"), soft_wrap=True)
     failed = [outcome for outcome in outcomes if outcome.sample.status is Sample.Status.FAILED]
-    errors = Counter(str(outcome.facts.get("error")) for outcome in failed)
+    errors = Counter(str(outcome.facts.error) for outcome in failed)
     for error, count in errors.most_common(_MAX_ERRORS_SHOWN):
         console.print(Text(f"failed, {count} of {len(outcomes)}: {error}", style="red"), soft_wrap=True)
 

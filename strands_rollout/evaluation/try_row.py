@@ -153,15 +153,16 @@ class Transcript(HookProvider):
     def end(self, outcome: Outcome, *, has_tokens: bool) -> None:
         """Print how the episode ended, and what of it would be trained."""
         sample, facts = outcome.sample, outcome.facts
-        if sample.status is Sample.Status.FAILED and not facts.get("turns"):
+        if sample.status is Sample.Status.FAILED and not facts.turns:
             self.show("error", _errors(outcome)[0])
             return
         reward = sample.reward if isinstance(sample.reward, Mapping) else {"score": sample.reward}
         parts = {**reward, "label": sample.label, "error": ""}.items()
         self._console.print()
         self.show("reward", ", ".join(f"{name} {_short(value)}" for name, value in parts if value not in ("", None)))
-        counts = [f"{name.replace('_', ' ')}: {facts.get(name, 0)}" for name in ("turns", "tool_calls", "tool_errors")]
-        status = f"{sample.status.value} ({facts.get('stop_reason')}); {', '.join(counts)}"
+        counts = {"turns": facts.turns, "tool calls": facts.tool_calls, "tool errors": facts.tool_errors}
+        counted = ", ".join(f"{name}: {count or 0}" for name, count in counts.items())
+        status = f"{sample.status.value} ({facts.stop_reason}); {counted}"
         self.show("status", status, "red" if sample.status is Sample.Status.FAILED else "")
         trained, prompt = sum(sample.loss_mask or ()), len(sample.tokens) - sample.response_length
         read = f"{prompt} of the prompt and {sample.response_length - trained} between turns"
@@ -174,7 +175,7 @@ class Transcript(HookProvider):
 def _errors(outcome: Outcome, *, of_episode: bool = True) -> list[str]:
     """What ended the episode, and what failed: its reward, or a check of its tokens."""
     reward = outcome.sample.reward
-    own = of_episode and outcome.facts.get("error"), reward.get("error") if isinstance(reward, Mapping) else None
+    own = of_episode and outcome.facts.error, reward.get("error") if isinstance(reward, Mapping) else None
     return [*(str(error) for error in own if error), *outcome.contract_violations, *outcome.tito_violations]
 
 
@@ -470,7 +471,7 @@ def _exit_code(outcome: Outcome, policy: WrittenPolicy | None) -> int:
     if sample.remove_sample or sample.status is Sample.Status.ABORTED or _errors(outcome, of_episode=False):
         return EXIT_FAILED
     if isinstance(policy, Script):
-        policy.check_end(outcome.facts.get("stop_reason"))
+        policy.check_end(outcome.facts.stop_reason)
     return EXIT_OK
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.files.json_codec import Json
-from strands_rollout.samples import SampleLike, episode_facts
+from strands_rollout.samples import EpisodeFacts, SampleLike, facts_of
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import export_violations
 
@@ -34,7 +34,7 @@ class FinishedEpisode:
         loss_mask: 1 where the policy wrote the token and is trained on it; all 0 where the sample is not trained.
         logprobs: At the sampling temperature; 0.0 for context.
         status: "completed", "truncated" or "failed".
-        facts: Of the episode; empty for a foreign sample.
+        facts: Of the episode; none are known of a foreign sample.
     """
 
     sample: SampleLike
@@ -44,7 +44,7 @@ class FinishedEpisode:
     logprobs: list[float]
     reward: float
     status: str
-    facts: Mapping[str, Any]
+    facts: EpisodeFacts
 
     @property
     def is_trained(self) -> bool:
@@ -91,7 +91,7 @@ def _episode(sample: SampleLike, number: int, reward_key: str) -> FinishedEpisod
         logprobs=[float(logprob) for logprob in sample.rollout_log_probs],
         reward=float(sample.reward[reward_key] if isinstance(sample.reward, dict) else sample.reward),
         status=status,
-        facts=episode_facts(sample),
+        facts=facts_of(sample),
     )
 
 

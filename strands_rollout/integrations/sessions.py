@@ -32,9 +32,9 @@ from strands_rollout.gateway.session import Session, SessionEndedError
 from strands_rollout.model.sampling import TokenLimits
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.saved import EpisodeProgress
-from strands_rollout.samples import METADATA_KEY, Sample, SampleLike
-from strands_rollout.slime_plugin import sample_writer
-from strands_rollout.slime_plugin.generate import ROUTING_HEADER
+from strands_rollout.samples import Sample, SampleLike
+from strands_rollout.slime_plugin.episode import ROUTING_HEADER
+from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules, sibling_segments, write_episode
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.validation import explained
 
@@ -181,10 +181,9 @@ def samples_of(one: _Open) -> list[SampleLike]:
         EpisodeLimits(),
         EpisodeProgress(session.main_messages, model.conversation.branch.covered),
     )
-    sample_writer.write_episode(_ARGS, sample, model, episode, may_abort=False)
-    sample.metadata[METADATA_KEY]["gateway"] = session.facts.record()
-    siblings = sample_writer.sibling_segments(model, (), {""})
-    return sample_writer.as_fan_out(sample, sample_writer.siblings(_ARGS, sample, siblings))
+    segments = sibling_segments(model, (), {""})
+    ended = EndedEpisode(model, episode, gateway=session.facts.record())
+    return write_episode(_ARGS, sample, ended, WritingRules(fans_out=True), segments)
 
 
 async def serve_sessions(sessions: SessionServer, host: str, port: int, on_ready: Callable[[str], None]) -> None:

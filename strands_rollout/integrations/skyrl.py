@@ -14,7 +14,7 @@ from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.evaluation.evaluate import Reward, playing
 from strands_rollout.files.json_codec import Json
 from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.samples import Sample, finite
+from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.inputs import ROW_KEY
 from strands_rollout.slime_plugin.reward import reward_func
@@ -33,7 +33,7 @@ def to_generator_output(samples: Iterable[Any], *, reward_key: str = REWARD_KEY)
     `finished_episodes`.
     """
     episodes = finished_episodes(samples, reward_key=reward_key)
-    times = [finite(episode.facts.get("duration_s")) for episode in episodes]
+    times = [episode.facts.duration_s for episode in episodes]
     return {
         "prompt_token_ids": [episode.prompt_ids for episode in episodes],
         "response_ids": [episode.response_ids for episode in episodes],
@@ -57,7 +57,7 @@ def _metrics(episodes: Sequence[FinishedEpisode]) -> dict[str, float]:
     """Named so that SkyRL, which joins batches by what a name holds, takes means of means and sums of counts."""
     metrics: dict[str, float] = {}
     for name in _METRICS:
-        values = [value for episode in episodes if (value := finite(episode.facts.get(name))) is not None]
+        values = [value for episode in episodes if (value := getattr(episode.facts, name)) is not None]
         if values:
             metrics[f"strands/{name}_mean"] = sum(values) / len(values)
     if episodes:

@@ -105,7 +105,7 @@ def episode_spans(
     before, last = 0, max(turns, default=None)
     for number, (bounds, seconds) in turns.items():
         called = calls.pop(number, [])
-        ended = _FINISH.get(sample.text("stop_reason") or "") if number == last else None
+        ended = _FINISH.get(sample.facts.stop_reason or "") if number == last else None
         finish = "tool_call" if called else ended
         attributes = _turn_attributes(sample, number, bounds, finish)
         if with_contents and bounds is not None:
@@ -121,7 +121,7 @@ def episode_spans(
     attributes[f"{OWN}times"] = TIMES if steps else LAID_OUT
     if with_contents:
         attributes |= _episode_contents(record, secrets)
-    end_s = max(_end_of(spans), _seconds(sample.number("duration_s")) or 0.0)
+    end_s = max(_end_of(spans), _seconds(sample.facts.duration_s) or 0.0)
     return [DumpSpan("invoke_agent", 0.0, end_s, _written(attributes), error=_error(sample)), *spans]
 
 
@@ -144,8 +144,7 @@ def _end_of(spans: Sequence[DumpSpan]) -> float:
 def _turns(sample: FinishedSample) -> dict[int, tuple[tuple[int, int] | None, float | None]]:
     """Where turns begin and end in the tokens, and their seconds, by their numbers from 0, in order."""
     bounds = sample.bounds_by_turn or {}
-    listed = sample.facts.get("turn_s")
-    seconds = dict(enumerate(listed)) if isinstance(listed, list) else {}
+    seconds = dict(enumerate(sample.facts.turn_s or ()))
     numbers = sorted({*bounds, *seconds})
     return {number: (bounds.get(number), _seconds(seconds.get(number))) for number in numbers}
 
@@ -159,8 +158,8 @@ def _seconds(value: object) -> float | None:
 def _turn_attributes(
     sample: FinishedSample, number: int, bounds: tuple[int, int] | None, finish: str | None
 ) -> dict[str, Any]:
-    params = sample.facts.get("sampling_params")
-    asked = turn_params(params, number) if isinstance(params, Mapping) else {}
+    params = sample.facts.sampling_params
+    asked = {} if params is None else turn_params(params, number)
     stop = asked.get("stop")
     start, end = bounds or (None, None)
     return {
@@ -181,10 +180,9 @@ def _calls_by_turn(sample: FinishedSample, turns: Collection[int]) -> dict[int |
 
     An id counts the turns of the whole episode from 1, those of a history that was rewritten included.
     """
-    calls = sample.facts.get("calls")
-    is_whole = sample.facts.get("segments") in (None, 1)
+    is_whole = sample.facts.segments in (None, 1)
     found: dict[int | None, list[Mapping[str, Any]]] = {}
-    for call in calls if isinstance(calls, list) else ():
+    for call in sample.facts.calls or ():
         if isinstance(call, Mapping):
             named = _CALL_ID.fullmatch(str(call.get("id"))) if is_whole else None
             turn = int(named[1]) - 1 if named else None
@@ -210,14 +208,13 @@ def _call_span(call: Mapping[str, Any], before: Sequence[DumpSpan], *, is_placed
 
 def _episode_attributes(record: DumpRecord, sample: FinishedSample, reward_key: str) -> dict[str, Any]:
     values, facts = record.values, record.facts
-    fan_out, params, tokens = facts.get("fan_out"), facts.get("sampling_params"), values.get("tokens")
-    part = fan_out if isinstance(fan_out, Mapping) else {}
+    part, tokens = facts.fan_out or {}, values.get("tokens")
     return {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.provider.name": _PROVIDER,
-        "gen_ai.request.max_tokens": params.get("max_new_tokens") if isinstance(params, Mapping) else None,
+        "gen_ai.request.max_tokens": (facts.sampling_params or {}).get("max_new_tokens"),
         **{f"{OWN}{name}": values.get(key) for name, key in _OF_SAMPLE.items()},
-        **{f"{OWN}{name}": facts.get(name) for name in _OF_EPISODE},
+        **{f"{OWN}{name}": getattr(facts, name) for name in _OF_EPISODE},
         f"{OWN}status": sample.status,
         f"{OWN}reward": sample.reward(reward_key),
         f"{OWN}tokens": len(tokens) if isinstance(tokens, Sized) else None,
@@ -231,8 +228,8 @@ def _error(sample: FinishedSample) -> str | None:
     """The error's class, or else the stop reason, of a failed sample."""
     if sample.status != "failed":
         return None
-    named = _ERROR_TYPE.match(sample.text("error") or "")
-    return named[0] if named else _clean(sample.text("stop_reason") or "failed")
+    named = _ERROR_TYPE.match(sample.facts.error or "")
+    return named[0] if named else _clean(sample.facts.stop_reason or "failed")
 
 
 def _written(attributes: Mapping[str, object]) -> dict[str, Attribute]:
@@ -268,14 +265,13 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
         for message in messages
         if isinstance(message, Mapping)
     ]
-    answer = facts.get("final_text") or values.get("response") or ""
-    error = facts.get("error")
+    answer = facts.final_text or values.get("response") or ""
     return {
         "gen_ai.input.messages": _json(asked),
         "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
         # the error of a file that is not our dump may hold the password of a URL
-        "strands_rollout.error": without_values(masked_text(error), secrets) if isinstance(error, str) else None,
+        "strands_rollout.error": without_values(masked_text(facts.error), secrets) if facts.error is not None else None,
     }
 
 

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from strands_rollout.integrations.conversion import FinishedEpisode, compared_rewards, finished_episodes
-from strands_rollout.samples import finite, reward_details
+from strands_rollout.samples import recorded_facts, reward_details
 from strands_rollout.settings import REWARD_KEY
 
 
@@ -27,7 +27,7 @@ def to_agent_loop_outputs(samples: Iterable[Any], *, reward_key: str = REWARD_KE
 
 def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
     facts = episode.facts
-    turns = finite(facts.get("turns"))
+    turns = facts.turns
     if turns is None:
         turns = sum(is_sampled for is_sampled, _ in groupby(episode.sample.loss_mask))
     return {
@@ -39,10 +39,10 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
         "multi_modal_data": {},
         "reward_score": reward,
         # as verl counts them: the prompt, each turn of the policy, and what it read between two of them
-        "num_turns": 1 + max(0, 2 * int(turns) - 1),
+        "num_turns": 1 + max(0, 2 * turns - 1),
         "metrics": {
-            "generate_sequences": finite(facts.get("generate_s")) or 0.0,
-            "tool_calls": finite(facts.get("tool_s")) or 0.0,
+            "generate_sequences": facts.generate_s or 0.0,
+            "tool_calls": facts.tool_s or 0.0,
             "num_preempted": -1,
         },
         "extra_fields": {
@@ -50,6 +50,6 @@ def _output(episode: FinishedEpisode, reward: float) -> dict[str, Any]:
             "tool_rewards": [],
             "reward_extra_info": dict(reward_details(episode.sample)),
             "status": episode.status,
-            "strands_rollout": dict(facts),
+            "strands_rollout": dict(recorded_facts(episode.sample.metadata)),
         },
     }

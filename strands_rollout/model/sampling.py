@@ -216,11 +216,12 @@ class TurnSampler:
                 generation = self._settled(generation, asked.config["extra"], params)
             if generation.output_ids:
                 _record(asked, generation)
-                asked, fruitless = replace(asked, context_ids=(), images=()) if asked.context_ids else asked, 0
-            else:
-                fruitless += 1
             if generation.finish_reason.type != "abort":
                 return generation
+            if generation.output_ids:
+                asked, fruitless = replace(asked, context_ids=(), images=()), 0
+            else:
+                fruitless += 1
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
             if asked.control.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
@@ -333,12 +334,11 @@ class TurnSampler:
     def _check_params(self, params: Mapping[str, Any]) -> None:
         """Refuse token ids in parameters that are outside the vocabulary, by which the server indexes its logits."""
         for name in ("stop_token_ids", "logit_bias"):
-            given = [str(one) for one in params.get(name) or ()]
-            wrong = next((one for one in given if one.isdecimal() and int(one) >= self._vocab_size), None)
-            if wrong is not None:
-                raise errors.ConfigError(
-                    f"got the token id {wrong} in {name}; expected ids below the vocabulary size {self._vocab_size}"
-                )
+            for given in map(str, params.get(name) or ()):
+                if given.isdecimal() and int(given) >= self._vocab_size:
+                    raise errors.ConfigError(
+                        f"got the token id {given} in {name}; expected ids below the vocabulary size {self._vocab_size}"
+                    )
 
 
 def _record(asked: TurnRequest, generation: Generation) -> None:

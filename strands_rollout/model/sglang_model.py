@@ -278,6 +278,8 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         agent: object = None,
         signal: object = None,
+        *,
+        only_grew: bool = False,
     ) -> Answer:
         """One turn for an agent: find its place in the record, sample it there, and read it.
 
@@ -293,7 +295,7 @@ class SGLangModel(Model):
         """
         is_sole = self.config["conversations"] == "one"
         asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
-        request = AgentRequest(*asked, is_sole=is_sole)
+        request = AgentRequest(*asked, is_sole=is_sole, only_grew=only_grew)
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_AT_ONCE)
         await own_pass()  # reading what is new in the history is the longest step of a turn

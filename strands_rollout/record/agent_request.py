@@ -40,6 +40,8 @@ class AgentRequest:
         agent: Who asks, where that is known.
         signal: The agent's cancel signal, which is its alone, where it is known.
         is_sole: Whether all requests are one agent's.
+        only_grew: Whether nothing was done to the messages since the agent's last answer but to append some, so that
+            they need not be compared with what the policy has read. To compare a long history costs more than all else.
     """
 
     messages: StrandsMessages
@@ -49,6 +51,7 @@ class AgentRequest:
     agent: Any = None
     signal: Any = None
     is_sole: bool = False
+    only_grew: bool = False
 
     @property
     def head(self) -> Head:
@@ -107,6 +110,8 @@ class AgentRequest:
         if branch.is_new:
             return Match(conversation, branch, extends=True, new=messages)
         changes = changes_in_head(branch.head, self.head)
+        if self.only_grew and not changes:
+            return Match(conversation, branch, extends=True, answered=messages[covered], new=messages[covered + 1 :])
         # whether the policy has read exactly these messages, or those without what is added for this request alone
         is_repeated = is_covered(branch, messages) or is_covered(branch, self.history)
         if is_repeated and conversation.has_unread_turn:

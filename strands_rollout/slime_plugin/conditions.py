@@ -13,19 +13,34 @@ from typing import Any, Final
 import orjson
 
 from strands_rollout import __version__
-from strands_rollout.errors import ToolError, foreign_code
+from strands_rollout.errors import ToolError
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_of
 
 # where an episode is played, when it is given up, how it is kept, and what becomes of it when it is over; of
 # `row_tools` only those count that are among the episode's `tools`
 _CHANGE_NOTHING: Final = frozenset(
     {
-        *("episode_workers", "should_abort", "journal_dir", "repeat_interrupted_tools", "resume_aborted", "freeze_gc"),
-        *("engine_patience_s", "abort_grace_s", "on_engine_abort", "max_failed_groups", "dump_dir", "dump_samples"),
-        *("mismatch_check", "fan_out", "reward", "max_staleness", "max_sample_staleness", "row_tools"),
+        "episode_workers",
+        "should_abort",
+        "journal_dir",
+        "repeat_interrupted_tools",
+        "resume_aborted",
+        "freeze_gc",
+        "engine_patience_s",
+        "abort_grace_s",
+        "on_engine_abort",
+        "max_failed_groups",
+        "dump_dir",
+        "dump_samples",
+        "mismatch_check",
+        "fan_out",
+        "reward",
+        "max_staleness",
+        "max_sample_staleness",
+        "row_tools",
     }
 )
 # what attempts leave in a row's metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
@@ -35,14 +50,7 @@ _NAME_CODE: Final = ("agent_factory", "agent_program", "conversation_manager", "
 _PROBE: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
 
 
-def episode_conditions(
-    args: SlimeArgs,
-    sample: SampleLike,
-    sampling_params: Mapping[str, Any],
-    settings: RolloutSettings,
-    *,
-    evaluation: bool,
-) -> dict[str, str]:
+def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
     """A digest of each condition by its name; `settings` are the episode's own, with those of its row.
 
     Not the seed: a turn that is sampled later draws anew. Not the prompt, which an aborted sample brings with it.
@@ -54,11 +62,11 @@ def episode_conditions(
     paths = [path for name in _NAME_CODE for path in _paths(values[name])]
     conditions: dict[str, object] = {
         "strands_rollout": __version__,
-        "hf_checkpoint": str(getattr(args, "hf_checkpoint", None)),
-        "the tokenizer or its template": _tokenizer_digest(tokenizer_of(args, sample)),
-        "chat_template_kwargs": template_kwargs(args, sample),
-        "the context limit": context_limit(args, evaluation=evaluation),
-        **{str(name): value for name, value in dict(sampling_params).items() if name != "sampling_seed"},
+        "hf_checkpoint": str(getattr(call.args, "hf_checkpoint", None)),
+        "the tokenizer or its template": _tokenizer_digest(tokenizer_of(call.args, call.sample)),
+        "chat_template_kwargs": template_kwargs(call.args, call.sample),
+        "the context limit": context_limit(call.args, evaluation=call.evaluation),
+        **{str(name): value for name, value in dict(call.sampling_params).items() if name != "sampling_seed"},
         **{f"the code of {path}": _code_digest(path) for path in paths},
         **values,
     }
@@ -114,9 +122,10 @@ def _paths(named: object) -> list[str]:
 @functools.lru_cache(maxsize=4)
 def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
     template = getattr(tokenizer, "chat_template", None)
-    with foreign_code("a tokenizer of its own kind may lack what others have"):
+    try:
         return digest_of([template, len(tokenizer), tokenizer.encode(_PROBE), tokenizer.special_tokens_map])
-    return digest_of([template])
+    except Exception:  # a tokenizer of a user's own kind may lack what others have
+        return digest_of([template])
 
 
 @functools.lru_cache(maxsize=256)

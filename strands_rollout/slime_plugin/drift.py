@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from strands_rollout import tool_parsers as parsers
 from strands_rollout.errors import ConfigError, TemplateError
 from strands_rollout.files.json_codec import Json
-from strands_rollout.samples import QUESTION_KEY, FinishedSample, SampleLike, fan_out_part, kept
+from strands_rollout.samples import (
+    EpisodeFacts,
+    FinishedSample,
+    SampleLike,
+    fan_out_part,
+    run_metric,
+)
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import TOOLS
@@ -63,7 +69,7 @@ class SampledEpisode:
     """A sample that has tokens and a policy's turn among them."""
 
     sample: SampleLike
-    facts: Mapping[str, Any]  # what `generate` wrote of the episode; empty for a foreign sample
+    facts: EpisodeFacts
     turns: Sequence[tuple[int, int]]  # where each begins and ends in the tokens; at least one, none empty
 
     @property
@@ -144,7 +150,7 @@ class RenderCheck:
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # the template writes an image as one token, of which the processor makes many: then only texts can be compared
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
-        is_unknown = has_images or episode.facts.get("transient_texts")  # as are the texts that plugins have added
+        is_unknown = has_images or episode.facts.transient_texts  # as are the texts that plugins have added
         for number, (start, end) in enumerate(contexts):
             if is_unknown:
                 found = self._encoding_difference(tokens[start:end])
@@ -179,11 +185,12 @@ class RenderCheck:
         return [(count, users) for count in counts for users in range(0 if count else 1, _MOST_USERS + 1)]
 
     def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
-        segments = episode.facts.get("segments")
-        is_rewritten = isinstance(segments, int) and segments > 1
+        is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._encoding_difference(context)
-        question = episode.facts.get(QUESTION_KEY, _last_user_text(getattr(episode.sample, "prompt", None)))
+        question = episode.facts.question
+        if question is None:
+            question = _last_user_text(getattr(episode.sample, "prompt", None))
         expected = self._ending(_ANY.format("question", 0) if question is None else question)
         at = len(context) - sum(map(len, self._split(context)[-len(expected) :]))
         if found := self._template_difference(context[at:], expected, has_free_start=True):
@@ -425,9 +432,9 @@ class DriftMeter:
 
     def _check_for(self, episode: SampledEpisode) -> RenderCheck | None:
         # what the template was rendered with, if the episode's facts say; else what the sample and the caller do
-        recorded = episode.facts.get("template_kwargs")
+        recorded = episode.facts.template_kwargs
         own = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}
-        kwargs = dict(recorded) if isinstance(recorded, Mapping) else {**own, **self._template_kwargs}
+        kwargs = dict(recorded) if recorded is not None else {**own, **self._template_kwargs}
         key = repr(sorted(kwargs.items()))
         if key not in self._checks:
             try:
@@ -484,7 +491,7 @@ def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[E
     tokens = sum(len(episode.sample.tokens) for episode in episodes)
     most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
     chosen = enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
-    found = [kept("drift", functools.partial(meter.measure, one, n), of_sample=True) for n, one in chosen]
+    found = [run_metric("drift", functools.partial(meter.measure, one, n), of_sample=True) for n, one in chosen]
     return [drift for drift in found if drift is not None]
 
 

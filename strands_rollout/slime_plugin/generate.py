@@ -1,48 +1,22 @@
-"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out."""
+"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out.
+
+It is played in this process (`episode.py`), or with the setting `episode_workers` in another one (`workers.py`).
+"""
 
 from __future__ import annotations
 
-import asyncio
-import functools
-import logging
-import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any
 
-from strands_rollout import errors, samples
-from strands_rollout.agent.environment import Task, open_context, running
-from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
-from strands_rollout.agent.limits import EpisodeLimits, StopReason
-from strands_rollout.agent.multi_agent import AgentModels, built_team
-from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
-from strands_rollout.aio import once, own_pass
-from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
-from strands_rollout.control import ABORT_GRACE_S, Control
+from strands_rollout import errors
+from strands_rollout.aio import own_pass
 from strands_rollout.exits import exits_as_errors
-from strands_rollout.model.replay_data import ASK_EXPERTS
-from strands_rollout.model.sampling import TokenLimits, turn_seed
-from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.own_loop import OwnLoop
-from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
-from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
-from strands_rollout.slime_plugin import sample_writer, slime_adapter
-from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
-from strands_rollout.slime_plugin.garbage import freeze_long_lived
-from strands_rollout.slime_plugin.inputs import episode_prompt, with_row_settings
-from strands_rollout.slime_plugin.journal import EpisodeJournal, Kept, continued, open_journal
-from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
-from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
+from strands_rollout.samples import SampleLike, SlimeArgs
+from strands_rollout.slime_plugin.episode import fail_sample, play_sample
+from strands_rollout.slime_plugin.inputs import run_settings
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
-from strands_rollout.user_code import search_beside
-from strands_rollout.watchdog import watch_running_loop
-
-logger = logging.getLogger(__name__)
-ROUTING_HEADER: Final = "X-SMG-Routing-Key"
-_PARTIAL_GRACE_S: Final = 4.0
-_search_beside: Final = functools.cache(search_beside)
-_warn_of_prompt: Final = functools.cache(functools.partial(logger.warning, MISSING_CODE_TOOL))
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall, is_aborting
+from strands_rollout.slime_plugin.workers import play_on_worker
 
 
 async def generate(
@@ -75,427 +49,30 @@ async def generate(
             f"generate got {sample!r:.200} of type {type(sample).__name__} as sample; expected slime's Sample, or "
             "strands_rollout.Sample where slime is absent"
         )
+    call = GenerateCall(args, sample, sampling_params, evaluation)
     if evaluation:
-        return await play_sample(args, sample, sampling_params, evaluation=True)
+        return await _play(call)
     with failed_groups_of(args).episode() as number:
-        given = await play_sample(args, sample, sampling_params, evaluation=False)
-    if not slime_adapter.is_aborting(args, sample):
+        given = await _play(call)
+    if not is_aborting(args, sample):
         note_episode(args, number, sample)
     return given
 
 
-async def play_sample(
-    args: SlimeArgs,
-    sample: SampleLike,
-    sampling_params: Mapping[str, Any],
-    *,
-    evaluation: bool,
-    kept: Kept | None = None,
-) -> SampleLike | list[SampleLike]:
-    """As `generate`; `kept` keeps the episode's steps, and has those of an attempt whose process died."""
-    fans_out, others = False, list[tuple[str, SampleLike]]()
+async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
+    """Play an episode where the settings say; a failure is written to the sample.
+
+    Raises:
+        FailedGroupsError: Episode workers die again and again.
+    """
     await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
     try:
         with exits_as_errors("the episode", RuntimeError):
-            settings = settings_from_args(args)
-            _search_beside(getattr(args, "custom_config_path", None))  # before a row's tools are looked for
-            # the job's own, before anything of this row can fail: slime takes lists of all episodes or of none
-            fans_out = settings.fan_out and sample_writer.may_fan_out(args, sample, evaluation=evaluation)
+            settings = run_settings(call.args)
             if settings.episode_workers.are_wanted:
-                from strands_rollout.slime_plugin.workers import play_elsewhere
-
-                return await play_elsewhere(args, sample, sampling_params, settings, evaluation=evaluation)
-            settings = with_row_settings(settings, sample.metadata)
-            conditions = functools.partial(
-                episode_conditions, args, sample, sampling_params, settings, evaluation=evaluation
-            )
-            kept = kept or await open_journal(sample, settings, conditions, evaluation=evaluation)
-            is_unfinished = sample.status is statuses_of(sample).ABORTED
-            now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
-            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), kept, settings)
-            key = getattr(sample, "session_id", None) or uuid.uuid4().hex
-            grace_s = functools.partial(_engine_grace_s, args, settings)
-            control = slime_adapter.rollout_control(args, sample, settings.should_abort, grace_s)
-            job = RolloutJob(
-                args, sample, sampling_params, settings, beginning, evaluation, fans_out, key, control, kept
-            )
-            others = await _filled(job)
+                return await play_on_worker(call, settings)
     except errors.FailedGroupsError:
         raise
     except Exception as e:  # a training run must survive every failure of one sample
-        others = []
-        _fail(args, sample, sampling_params, e)
-    finally:
-        if kept is not None:
-            kept.close(keep=sample_writer.is_unfinished(sample))
-    if evaluation:
-        sample.metadata[METADATA_KEY]["evaluation"] = True  # for the reward function, which slime doesn't tell
-    # slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one
-    is_list = fans_out and sample.status is not statuses_of(sample).ABORTED
-    return sample_writer.as_fan_out(sample, others) if is_list else sample
-
-
-async def _filled(job: RolloutJob) -> list[tuple[str, SampleLike]]:
-    """Play a job and fill its sample; return its siblings with their kinds, where there are any."""
-    finished = await _run(job)
-    log_episode(job.sample, finished.episode)
-    others = _write(job, finished)
-    for one in [job.sample, *(other for _, other in others)]:
-        sample_writer.fill_batch_fields(job.args, one, job.sampling_params)
-    return others
-
-
-def _fail(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any], error: Exception) -> None:
-    """Make a sample valid whose episode could not be run or written, even where args can't be read."""
-    log_failure(sample, error)
-    reason, may_abort = reason_of_failure(error), False
-    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        may_abort = slime_adapter.may_return_aborted(args, sample)
-    with (
-        errors.foreign_code("a sample's own setters may raise anything") as filled,
-        exits_as_errors("it", RuntimeError),
-    ):
-        sample_writer.write_failure(sample, error, reason, may_abort=may_abort)
-    if filled.error is not None:
-        raise errors.ConfigError(
-            f"generate got a sample that can't be filled ({filled.error!r}); expected slime's Sample"
-        ) from filled.error
-    with errors.foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        sample_writer.fill_batch_fields(args, sample, sampling_params)
-
-
-def _write(job: RolloutJob, finished: _Finished) -> list[tuple[str, SampleLike]]:
-    """Fill the job's sample; return its siblings with their kinds, where there are any."""
-    settings, episode, beginning = job.settings, finished.episode, _beginning(job, finished)
-    # agents that were made outside of a call are done when the episode is
-    succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
-    segments = sample_writer.sibling_segments(finished.model, finished.sub_agents.made, succeeded)
-    obstacle = _obstacle_to_resuming(job, finished, has_siblings=bool(segments))
-    if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
-        logger.warning("aborted sample will start afresh index=%s reason=%s", job.sample.index, obstacle)
-    sample_writer.write_episode(
-        job.args,
-        job.sample,
-        finished.model,
-        episode,
-        may_abort=slime_adapter.may_return_aborted(job.args, job.sample),
-        code_calls=finished.code_calls,
-        beginning=beginning,
-        keep_progress=settings.resume_aborted and not obstacle,
-        max_staleness=settings.max_staleness,
-        conditions=functools.partial(
-            episode_conditions, job.args, job.sample, job.sampling_params, settings, evaluation=job.evaluation
-        ),
-    )
-    facts = job.sample.metadata[METADATA_KEY]
-    facts["sampling_params"] = dict(job.sampling_params)
-    if finished.score is not None:
-        facts[samples.SCORE_KEY] = finished.score
-    if episode.program is not None:
-        facts |= episode.program.record(facts)
-    if finished.question is not None:
-        facts[samples.QUESTION_KEY] = finished.question
-    if settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS:
-        facts[samples.EVALUATED_KEY] = evaluated_record(finished.model, episode, finished.state)
-    returned = segments if job.fans_out else []
-    others = sample_writer.siblings(job.args, job.sample, returned, max_staleness=settings.max_staleness)
-    dropped = 0 if others else sum(one.segment.trajectory.sampled_length for one in segments)
-    facts["dropped_sampled_tokens"] = beginning.dropped_tokens + dropped
-    if dropped and not (job.evaluation or job.fans_out):
-        sample_writer.warn_of_dropped(job.sample, segments)
-    return others
-
-
-def _beginning(job: RolloutJob, finished: _Finished) -> Beginning:
-    """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
-    program = finished.episode.program
-    if program is None or program.dropped_tokens is None:
-        return job.beginning
-    reset_sample(job.sample)
-    return replace(job.beginning, resume=None, dropped_tokens=job.beginning.dropped_tokens + program.dropped_tokens)
-
-
-def _obstacle_to_resuming(job: RolloutJob, finished: _Finished, *, has_siblings: bool) -> str:
-    """Why an episode that was aborted can't be resumed; "" if it can."""
-    # neither tokens of siblings can be saved, nor what is outside of the messages
-    if len(finished.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
-        return "it has several segments"
-    if job.settings.resources or job.settings.environment:
-        return "its environment and resources are closed"
-    if finished.episode.is_resumable:
-        return ""
-    return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
-
-
-def reason_of_failure(error: Exception) -> StopReason:
-    """Why no episode could be run, or none could be written."""
-    reasons: dict[type[Exception], StopReason] = {
-        errors.EngineAbortedError: StopReason.ABORTED,
-        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
-        errors.SandboxError: StopReason.SANDBOX_ERROR,
-        errors.EngineError: StopReason.ENGINE_ERROR,
-        errors.LostEpisodeError: StopReason.WORKER_ERROR,
-        errors.RolloutError: StopReason.SETUP_ERROR,
-    }
-    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """A finished episode, its models, and what its tools and environment did."""
-
-    model: SGLangModel
-    episode: Episode
-    code_calls: CodeCalls
-    sub_agents: AgentModels
-    score: dict[str, Any] | None
-    question: str | None  # what the environment asked in place of the row
-    state: dict[str, Any] | None  # of the environment, for evaluators
-
-
-async def _run(job: RolloutJob) -> _Finished:
-    settings, resume = job.settings, job.beginning.resume
-    watch_running_loop()
-    await once(str(getattr(job.args, "hf_checkpoint", None)), job.prepare)
-    if settings.reward.is_own:
-        await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
-    model = job.build_model()
-    task = await _task(job, model)
-    code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
-    score: dict[str, Any] | None = None
-    state: dict[str, Any] | None = None
-    if resume:
-        model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
-    sub_agents = AgentModels(job.build_model)
-    journal = _journal(job, model, sub_agents, code_calls)
-    # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
-    own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
-    with closing(model.record), sub_agents.active(), job.control.running():  # in which an agent needs a model
-        async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
-            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play
-            task = replace(task, tools=build_tools(settings, code_tool))
-            self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
-            if settings.resources or settings.environment:
-                async with open_context(settings, task, job.control, loop) as opened:
-                    question = job.beginning.question if resume else opened.question
-                    answer = opened.answer if opened.answers else None
-                    episode = await play(job, model, opened.task, self_timed, answer, journal)
-                    if episode.stop_reason in sample_writer.TRAINED_REASONS:
-                        score = await opened.score()
-                        state = await opened.state() if settings.reward.has_evaluator else None
-            else:
-                with running(task):
-                    episode = await play(job, model, task, self_timed, None, journal)
-    models = (model, *sub_agents.made)
-    await asyncio.gather(*(one.finish(job.control.engine_grace_s(one.sent_at or 0.0)) for one in models))
-    if score is None and episode.program is not None:
-        score = episode.program.score
-    return _Finished(model, episode, code_calls, sub_agents, score, question, state)
-
-
-def _journal(
-    job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
-) -> EpisodeJournal | None:
-    if job.kept is None or not job.settings.resume_aborted:
-        return None
-
-    made, beginning = sub_agents.made, job.beginning
-    journal = EpisodeJournal(job.kept, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
-    if obstacle := _obstacle_of_setting(job):
-        journal.close(obstacle)
-    return journal
-
-
-def _obstacle_of_setting(job: RolloutJob) -> str:
-    """Why no episode of this job can be continued elsewhere; "" if some can."""
-    if job.settings.resources or job.settings.environment:
-        return "its environment and resources are closed"
-    if job.settings.has_program and job.settings.resumable != "replay":
-        return "its program has ended, and may not be started again (resumable: replay)"
-    custom = job.sampling_params.get("custom_params")
-    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
-    if asks_top_p or getattr(job.args, "use_rollout_routing_replay", False):
-        return "its replay data is lost"
-    return ""
-
-
-async def _task(job: RolloutJob, model: SGLangModel) -> Task:
-    settings, sample = job.settings, job.sample
-    # the default prompt speaks of a tool that a factory's agent may not have
-    has_own = settings.agent_factory is not None or settings.has_program
-    is_meant = not has_own or "system_prompt" in settings.model_fields_set
-    if settings.misses_code_tool:
-        _warn_of_prompt()
-    prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
-    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    return Task(
-        prompt.messages,
-        prompt.system_prompt,
-        label=getattr(sample, "label", None),
-        metadata={key: value for key, value in metadata.items() if key != METADATA_KEY},
-        index=getattr(sample, "index", None),
-        evaluation=job.evaluation,
-    )
-
-
-async def _play(
-    job: RolloutJob,
-    model: SGLangModel,
-    task: Task,
-    self_timed_tools: Sequence[str],
-    next_message: Callable[[str], Awaitable[str | None]] | None,
-    journal: EpisodeJournal | None,
-) -> Episode:
-    settings, resume = job.settings, job.beginning.resume
-    manager = settings.conversation_manager
-    setup = EpisodeSetup(
-        system_prompt=task.system_prompt,
-        tools=task.tools,
-        limits=_limits(settings),
-        hooks=load_hooks(settings.hooks) if settings.hooks else (),
-        self_timed_tools=self_timed_tools,
-        tool_span=slime_adapter.tool_span(job.sample),
-        control=job.control,
-        conversation_manager=load_conversation_manager(manager) if manager else None,
-        progress=resume.progress if resume else None,
-        team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
-        next_message=next_message,
-        journal=journal,
-    )
-    return await run_episode(model, task.messages, setup)
-
-
-async def _play_program(
-    job: RolloutJob,
-    model: SGLangModel,
-    task: Task,
-    _self_timed_tools: Sequence[str],
-    next_message: Callable[[str], Awaitable[str | None]] | None,
-    journal: EpisodeJournal | None,
-    *,
-    loop: OwnLoop | None,
-) -> Episode:
-    from strands_rollout.gateway.program import Program, play_command, play_program
-
-    settings, resume = job.settings, job.beginning.resume
-    if next_message is not None:
-        raise errors.ConfigError("got an environment with answer, which can't speak to a program; expected one without")
-    path, command = settings.agent_program, settings.agent_command
-    play = functools.partial(play_command, command) if command is not None else load_function(str(path))
-    name = "agent_command" if command is not None else f"agent_program {path!r}"
-    return await play_program(
-        Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
-        model,
-        task,
-        limits=_limits(settings),
-        control=job.control,
-        progress=resume.progress if resume else None,
-        journal=journal,
-    )
-
-
-def _limits(settings: RolloutSettings) -> EpisodeLimits:
-    return EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)})
-
-
-def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """The tools in their configured order; `code_tool` is Strands', or None."""
-    tools: list[object] = []
-    for path in settings.tools:
-        tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
-    return tools
-
-
-def log_episode(sample: SampleLike, episode: Episode) -> None:
-    """One line per failed episode; a bug also with its traceback."""
-    reason, error = episode.stop_reason, episode.error
-    if reason is StopReason.INTERNAL_ERROR:
-        logger.error("episode failed index=%s stop_reason=%s", sample.index, reason, exc_info=error)
-    elif error is not None:
-        level = logging.WARNING if reason.endswith("_error") else logging.DEBUG
-        logger.log(level, "episode ended index=%s stop_reason=%s error=%s", sample.index, reason, error)
-
-
-def log_failure(sample: SampleLike, error: Exception) -> None:
-    """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
-    bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
-    logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
-
-
-def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
-    """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
-
-    An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
-    connection.
-    """
-    collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
-    grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
-    if settings.abort_grace_s is not None:
-        grace_s = settings.abort_grace_s
-    return grace_s if slime_adapter.was_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutJob:
-    """One call of `generate`."""
-
-    args: SlimeArgs
-    sample: SampleLike
-    sampling_params: Mapping[str, Any]
-    settings: RolloutSettings  # of this episode
-    beginning: Beginning
-    evaluation: bool
-    fans_out: bool  # whether a list of samples can be returned
-    routing_key: str  # keeps its requests on one engine behind a router
-    control: Control
-    kept: Kept | None = None  # keeps the episode's steps
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.sampling_params, Mapping) or not all(
-            isinstance(name, str) for name in self.sampling_params
-        ):
-            raise errors.ConfigError(
-                f"generate got sampling_params={self.sampling_params!r:.200}; expected a mapping of names, such as "
-                'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
-            )
-
-    def prepare(self) -> None:
-        """Load the tokenizer and try out its template: all that later models share."""
-        self.build_model()
-        if self.settings.freeze_gc:
-            freeze_long_lived()
-
-    def build_model(self, agent: str = "") -> SGLangModel:
-        """The policy for one agent; the main one has no name."""
-        args, settings = self.args, self.settings
-        params = dict(self.sampling_params)
-        if agent and params.get("sampling_seed") is not None:
-            params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        makes_own = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
-        may_rewrite = bool(agent or makes_own)
-        limits = TokenLimits(
-            max_response_tokens=params.pop("max_new_tokens", None),
-            max_context_tokens=context_limit(args, evaluation=self.evaluation),
-            max_turn_tokens=settings.max_turn_tokens,
-            min_turn_tokens=settings.min_turn_tokens,
-        )
-        return SGLangModel(
-            tokenizer=slime_adapter.tokenizer_of(args, self.sample),
-            base_url=slime_adapter.router_url(args, settings.model_name),
-            vocab_size=slime_adapter.vocab_size_of(args),
-            tool_parser=settings.tool_parser,
-            sampling_params=params,
-            enable_thinking=settings.enable_thinking,
-            chat_template_kwargs=template_kwargs(args, self.sample),
-            limits=limits,
-            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
-            headers={ROUTING_HEADER: self.routing_key},
-            continue_aborted=settings.on_engine_abort == "continue",
-            control=self.control,
-            request_span=slime_adapter.request_span(self.sample),
-            on_rewritten_history="segment" if may_rewrite else "error",
-            conversations="many",
-            transient_context=settings.transient_context,
-            processor=slime_adapter.processor_of(args, self.sample),
-            engine_patience_s=settings.engine_patience_s,
-        )
+        return fail_sample(call, e)
+    return await play_sample(call)

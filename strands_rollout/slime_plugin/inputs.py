@@ -22,8 +22,15 @@ from strands_rollout.code_tool.executors import make_executor
 from strands_rollout.errors import ConfigError, PromptError, RolloutError
 from strands_rollout.log_once import log_once
 from strands_rollout.model.images import image_block
-from strands_rollout.samples import SampleLike
-from strands_rollout.settings import CODE_TOOL_PATH, McpServer, RolloutSettings, checked_settings, read_config_file
+from strands_rollout.samples import SampleLike, SlimeArgs
+from strands_rollout.settings import (
+    CODE_TOOL_PATH,
+    McpServer,
+    RolloutSettings,
+    checked_settings,
+    read_config_file,
+    settings_from_args,
+)
 from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
@@ -39,7 +46,19 @@ MAY_SET: Final = (
     *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
 )
 _ABSENT: Final = object()
+_search_beside: Final = functools.cache(search_beside)
 Message = dict[str, Any]
+
+
+def run_settings(args: SlimeArgs) -> RolloutSettings:
+    """The run's settings; what they and its rows name is looked for beside their file from now on.
+
+    Raises:
+        ConfigError: They can't be used.
+    """
+    settings = settings_from_args(args)
+    _search_beside(getattr(args, "custom_config_path", None))
+    return settings
 
 
 async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:

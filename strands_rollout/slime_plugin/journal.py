@@ -32,7 +32,7 @@ from strands_rollout.slime_plugin.resume import Beginning
 logger = logging.getLogger(__name__)
 
 
-class Kept(Protocol):
+class RecordSink(Protocol):
     """Keeps an episode's records where they outlive its process.
 
     Attributes:
@@ -72,7 +72,7 @@ class EpisodeJournal:
 
     def __init__(
         self,
-        kept: Kept,
+        kept: RecordSink,
         model: SGLangModel,
         code: CodeCalls,
         made: Sequence[SGLangModel],
@@ -147,7 +147,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
         )
 
 
-def continued(beginning: Beginning, kept: Kept | None, settings: RolloutSettings) -> Beginning:
+def continued(beginning: Beginning, kept: RecordSink | None, settings: RolloutSettings) -> Beginning:
     """How an episode begins that may have records.
 
     Raises:

@@ -24,22 +24,36 @@ from strands_rollout.agent.limits import StopReason
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.log_once import log_once
-from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, kept, parts_of
+from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, parts_of, run_metric
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
+from strands_rollout.slime_plugin.workers import pool_metrics
 
 logger = logging.getLogger(__name__)
 
 Metrics = dict[str, float]
 Samples = Sequence[FinishedSample]
 PER_SAMPLE: Final = (
-    *("turns", "tool_iterations", "tool_calls", "parse_failures", "tool_errors", "tool_timeouts", "unknown_tools"),
-    *("tool_s", "generate_s", "duration_s", "sampled_tokens", "stale_tokens", "dropped_sampled_tokens", "aborts"),
-    *("resumes", "engine_aborts"),
+    "turns",
+    "tool_iterations",
+    "tool_calls",
+    "parse_failures",
+    "tool_errors",
+    "tool_timeouts",
+    "unknown_tools",
+    "tool_s",
+    "generate_s",
+    "duration_s",
+    "sampled_tokens",
+    "stale_tokens",
+    "dropped_sampled_tokens",
+    "aborts",
+    "resumes",
+    "engine_aborts",
 )
 """Facts that are one number a sample; a metric's name is the fact's."""
 STATUSES: Final = ("completed", "truncated", "failed", "aborted")
@@ -65,8 +79,8 @@ def log_rollout(
     Raises:
         FailedGroupsError: The run is to be ended, and `generate` could not end it; see `FailedGroups`.
     """
-    kept("settings", functools.partial(_check_staleness, args))
-    kept("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
+    run_metric("settings", functools.partial(_check_staleness, args))
+    run_metric("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
     end_run_of_failures(args, samples)
     return False
 
@@ -92,8 +106,8 @@ def log_eval(
     Returns:
         False: slime logs its own metrics as well. Nothing is raised.
     """
-    kept("eval", lambda: _log(rollout_id, args, _by_data_set(data), "eval/step"))
-    kept("missing", functools.partial(_prepare, args, data))
+    run_metric("eval", lambda: _log(rollout_id, args, _by_data_set(data), "eval/step"))
+    run_metric("missing", functools.partial(_prepare, args, data))
     return False
 
 
@@ -122,7 +136,7 @@ def _leave_out_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]
     if not any(missing) or len(samples) != len(result.get("rewards") or ()):
         return
     lost = next(sample for sample in reversed(samples) if sample.is_missing)
-    last = lost.facts.get("error") or lost.graded.get("error")
+    last = lost.facts.error or lost.graded.get("error")
     level = logging.ERROR if all(missing) else logging.WARNING
     words = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
     logger.log(level, words, name, len(samples), sum(missing), last)
@@ -148,7 +162,7 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
     if getattr(args, "load_debug_rollout_data", None):
         return  # slime logs nothing of a rollout that it replays from a file
     compute_step = _slimes("metric_utils", "compute_rollout_step")
-    step = None if compute_step is None else kept("step", lambda: int(compute_step(args, rollout_id)))
+    step = None if compute_step is None else run_metric("step", lambda: int(compute_step(args, rollout_id)))
     step = rollout_id if step is None else step
     reward_key = getattr(args, "reward_key", None)
     if step_key.startswith("eval"):
@@ -157,24 +171,24 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
     tables: dict[str, Table] = {}
     secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
-        samples = kept("samples", functools.partial(finished_samples, given)) or []
+        samples = run_metric("samples", functools.partial(finished_samples, given)) or []
         groups = {name: functools.partial(group, samples) for name, group in GROUPS.items()}
         groups["drift"] = functools.partial(_drift, args, samples, prefix, rollout_id)
         if prefix.startswith("eval/"):
             groups["answers"] = functools.partial(answer_metrics, samples)
         for name, group in groups.items():
-            numbers |= {f"{prefix}/{metric}": value for metric, value in (kept(name, group) or {}).items()}
+            numbers |= {f"{prefix}/{metric}": value for metric, value in (run_metric(name, group) or {}).items()}
         table = functools.partial(transcript_rows, samples, step=step, reward_key=reward_key, secrets=secrets)
-        if rows := kept("transcripts", table):
+        if rows := run_metric("transcripts", table):
             tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
         name = prefix.removesuffix("/agent").replace("/", "-")
-        kept("dump", functools.partial(write_step_dump, args, name, rollout_id, given))
+        run_metric("dump", functools.partial(write_step_dump, args, name, rollout_id, given))
     pairs = " ".join(f"{name}={value:.4g}" for name, value in numbers.items())
     logger.info("agent metrics rollout_id=%s %s=%s %s", rollout_id, step_key, step, pairs)
     if numbers:
         numbers[step_key] = step
-        kept("wandb", lambda: _log_to_wandb(args, numbers, tables))
-        kept("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
+        run_metric("wandb", lambda: _log_to_wandb(args, numbers, tables))
+        run_metric("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
 
 
 def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
@@ -262,7 +276,7 @@ def per_sample_metrics(samples: Samples) -> Metrics:
     """The facts that are one number, each as a distribution."""
     metrics: Metrics = {"samples": float(len(samples))} if samples else {}
     for name in PER_SAMPLE:
-        metrics |= distribution(name, [sample.number(name) for sample in samples])
+        metrics |= distribution(name, [getattr(sample.facts, name) for sample in samples])
     return metrics
 
 
@@ -271,7 +285,7 @@ def ending_metrics(samples: Samples) -> Metrics:
 
     Also the number of samples whose reward failed.
     """
-    reasons, statuses = [sample.text("stop_reason") for sample in samples], [sample.status for sample in samples]
+    reasons, statuses = [sample.facts.stop_reason for sample in samples], [sample.status for sample in samples]
     cut = [reason for reason, status in zip(reasons, statuses, strict=True) if status == "truncated"]
     removals = [sample.is_removed for sample in samples if sample.status is not None]
     return {
@@ -290,16 +304,18 @@ def _mean(name: str, values: Sequence[float]) -> Metrics:
 def budget_metrics(samples: Samples) -> Metrics:
     """How much of each budget was used, 0 to 1; of the samples that have a limit."""
     metrics: Metrics = {}
-    for name in _keys_of(samples, "budgets"):
-        metrics |= distribution(f"budget/{name}", [sample.number("budgets", name) for sample in samples])
+    budgets = [sample.facts.budgets or {} for sample in samples]
+    for name in _keys_of(budgets):
+        metrics |= distribution(f"budget/{name}", [finite(one.get(name)) for one in budgets])
     return metrics
 
 
 def code_metrics(samples: Samples) -> Metrics:
     """The code executor: seconds as distributions over the samples, everything else as totals by outcome."""
     metrics: Metrics = {}
-    for name in _keys_of(samples, "code"):
-        values = [value for sample in samples if (value := sample.number("code", name)) is not None]
+    counts = [sample.facts.code or {} for sample in samples]
+    for name in _keys_of(counts):
+        values = [value for one in counts if (value := finite(one.get(name))) is not None]
         if name.endswith("_s"):
             metrics |= distribution(f"code/{name}", values)
         elif values:
@@ -311,7 +327,7 @@ def code_metrics(samples: Samples) -> Metrics:
 
 def gateway_metrics(samples: Samples) -> Metrics:
     """The endpoint of episodes that programs played: what was asked, repeated, forked and refused."""
-    asked = [gateway for sample in samples if isinstance(gateway := sample.facts.get("gateway"), Mapping)]
+    asked = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
     counts = {name: [one.get(name) for one in asked] for name in ("requests", "repeats", "forks")}
     refused = [sum(one["refused"].values()) for one in asked if isinstance(one.get("refused"), Mapping)]
     named = (counts | {"refused": refused}).items()
@@ -345,13 +361,13 @@ def slowest_metrics(samples: Samples) -> Metrics:
     Only samples that say how long their episode took are looked at; of a fan-out that is the main agent's.
     Tools that ran at once count each: then the rest is at least 0, and the parts may sum to more than the total.
     """
-    durations = [(sample.number("duration_s"), sample) for sample in samples]
+    durations = [(sample.facts.duration_s, sample) for sample in samples]
     timed = [(seconds + (sample.score_s or 0.0), sample) for seconds, sample in durations if seconds is not None]
     if not timed:
         return {}
     total_s, slowest = max(timed, key=lambda entry: entry[0])
-    parts = {name: slowest.number(name) or 0.0 for name in ("generate_s", "tool_s")}
-    parts["score_s"] = slowest.score_s or 0.0
+    facts, score_s = slowest.facts, slowest.score_s or 0.0
+    parts = {"generate_s": facts.generate_s or 0.0, "tool_s": facts.tool_s or 0.0, "score_s": score_s}
     other_s = max(0.0, total_s - sum(parts.values()))
     return {f"slowest/{name}": value for name, value in {"total_s": total_s, **parts, "other_s": other_s}.items()}
 
@@ -389,9 +405,8 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 
 def worker_metrics(samples: Samples) -> Metrics:
     """Episode workers: how long samples waited for a place; of each worker, its load, episodes and restarts."""
-    waits = distribution("queue_s", [sample.number("queue_s") for sample in samples])
-    workers = sys.modules.get("strands_rollout.slime_plugin.workers")  # not loaded where there are none
-    return waits | workers.pool_metrics() if waits and workers is not None else waits
+    waits = distribution("queue_s", [sample.facts.queue_s for sample in samples])
+    return waits | pool_metrics() if waits else waits
 
 
 GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
@@ -409,10 +424,9 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
 """Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""
 
 
-def _keys_of(samples: Samples, fact: str) -> list[str]:
-    """Keys of a fact that is a mapping, in order of first appearance."""
-    mappings = (sample.facts.get(fact) for sample in samples)
-    return list(dict.fromkeys(str(key) for mapping in mappings if isinstance(mapping, Mapping) for key in mapping))
+def _keys_of(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All their keys, in order of first appearance."""
+    return list(dict.fromkeys(str(key) for mapping in mappings for key in mapping))
 
 
 MAX_ROWS: Final = 8
@@ -421,7 +435,14 @@ MAX_RESPONSE_CHARS: Final = 8000
 MAX_LABEL_CHARS: Final = 500
 TEXT_COLUMNS: Final = ("prompt", "response", "label")
 SAMPLE_COLUMNS: Final = (
-    *("index", "group", "status", "stop reason", "reward", "turns", "tool calls", "weight versions"),
+    "index",
+    "group",
+    "status",
+    "stop reason",
+    "reward",
+    "turns",
+    "tool calls",
+    "weight versions",
     *TEXT_COLUMNS,
 )
 COLUMNS: Final = ("step", *SAMPLE_COLUMNS[:2], "why", *SAMPLE_COLUMNS[2:])
@@ -462,7 +483,7 @@ def transcript_rows(
     rows: list[list[Cell]] = []
     for position in sorted(shown):
         cells = functools.partial(sample_row, samples[position], rewards[position], secrets)
-        if row := kept("transcripts", cells, of_sample=True):
+        if row := run_metric("transcripts", cells, of_sample=True):
             rows.append([step, *row[:2], ", ".join(reasons.get(position, [])), *row[2:]])
     return rows
 
@@ -478,10 +499,10 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
     for status in ("failed", "truncated"):
         if status in statuses:
             yield status, statuses.index(status)
-    amounts = {
+    amounts: dict[str, Sequence[float | None]] = {
         "longest": [sample.response_length for sample in samples],
-        "slowest": [sample.number("duration_s") for sample in samples],
-        "most tool calls": [sample.number("tool_calls") for sample in samples],
+        "slowest": [sample.facts.duration_s for sample in samples],
+        "most tool calls": [sample.facts.tool_calls for sample in samples],
     }
     for reason, values in amounts.items():
         largest = max((value for value in values if value), default=None)
@@ -494,9 +515,13 @@ def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection
     raw = sample.sample
     limits = {"prompt": MAX_PROMPT_CHARS, "response": MAX_RESPONSE_CHARS, "label": MAX_LABEL_CHARS}
     return [
-        *(_whole(getattr(raw, name, None)) for name in ("index", "group_index")),
-        *(sample.status, sample.text("stop_reason"), reward),
-        *(_whole(sample.number(name)) for name in ("turns", "tool_calls")),
+        _whole(getattr(raw, "index", None)),
+        _whole(getattr(raw, "group_index", None)),
+        sample.status,
+        sample.facts.stop_reason,
+        reward,
+        sample.facts.turns,
+        sample.facts.tool_calls,
         ", ".join(sample.weight_versions),
         *(bounded_text(getattr(raw, name, None), most, secrets) for name, most in limits.items()),
     ]

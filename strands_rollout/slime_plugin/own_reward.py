@@ -48,7 +48,12 @@ from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.record.branch import Head
 from strands_rollout.record.saved import saved_message
-from strands_rollout.samples import EVALUATED_KEY, METADATA_KEY, QUESTION_KEY, episode_facts, question_of, usable_number
+from strands_rollout.samples import (
+    METADATA_KEY,
+    facts_of,
+    question_of,
+    usable_number,
+)
 from strands_rollout.settings import Judge, RewardPart, RewardSettings
 from strands_rollout.slime_plugin.slime_adapter import rollout_control
 from strands_rollout.user_code import resolve
@@ -211,7 +216,7 @@ def check_reward(settings: RewardSettings) -> None:
 
 
 async def _judged(judge: Judge, answer: Answer) -> Scored:
-    asked = episode_facts(answer.sample).get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))
+    asked = facts_of(answer.sample).question or question_of(getattr(answer.sample, "prompt", ""))
     texts = {"question": str(asked), "response": answer.response, "label": str(answer.label)}
     prompt = _PLACES.sub(lambda place: texts[place[1]], judge.prompt)
     reply = await (_model_reply if judge.strands_model else _api_reply)(judge, prompt)
@@ -322,7 +327,7 @@ def _refuse_nothing(evaluator: object, path: str, answer: Answer) -> None:
     """Raise ConfigError where an evaluator would give 0 for what the episode lacks."""
     from strands_evals.evaluators import Equals, StateEquals
 
-    states = episode_facts(answer.sample)[EVALUATED_KEY]["state"] or {}
+    states = (facts_of(answer.sample).evaluated or {}).get("state") or {}
     if isinstance(evaluator, StateEquals) and evaluator.name not in states:
         got = ", ".join(states) or "none: give the environment a method `state()`"
         raise ConfigError(f"{path} compares the state {evaluator.name!r}, which this episode has not; got {got}")
@@ -441,9 +446,9 @@ def _case_class() -> type[Any]:
 
 def _case(answer: Answer, *, reads_session: bool) -> object:
     """The episode as evaluators read it; the trajectory as names of tools where the row expects those, or a Session."""
-    facts, label = episode_facts(answer.sample), answer.label
-    held = facts.get(EVALUATED_KEY)
-    if not isinstance(held, Mapping):
+    facts, label = facts_of(answer.sample), answer.label
+    held = facts.evaluated
+    if held is None:
         raise ConfigError(
             "the sample has nothing for an evaluator: it failed or was played without reward.evaluator or --save-tokens"
         )
@@ -461,7 +466,7 @@ def _case(answer: Answer, *, reads_session: bool) -> object:
         return [{"name": name, "state": value} for name, value in given.items()] if named and given else given or None
 
     return _case_class()(
-        input=str(facts.get(QUESTION_KEY) or question_of(getattr(answer.sample, "prompt", ""))),
+        input=str(facts.question or question_of(getattr(answer.sample, "prompt", ""))),
         name=str(getattr(answer.sample, "index", None)),
         actual_output=answer.response,
         expected_output=str(label) if isinstance(label, int | float) else label,  # as answers are text

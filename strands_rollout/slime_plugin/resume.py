@@ -10,10 +10,9 @@ from strands_rollout.record.saved import SavedEpisode, load_episode
 from strands_rollout.samples import (
     METADATA_KEY,
     METADATA_VERSION,
-    QUESTION_KEY,
-    RESUME_KEY,
+    EpisodeFacts,
     SampleLike,
-    episode_facts,
+    facts_of,
     statuses_of,
 )
 from strands_rollout.slime_plugin.conditions import changed_conditions
@@ -56,16 +55,16 @@ def begin_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, ma
 
     None is resumed that was begun under other conditions.
     """
-    facts = episode_facts(sample)
+    facts = facts_of(sample)
     aborted = sample.status is statuses_of(sample).ABORTED
-    aborts = _count(facts, "aborts") + aborted
+    aborts = (facts.aborts or 0) + aborted
     # a sample without a sampled token holds a filler as response
     has_sampled = bool(sample.response_length) and not sample.remove_sample
     resume = _resume_state(sample, facts, conditions or {}) if aborted and may_resume and has_sampled else None
-    resumes = _count(facts, "resumes") + (resume is not None)
-    dropped = _count(facts, "dropped_sampled_tokens")
+    resumes = (facts.resumes or 0) + (resume is not None)
+    dropped = facts.dropped_sampled_tokens or 0
     if resume is None:
-        dropped += _count(facts, "sampled_tokens") if aborted else 0
+        dropped += (facts.sampled_tokens or 0) if aborted else 0
         reset_sample(sample)
         return Beginning(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
     # slime may have masked what older weights sampled; masked tokens have no logprobs
@@ -74,17 +73,12 @@ def begin_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, ma
     ]
     sample.status, sample.reward, sample.remove_sample = statuses_of(sample).PENDING, None, False
     sample.metadata = {key: value for key, value in sample.metadata.items() if key != METADATA_KEY}
-    return Beginning(resume, aborts, resumes, facts.get(QUESTION_KEY), dropped)
+    return Beginning(resume, aborts, resumes, facts.question, dropped)
 
 
-def _count(facts: Mapping[str, Any], name: str) -> int:
-    count = facts.get(name, 0)
-    return count if isinstance(count, int) else 0
-
-
-def _resume_state(sample: SampleLike, facts: Mapping[str, Any], conditions: Mapping[str, str]) -> SavedEpisode | None:
+def _resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapping[str, str]) -> SavedEpisode | None:
     # facts of another version may mean other things by the same names
-    saved: Any = facts.get(RESUME_KEY) if facts.get("version") == METADATA_VERSION else {"version": "unknown"}
+    saved: Any = facts.resume if facts.version == METADATA_VERSION else {"version": "unknown"}
     try:
         state = load_episode(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:

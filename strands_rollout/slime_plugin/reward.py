@@ -13,24 +13,23 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
-from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError, foreign_code
+from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError, RolloutError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.grading import Grade, grade, last_assistant_text, slime_example_grade, spoken_text
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import (
     FAILED_METHODS,
-    METADATA_KEY,
     NO_JUDGE,
     PART_PREFIX,
-    REWARD_AHEAD_KEY,
-    REWARD_DETAILS_KEY,
     REWARD_FAILED,
-    SCORE_KEY,
+    EpisodeFacts,
     SampleLike,
-    episode_facts,
+    add_facts,
+    facts_of,
     fan_out_part,
     rollout_id_of,
     statuses_of,
+    take_fact,
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
@@ -117,9 +116,11 @@ class _Graded:
 
 async def _graded(args: object, sample: object) -> _Graded:
     """Grade one sample; until its reward is known its episode is one that may still succeed."""
-    is_counted, number = False, None
-    with foreign_code("a foreign sample may raise anything"), exits_as_errors("the sample", RuntimeError):
-        is_counted, number = not _is_evaluated(sample), take_number(sample)
+    try:
+        with exits_as_errors("the sample", RuntimeError):
+            is_counted, number = not _is_evaluated(sample), take_number(sample)
+    except Exception:  # a foreign sample may raise anything
+        is_counted, number = False, None
     if not is_counted:
         return _Graded(sample, await _reward(args, sample), None)
     with failed_groups_of(args).episode(number) as number:
@@ -134,11 +135,14 @@ def _count(args: object, all_graded: Sequence[_Graded]) -> None:
     """
     for one in all_graded:
         failure = str(one.details["error"]) if one.details["method"] in FAILED_METHODS else None
-        with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("it", RuntimeError):
-            if one.number is not None:
-                note_reward(args, one.number, one.sample, failure)
-        if isinstance(outcome.error, FailedGroupsError):
-            raise outcome.error
+        try:
+            with exits_as_errors("it", RuntimeError):
+                if one.number is not None:
+                    note_reward(args, one.number, one.sample, failure)
+        except FailedGroupsError:
+            raise
+        except Exception:  # a foreign sample may raise anything
+            _LOGGER.debug("a sample can't be counted", exc_info=True)
 
 
 def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) -> list[Any]:
@@ -153,15 +157,16 @@ def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) 
 
 def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
     """The reward in the form in which slime reads it from this sample."""
-    with foreign_code("a foreign sample may raise anything") as outcome, exits_as_errors("the sample", RuntimeError):
-        if details["method"] in FAILED_METHODS:  # not the policy's fault
-            sample.remove_sample = True
-        if _reads_a_key(args, sample):
-            return details
-        if isinstance(sample.metadata, dict):
-            sample.metadata[METADATA_KEY] = {**episode_facts(sample), REWARD_DETAILS_KEY: details}
-    if outcome.error is not None:
-        _report(outcome.error)
+    try:
+        with exits_as_errors("the sample", RuntimeError):
+            if details["method"] in FAILED_METHODS:  # not the policy's fault
+                sample.remove_sample = True
+            if _reads_a_key(args, sample):
+                return details
+            if isinstance(sample.metadata, dict):
+                add_facts(sample, EpisodeFacts(reward=details))
+    except Exception as e:  # a foreign sample may raise anything
+        _report(e)
     return float(details["score"])
 
 
@@ -176,9 +181,9 @@ def _reads_a_key(args: object, sample: object) -> bool:
 
 def _is_evaluated(sample: object) -> bool:
     """Whether it is a sample of an evaluation."""
-    facts = episode_facts(sample)
+    facts = facts_of(sample)
     # only in training slime gives samples a group; this package's `generate` notes which it is
-    return bool(facts.get("evaluation")) if "stop_reason" in facts else getattr(sample, "group_index", None) is None
+    return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
 
 
 def _graders(samples: Sequence[object]) -> list[int]:
@@ -190,13 +195,14 @@ def _graders(samples: Sequence[object]) -> list[int]:
 
 def _fan_out(sample: object) -> tuple[Hashable, int | None]:
     """What siblings share, and which of them the sample is; (None, None) for a sample of no fan-out."""
-    # whatever a foreign sample raises when it is read, it is still graded, by itself
-    with foreign_code("a foreign sample may raise anything"), exits_as_errors("the sample", RuntimeError):
-        part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
-        key = (getattr(sample, "group_index", None), rollout_id)
-        hash(key)
-        return (None, None) if rollout_id is None else (key, part)
-    return None, None
+    try:
+        with exits_as_errors("the sample", RuntimeError):
+            part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
+            key = (getattr(sample, "group_index", None), rollout_id)
+            hash(key)
+            return (None, None) if rollout_id is None else (key, part)
+    except Exception:  # whatever a foreign sample raises when it is read, it is still graded, by itself
+        return None, None
 
 
 async def grade_ahead(args: object, sample: SampleLike) -> None:
@@ -205,17 +211,15 @@ async def grade_ahead(args: object, sample: SampleLike) -> None:
     if is_asked and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
         began = time.monotonic()
         details = await _reward(args, sample)
-        ahead = {REWARD_AHEAD_KEY: details, "score_s": time.monotonic() - began}
-        sample.metadata[METADATA_KEY] = {**episode_facts(sample), **ahead}
+        add_facts(sample, EpisodeFacts(reward_ahead=details, score_s=time.monotonic() - began))
 
 
 async def _reward(args: object, sample: object) -> RewardDict:
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
-            facts = episode_facts(sample)
-            if REWARD_AHEAD_KEY in facts and isinstance(facts, dict):
-                return cast("RewardDict", facts.pop(REWARD_AHEAD_KEY))
+            if (ahead := take_fact(sample, "reward_ahead")) is not None:
+                return cast("RewardDict", ahead)
             ours = getattr(args, "strands_rollout", None)
             options = ours.get("reward") if isinstance(ours, Mapping) else None
             settings = reward_settings(options)
@@ -229,11 +233,11 @@ async def _reward(args: object, sample: object) -> RewardDict:
 async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
     if settings.style == "slime_strands_example":
         return _slime_example_reward(sample)
-    if (scored := episode_facts(sample).get(SCORE_KEY)) is None:
+    if (scored := facts_of(sample).environment_score) is None:
         return await _default_reward(settings, sample)
     from strands_rollout.slime_plugin.own_reward import scored_as
 
-    return _as_scored(settings, scored_as(scored, SCORE_KEY), sample, "environment")
+    return _as_scored(settings, scored_as(scored, "environment_score"), sample, "environment")
 
 
 async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
@@ -287,34 +291,35 @@ def _is_cut(sample: object) -> bool:
 
     An episode may be truncated between two turns, so that its last turn is whole.
     """
-    facts = episode_facts(sample)
-    if "final_is_cut" in facts:
-        return bool(facts["final_is_cut"])
-    if "stop_reason" in facts:  # of a dump from before that fact
-        return facts["stop_reason"] in _CUTTING_REASONS
+    facts = facts_of(sample)
+    if facts.final_is_cut is not None:
+        return facts.final_is_cut
+    if facts.stop_reason is not None:  # of a dump from before that fact
+        return facts.stop_reason in _CUTTING_REASONS
     status = getattr(sample, "status", None)
     return getattr(status, "value", status) in _CUT_STATUSES
 
 
 def _answer_text(sample: object) -> str:
     """What the last assistant message says, without reasoning and calls."""
-    facts = episode_facts(sample)
-    final_text = facts.get("final_text")
-    if isinstance(final_text, str):
-        return _said(final_text, facts.get("tool_parser"), in_reasoning=bool(facts.get("final_in_reasoning")))
+    facts = facts_of(sample)
+    if facts.final_text is not None:
+        return _said(facts.final_text, facts.tool_parser, in_reasoning=bool(facts.final_in_reasoning))
     prompt = getattr(sample, "prompt", None)
     in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
     return last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
 
 
-def _said(turn: str, tool_parser: object, *, in_reasoning: bool) -> str:
-    """What `spoken_text` gives; in a format whose reasoning has other tags than `<think>`, as its parser reads it."""
-    parser = get_parser(str(tool_parser)) if tool_parser in parser_names() else None
+def _said(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
+    """A turn's `spoken_text`; in a format whose reasoning has other tags than `<think>`, as its parser reads it."""
+    parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
     parts: Sequence[Segment] = ()
-    with foreign_code("a user's parser may raise anything"):  # the policy must not avoid training so
+    try:
         parts = parser.segments(turn, in_reasoning)
+    except Exception:  # a user's parser may raise anything, by which the policy must not avoid training
+        _LOGGER.debug("a parser failed", exc_info=True)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""
 
@@ -350,14 +355,15 @@ def _named(value: object) -> str:
     """A value in a message: "" for None, shortened where it is large or recursive, its type where it can't be shown."""
     if value is None or isinstance(value, str):
         return value or ""
-    with foreign_code("a foreign value's own methods may raise anything"):
+    try:
         return str(value) if isinstance(value, Exception) else reprlib.repr(value)
-    return f"a {type(value).__name__}"
+    except Exception:  # a foreign value's own methods may raise anything
+        return f"a {type(value).__name__}"
 
 
 def _tool_iterations(sample: object) -> float:
-    found = episode_facts(sample).get("tool_iterations", getattr(sample, "tool_iters", 0))
-    return usable_number(found) or 0.0
+    found = facts_of(sample).tool_iterations
+    return (usable_number(getattr(sample, "tool_iters", 0)) if found is None else float(found)) or 0.0
 
 
 def _report(error: Exception) -> str:

@@ -19,19 +19,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from strands_rollout.errors import ConfigError, FailedGroupsError, foreign_code
+from strands_rollout.errors import ConfigError, FailedGroupsError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.record.weight_versions import NOT_COMPARABLE, LastWeights, sample_staleness
 from strands_rollout.samples import (
-    EPISODE_NUMBER_KEY,
-    METADATA_KEY,
-    NUMBERINGS_KEY,
+    EpisodeFacts,
     SampleLike,
     SlimeArgs,
-    episode_facts,
+    add_facts,
+    facts_of,
     fan_out_part,
     rollout_id_of,
     statuses_of,
+    take_fact,
     usable_number,
 )
 from strands_rollout.settings import settings_from_args
@@ -130,7 +130,7 @@ def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
 
 def _last_weights(sample: SampleLike) -> LastWeights:
     versions = getattr(sample, "weight_versions", None) or ()
-    return LastWeights.of(versions, episode_facts(sample).get(NUMBERINGS_KEY))
+    return LastWeights.of(versions, facts_of(sample).version_numberings)
 
 
 def rollouts_of(args: SlimeArgs, samples: Sequence[Any]) -> list[Rollout]:
@@ -180,9 +180,10 @@ def is_trained(sample: SampleLike) -> bool:
 
 def _usable_reward(args: SlimeArgs, sample: SampleLike) -> float | None:
     """The sample's reward where the trainer can compute with it; None where it is absent, no number, or not finite."""
-    with foreign_code("slime's method fails in many ways on a reward of another shape"):
+    try:
         return usable_number(sample.get_reward_value(args))
-    return None
+    except Exception:  # slime's method fails in many ways on a reward of another shape
+        return None
 
 
 def _groups(args: SlimeArgs, rollouts: Sequence[Rollout]) -> Iterable[list[Rollout]]:
@@ -373,13 +374,13 @@ class FailedGroups:
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _CountedJob:
     args: Any  # held so that no others get their id
     failed: FailedGroups
     unrewarded: FailedGroups  # groups without a reward, in the order in which a filter sees them
 
 
-_JOBS: Final[OrderedDict[int, _Job]] = OrderedDict()
+_JOBS: Final[OrderedDict[int, _CountedJob]] = OrderedDict()
 _JOBS_LOCK: Final = threading.Lock()
 
 
@@ -388,11 +389,11 @@ def failed_groups_of(args: SlimeArgs) -> FailedGroups:
     return _job_of(args).failed
 
 
-def _job_of(args: SlimeArgs) -> _Job:
+def _job_of(args: SlimeArgs) -> _CountedJob:
     with _JOBS_LOCK:
         held = _JOBS.get(id(args))
         if held is None:
-            held = _JOBS[id(args)] = _Job(args, FailedGroups(), FailedGroups())
+            held = _JOBS[id(args)] = _CountedJob(args, FailedGroups(), FailedGroups())
             if len(_JOBS) > _MOST_JOBS:
                 _JOBS.popitem(last=False)
         _JOBS.move_to_end(id(args))
@@ -407,22 +408,24 @@ def note_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     """
     groups = failed_groups_of(args)
     if sample.status is statuses_of(sample).FAILED:
-        facts = episode_facts(sample)
-        _add_failed(args, groups, number, sample, f"{facts.get('stop_reason')}: {facts.get('error')}")
+        facts = facts_of(sample)
+        _add_failed(args, groups, number, sample, f"{facts.stop_reason}: {facts.error}")
     elif is_trained(sample):
-        is_graded_next = False
-        with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-            is_graded_next = asks_reward_func(args, sample) and sample.reward is None
+        try:
+            with exits_as_errors("reading args", RuntimeError):
+                is_graded_next = asks_reward_func(args, sample) and sample.reward is None
+        except Exception:  # args may be unreadable
+            is_graded_next = False
         if is_graded_next:
-            sample.metadata[METADATA_KEY] = {**episode_facts(sample), EPISODE_NUMBER_KEY: number}
+            add_facts(sample, EpisodeFacts(episode_number=number))
         else:
             groups.add_trained()
 
 
 def take_number(sample: object) -> int | None:
     """Take the number that `note_episode` has left on a sample; None of a sample that another function has played."""
-    facts = episode_facts(sample)
-    return facts.pop(EPISODE_NUMBER_KEY, None) if isinstance(facts, dict) else None
+    number = take_fact(sample, "episode_number")
+    return number if isinstance(number, int) else None
 
 
 def note_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str | None) -> None:
@@ -468,10 +471,13 @@ def _add_failed(
 ) -> None:
     limit, loses = MAX_FAILED_GROUPS, False
     # args that can't be read fail every episode, which is to end the run as any other fault does
-    with foreign_code("args may be unreadable"), exits_as_errors("reading args", RuntimeError):
-        given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
-        size = size or (given if isinstance(given, int) and given > 0 else 1)
-        limit = _max_failed_groups(args)
+    try:
+        with exits_as_errors("reading args", RuntimeError):
+            given, loses = getattr(args, "n_samples_per_prompt", None), is_fully_async(args)
+            size = size or (given if isinstance(given, int) and given > 0 else 1)
+            limit = _max_failed_groups(args)
+    except Exception:  # args may be unreadable
+        logger.debug("args can't be read", exc_info=True)
     error = groups.add_failed(number, sample, size or 1, limit, why) if limit else None
     if error is None:
         return

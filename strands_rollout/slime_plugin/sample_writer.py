@@ -1,12 +1,14 @@
 """A finished episode -> slime's samples: one, or with `fan_out` one for each trajectory of its agents.
 
-The only place that fills slime's Sample: tokens, mask, logprobs, status and metadata.
+The only place that fills slime's Sample: tokens, mask, logprobs, status, and the facts of the episode in its metadata.
 """
+
+from __future__ import annotations
 
 import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, cast
 
 import numpy as np
@@ -25,14 +27,14 @@ from strands_rollout.record.saved import SavedEpisode, save_episode
 from strands_rollout.record.tokens import Part, Trajectory
 from strands_rollout.record.weight_versions import distinct_numberings, distinct_versions, stale_spans
 from strands_rollout.samples import (
-    FAN_OUT_KEY,
     METADATA_KEY,
     METADATA_VERSION,
-    NUMBERINGS_KEY,
-    RESUME_KEY,
+    EpisodeFacts,
     Sample,
     SampleLike,
     SlimeArgs,
+    add_facts,
+    facts_of,
     rollout_id_field,
     rollout_id_of,
     statuses_of,
@@ -50,49 +52,119 @@ TRUNCATED_REASONS: Final = frozenset(
 TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
 
+@dataclass(frozen=True, slots=True)
+class EndedEpisode:
+    """An episode that has ended, with its models and what its tools and its environment did.
+
+    Attributes:
+        model: The main agent's.
+        beginning: How the episode began.
+        sub_agents: The models of further agents.
+        score: The environment's.
+        question: The question that the environment asked in place of the row's.
+        evaluated: The record that evaluators read.
+        gateway: The facts of the endpoint that was asked, where no program of ours played.
+    """
+
+    model: SGLangModel
+    episode: Episode
+    beginning: Beginning = field(default_factory=Beginning)
+    code_calls: CodeCalls = field(default_factory=CodeCalls)
+    sub_agents: Sequence[SGLangModel] = ()
+    score: Mapping[str, Any] | None = None
+    question: str | None = None
+    evaluated: Mapping[str, Any] | None = None
+    gateway: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WritingRules:
+    """The form in which slime takes an episode's samples.
+
+    Attributes:
+        may_abort: Whether slime can take an ABORTED sample now; else an abort is the infrastructure's failure.
+        fans_out: Whether it takes a list of samples.
+        max_staleness: Weight versions by which trained tokens may be older than the last one; None for no limit.
+        resume_conditions: Gives the conditions under which an aborted episode may be resumed; None if it can't be.
+        evaluation: Whether this is an evaluation, which the reward function reads from the facts.
+        sampling_params: slime's, recorded with the facts.
+    """
+
+    may_abort: bool = False
+    fans_out: bool = False
+    max_staleness: int | None = None
+    resume_conditions: Callable[[], Mapping[str, str]] | None = None
+    evaluation: bool = False
+    sampling_params: Mapping[str, Any] | None = None
+
+
 def write_episode(
     args: SlimeArgs,
     sample: SampleLike,
-    model: SGLangModel,
-    episode: Episode,
-    *,
-    may_abort: bool,
-    code_calls: CodeCalls | None = None,
-    beginning: Beginning | None = None,
-    keep_progress: bool = True,
-    max_staleness: int | None = None,
-    conditions: Callable[[], Mapping[str, str]] | None = None,
-) -> None:
+    ended: EndedEpisode,
+    rules: WritingRules,
+    segments: Sequence[SiblingSegment] = (),
+) -> list[SampleLike]:
     """Fill a sample that `begin_sample` has made ready from a finished episode; of a resumed one, append what is new.
 
-    Where slime can't take an ABORTED sample, an abort is the infrastructure's failure. Tokens of weights that are older
-    than the last by more versions than `max_staleness` are not trained. `conditions` gives those under which an aborted
-    episode may be resumed.
+    Returns:
+        The sample, and with `rules.fans_out` its siblings: one for each of the segments, unless the episode failed or
+        was aborted.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
     """
-    code_calls, beginning = code_calls or CodeCalls(), beginning or Beginning()
-    status = _status(sample, episode.stop_reason, may_abort=may_abort)
-    engine_aborts = model.engine_aborts + (beginning.resume.engine_aborts if beginning.resume else 0)
-    attempts = {"aborts": beginning.aborts, "resumes": beginning.resumes, "engine_aborts": engine_aborts}
-    facts = episode_record(model, episode, code_calls) | attempts
+    model, episode, statuses = ended.model, ended.episode, statuses_of(sample)
+    status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)
+    stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
-        if beginning.resume and len(model.conversation.branches) > 1:  # the sample holds what is another segment by now
+        if (
+            ended.beginning.resume and len(model.conversation.branches) > 1
+        ):  # the sample holds what is another segment by now
             reset_sample(sample)
-        facts["stale_tokens"] = write_trajectory(args, sample, model, model.trajectory, max_staleness)
-        if status is statuses_of(sample).FAILED:
+        stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
+        if status is statuses.FAILED:
             exclude_from_training(sample)
-        if status is statuses_of(sample).ABORTED and keep_progress:
-            played_under = {} if conditions is None else conditions()
-            facts |= _saved_progress(model, episode, code_calls, engine_aborts, played_under)
+        if status is statuses.ABORTED and rules.resume_conditions is not None:
+            resume = _saved_progress(ended, rules.resume_conditions())
     else:
         # image tokens without their images stop a trainer
         prompt_ids = [] if model.conversation.branch.new_images else model.prompt_ids
         write_untrained(sample, prompt_ids, model.template.end_of_turn_id)
     sample.status = status
     sample.non_generation_time = episode.tools.waited_s
-    sample.metadata[METADATA_KEY] = facts
+    returned = segments if rules.fans_out and status in (statuses.COMPLETED, statuses.TRUNCATED) else ()
+    samples = [sample, *(_sibling(args, sample, one, rules) for one in returned)]
+    dropped = 0 if returned else sum(one.segment.trajectory.sampled_length for one in segments)
+    facts = _episode_facts(ended, rules)
+    dropped_tokens = ended.beginning.dropped_tokens + dropped
+    write_facts(sample, replace(facts, stale_tokens=stale_tokens, dropped_sampled_tokens=dropped_tokens, resume=resume))
+    if dropped and not (rules.evaluation or rules.fans_out):
+        warn_of_dropped(sample, segments)
+    if is_fan_out(sample, rules):
+        _mark_as_one_rollout(samples, ["main", *(one.kind for one in returned)])
+    return samples
+
+
+def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
+    """Make a sample valid when no episode could be run or written."""
+    write_untrained(sample, [], 0)
+    sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
+    facts = EpisodeFacts(
+        version=METADATA_VERSION,
+        stop_reason=str(stop_reason),
+        error=error_text(error),
+        final_text="",
+        evaluation=rules.evaluation or None,
+    )
+    write_facts(sample, facts)
+    if is_fan_out(sample, rules):
+        _mark_as_one_rollout([sample], ["main"])
+
+
+def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
+    """Set the facts of a sample's episode, in the place of earlier ones."""
+    sample.metadata[METADATA_KEY] = facts.to_metadata()
 
 
 def write_trajectory(
@@ -116,29 +188,21 @@ def write_trajectory(
     return _mask_stale(sample, trajectory, max_staleness)
 
 
-def _saved_progress(
-    model: SGLangModel, episode: Episode, code_calls: CodeCalls, engine_aborts: int, conditions: Mapping[str, str]
-) -> dict[str, Any]:
-    state = SavedEpisode(model.trajectory, episode.progress, engine_aborts, asdict(code_calls))
+def _saved_progress(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[str, Any] | None:
+    state = SavedEpisode(
+        ended.model.trajectory, ended.episode.progress, _engine_aborts(ended), asdict(ended.code_calls)
+    )
     try:
-        return {RESUME_KEY: save_episode(state, conditions)}
+        return save_episode(state, conditions)
     except ResumeError as e:
         logger.warning("an aborted episode can't be saved and will start afresh: %s", e)
-        return {}
+        return None
 
 
-def write_failure(
-    sample: SampleLike, error: BaseException, stop_reason: StopReason, *, may_abort: bool = False
-) -> None:
-    """Make a sample valid when no episode could be run or written."""
-    write_untrained(sample, [], 0)
-    sample.status = _status(sample, stop_reason, may_abort=may_abort)
-    sample.metadata[METADATA_KEY] = {
-        "version": METADATA_VERSION,
-        "stop_reason": str(stop_reason),
-        "error": error_text(error),
-        "final_text": "",
-    }
+def _engine_aborts(ended: EndedEpisode) -> int:
+    """Requests that the engine aborted and that were continued in place, in all attempts."""
+    resumed = ended.beginning.resume
+    return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
@@ -161,7 +225,7 @@ def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapp
     gets empty data of the right shape, or it would break the batch.
     """
     if getattr(args, "log_multi_turn", False):
-        sample.metadata["round_number"] = sample.metadata[METADATA_KEY].get("turns", 0)
+        sample.metadata["round_number"] = facts_of(sample).turns or 0
     custom = sampling_params.get("custom_params")
     asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
     if asks_top_p and _lacks(sample, "rollout_top_p_token_ids"):
@@ -340,109 +404,111 @@ _BESIDE: Final = {
 }
 
 
-def siblings(
-    args: SlimeArgs, sample: SampleLike, segments: Sequence[SiblingSegment], *, max_staleness: int | None = None
-) -> list[tuple[str, SampleLike]]:
-    """A sample for each of these, with its kind; none where the episode failed or was aborted.
+def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
+    """Whether slime is given the samples of this episode as a list.
 
-    `sample` is the main agent's, written; `max_staleness` is as for `write_episode`.
-
-    Raises:
-        EngineResponseError: The engine's replay data does not fit its tokens.
+    slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one.
     """
-    status = statuses_of(sample)
-    if sample.status not in (status.COMPLETED, status.TRUNCATED):
-        return []
-    return [(one.kind, _sibling(args, sample, one, max_staleness)) for one in segments]
+    return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
 
-def as_fan_out(main: SampleLike, others: Sequence[tuple[str, SampleLike]]) -> list[SampleLike]:
-    """The samples of one episode, the main agent's first, marked as one rollout: they share group and reward."""
-    marked = [("main", main), *others]
-    field = rollout_id_field(main) or "rollout_id"
+def _mark_as_one_rollout(samples: Sequence[SampleLike], kinds: Sequence[str]) -> None:
+    """Mark the samples of one episode, the main agent's first, as one rollout: they share group and reward."""
+    main = samples[0]
+    field_name = rollout_id_field(main) or "rollout_id"
     rollout_id = rollout_id_of(main)
-    for part, (kind, sample) in enumerate(marked):
-        setattr(sample, field, main.index if rollout_id is None else rollout_id)
-        sample.metadata[METADATA_KEY][FAN_OUT_KEY] = {"part": part, "of": len(marked), "kind": kind}
-    return [sample for _, sample in marked]
+    for part, (sample, kind) in enumerate(zip(samples, kinds, strict=True)):
+        setattr(sample, field_name, main.index if rollout_id is None else rollout_id)
+        add_facts(sample, EpisodeFacts(fan_out={"part": part, "of": len(samples), "kind": kind}))
 
 
-def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, max_staleness: int | None) -> SampleLike:
+def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, rules: WritingRules) -> SampleLike:
     sibling = copy.copy(sample)
     vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
     reset_sample(sibling)
     segment = given.segment
-    stale_tokens = write_trajectory(args, sibling, given.model, segment.trajectory, max_staleness)
-    ended = segment.trajectory.turns[-1].finish_reason == "stop" and not given.is_cut
-    sibling.status = statuses_of(sample).COMPLETED if ended else statuses_of(sample).TRUNCATED
-    reason = StopReason.COMPLETED if ended else StopReason.TURN_LENGTH
-    record = {**agent_record(given.model, segment, reason), "stale_tokens": stale_tokens, "ended_by": segment.ended_by}
+    stale_tokens = write_trajectory(args, sibling, given.model, segment.trajectory, rules.max_staleness)
+    has_ended = segment.trajectory.turns[-1].finish_reason == "stop" and not given.is_cut
+    sibling.status = statuses_of(sample).COMPLETED if has_ended else statuses_of(sample).TRUNCATED
+    reason = StopReason.COMPLETED if has_ended else StopReason.TURN_LENGTH
+    facts = _agent_facts(given.model, segment, reason)
     if given.kind != "agent":
-        del record["generate_s"]  # counted with the main agent
-    sibling.metadata[METADATA_KEY] = record
+        facts = replace(facts, generate_s=None)  # counted with the main agent
+    write_facts(sibling, replace(facts, stale_tokens=stale_tokens, ended_by=segment.ended_by))
     return sibling
 
 
-def episode_record(model: SGLangModel, episode: Episode, code_calls: CodeCalls) -> dict[str, Any]:
+def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
     """The facts of an episode, those before it was resumed included."""
+    model, episode = ended.model, ended.episode
     own = [one for one in model.record if one.kind != "agent"]
-    segments = [segment for one in own for segment in one]
-    return {
-        **agent_record(model, model.conversation.branch, episode.stop_reason),
-        "generate_s": sum(turn.latency_s for segment in segments for turn in segment.trajectory.turns),
-        "error": None if episode.error is None else error_text(episode.error),
-        "tool_iterations": episode.tool_iterations,
-        "tool_calls": episode.tool_calls,
-        "user_turns": episode.user_turns,
-        "tool_errors": episode.tools.errors,
-        "tool_timeouts": episode.tools.timeouts,
-        "unknown_tools": sum(call["status"] == "unknown" for call in episode.tools.calls),
-        "tool_s": episode.tools.seconds,
-        "calls": episode.tools.calls,
-        "code": asdict(code_calls),
-        "duration_s": episode.duration_s,
-        "segments": len(model.conversation.branches),
-        "stale_tokens": 0,
-        "dropped_sampled_tokens": 0,
-        "budgets": _budgets_used(model, episode),
-    }
+    facts = replace(
+        _agent_facts(model, model.conversation.branch, episode.stop_reason),
+        generate_s=sum(turn.latency_s for one in own for segment in one for turn in segment.trajectory.turns),
+        error=None if episode.error is None else error_text(episode.error),
+        tool_iterations=episode.tool_iterations,
+        tool_calls=episode.tool_calls,
+        user_turns=episode.user_turns,
+        tool_errors=episode.tools.errors,
+        tool_timeouts=episode.tools.timeouts,
+        unknown_tools=sum(call["status"] == "unknown" for call in episode.tools.calls),
+        tool_s=episode.tools.seconds,
+        calls=episode.tools.calls,
+        code=asdict(ended.code_calls),
+        duration_s=episode.duration_s,
+        segments=len(model.conversation.branches),
+        budgets=_budgets_used(model, episode),
+        aborts=ended.beginning.aborts,
+        resumes=ended.beginning.resumes,
+        engine_aborts=_engine_aborts(ended),
+        sampling_params=None if rules.sampling_params is None else dict(rules.sampling_params),
+        environment_score=ended.score,
+        gateway=ended.gateway,
+        question=ended.question,
+        evaluated=ended.evaluated,
+        evaluation=rules.evaluation or None,
+    )
+    program = episode.program
+    if program is None:
+        return facts
+    facts = replace(facts, gateway=program.facts)
+    if program.text is None:
+        return facts
+    # of a cut turn, the answer that the program returned of it is cut, too
+    is_cut = facts.final_is_cut and str(facts.final_text).rstrip().endswith(program.text.rstrip())
+    return replace(facts, final_text=program.text, final_in_reasoning=False, final_is_cut=is_cut)
 
 
-def agent_record(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> dict[str, Any]:
-    """The facts of one segment of an agent's conversation: its turns and tokens.
-
-    `requests` has one entry for each accepted answer of the engine: the turn, from 0, when it was asked for, in seconds
-    since the episode began, and its seconds.
-    """
+def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> EpisodeFacts:
+    """The facts of one segment of an agent's conversation: its turns and tokens."""
     trajectory = segment.trajectory
-    return {
-        "version": METADATA_VERSION,
-        "stop_reason": str(stop_reason),
-        "error": None,
-        "final_text": segment.final_text,
-        "final_in_reasoning": model.template.opens_reasoning,
-        "final_is_cut": segment.stop_reason == "max_tokens" or trajectory.is_open,
-        "template_kwargs": model.template_kwargs,
-        "turns": len(trajectory.turns),
-        "parse_failures": len(segment.parse_failures),
-        "transient_texts": segment.transient_texts,
-        "generate_s": sum(turn.latency_s for turn in trajectory.turns),
-        "turn_s": [turn.latency_s for turn in trajectory.turns],
-        "requests": [
+    return EpisodeFacts(
+        version=METADATA_VERSION,
+        stop_reason=str(stop_reason),
+        final_text=segment.final_text,
+        final_in_reasoning=model.template.opens_reasoning,
+        final_is_cut=segment.stop_reason == "max_tokens" or trajectory.is_open,
+        template_kwargs=model.template_kwargs,
+        turns=len(trajectory.turns),
+        parse_failures=len(segment.parse_failures),
+        transient_texts=segment.transient_texts,
+        generate_s=sum(turn.latency_s for turn in trajectory.turns),
+        turn_s=[turn.latency_s for turn in trajectory.turns],
+        requests=[
             [number, part.at_s, round(part.latency_s, 4)]
             for number, turn in enumerate(trajectory.turns)
             for part in turn.parts
         ],
-        "tool_parser": model.tool_parser,
-        "sampled_tokens": trajectory.sampled_length,
-        "spans": [
+        tool_parser=model.tool_parser,
+        sampled_tokens=trajectory.sampled_length,
+        spans=[
             [number, span.start, span.end, span.version]
             for number, turn in enumerate(trajectory.turns)
             for span in turn.weight_spans
         ],
-        "weight_versions": distinct_versions(trajectory.weight_spans),
-        NUMBERINGS_KEY: distinct_numberings(trajectory.weight_spans),
-    }
+        weight_versions=distinct_versions(trajectory.weight_spans),
+        version_numberings=distinct_numberings(trajectory.weight_spans),
+    )
 
 
 def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:

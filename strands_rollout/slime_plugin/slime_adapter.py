@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from strands_rollout.control import Control, EngineGrace, short_grace
 from strands_rollout.errors import ConfigError, ToolError, foreign_code
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
-from strands_rollout.samples import SlimeArgs
+from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.user_code import resolve
 
 if TYPE_CHECKING:
@@ -44,6 +45,16 @@ REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plu
 """The paths by which slime may call this package's reward."""
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateCall:
+    """One call of `generate`; `sampling_params` are slime's, `evaluation` says that it is one of an evaluation."""
+
+    args: SlimeArgs
+    sample: SampleLike
+    sampling_params: Mapping[str, Any]
+    evaluation: bool
 
 
 def is_slime_sample(sample: object) -> bool:

@@ -1,4 +1,4 @@
-"""One episode worker: a Ray actor that plays episodes with `generate`'s own code; where it is, what crosses its border.
+"""One episode worker: a Ray actor that plays episodes as `generate` does in the driver; its place and its messages.
 
 Samples travel pickled, their large arrays beside them, so that Ray shares those without a copy. The lists of a filled
 sample travel as arrays. Records of an episode's steps go to the driver in batches; a turn's tools run when the driver
@@ -23,31 +23,27 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from strands_rollout import __version__
-from strands_rollout.errors import ConfigError, foreign_code
+from strands_rollout.aio import own_pass
+from strands_rollout.errors import ConfigError
 from strands_rollout.record.store import EpisodeRecords, RecordStore, left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
-from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.inputs import named_faults
 from strands_rollout.slime_plugin.reward import grade_ahead
-from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE, within_spans
+from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE, GenerateCall, within_spans
 from strands_rollout.user_code import search_beside
 
 Ray: TypeAlias = Any
 """The module, or a handle of an actor: Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
-Left = tuple[Sequence[bytes], bool, bool]
-"""What an attempt has left whose process died: the first three of `journal.Kept`, in this order."""
-Aborted = tuple[Sequence[int], tuple[bool, bool]]
-"""Keys of episodes, and whether slime is aborting and whether the setting's `should_abort` says so."""
 _DRIVERS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are the driver's
 _LOG_LINES: Final = 20
 _IN_BAND_BYTES: Final = 64_000
@@ -81,40 +77,63 @@ def unpacked(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - what
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """An episode to play.
+class RemoteCall:
+    """A `GenerateCall` as it is sent to a worker.
 
     Attributes:
-        key: Of the episode, in one driver.
-        args: Number of slime's args, which were sent before.
+        args_number: Of slime's args, which were sent before.
         spans: slime's open spans in the driver.
     """
 
-    key: int
-    args: int
+    args_number: int
     sample: SampleLike
     sampling_params: Mapping[str, Any]
     evaluation: bool
     spans: object
 
 
-class Handed(NamedTuple):
-    """A call, packed, on its way to a worker.
+class LeftRecords(NamedTuple):
+    """The records of an attempt whose process died; see `journal.RecordSink`."""
+
+    records: Sequence[bytes]
+    may_have_acted: bool
+    is_certain: bool
+
+
+class AbortSignals(NamedTuple):
+    """Whether slime is aborting, and whether the setting's `should_abort` says so; None without that setting."""
+
+    own: bool
+    asked: bool | None
+
+
+class Assignment(NamedTuple):
+    """An episode on its way to a worker.
 
     Attributes:
-        left: What an attempt has left whose worker died.
-        told: Whether slime is aborting, and whether the setting's `should_abort` says so; None without one.
+        key: Of the episode, in one driver.
+        data: A `RemoteCall`, pickled.
+        buffers: Its large arrays.
+        left: The records of an earlier attempt.
+        aborts: The signals so far.
     """
 
     key: int
     data: bytes
     buffers: Sequence[Any]
-    left: Left
-    told: tuple[bool, bool | None]
+    left: LeftRecords
+    aborts: AbortSignals
+
+
+class AbortNotice(NamedTuple):
+    """Signals for the episodes with these keys."""
+
+    keys: Sequence[int]
+    aborts: AbortSignals
 
 
 class Batch(NamedTuple):
-    """What a worker has sent since its last batch.
+    """Records and results of a worker since its last batch.
 
     Attributes:
         busy: The share of a CPU that its process has used since.
@@ -128,7 +147,7 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What became of a call: the filled samples' fields, packed, or why there are none."""
+    """The outcome of an assignment: the filled samples' fields, packed, or the error in their place."""
 
     key: int
     error: str | None
@@ -137,8 +156,8 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
-    """What a worker that has started says of itself; `faults` are the settings' names that can't be used there."""
+class WorkerInfo:
+    """A started worker's process, place and versions; `faults` are the settings' names that can't be used there."""
 
     pid: int
     host: str
@@ -150,11 +169,26 @@ class Greeting:
 
 
 @dataclass(slots=True)
-class _Running:
-    """An episode on its way, and slime's state in the driver as far as it is known here."""
+class DriverState:
+    """slime's state in the driver, as far as it is known in a worker; see `slime_adapter.slimes_state`.
+
+    Attributes:
+        aborted: slime's flag.
+        asked: The answer of the setting's `should_abort`; None without that setting.
+        clear_until: The time of `time.monotonic` until which neither was set.
+    """
+
+    aborted: bool
+    asked: bool | None
+    clear_until: float
+
+
+@dataclass(slots=True)
+class _PlayedEpisode:
+    """An episode that is being played."""
 
     task: asyncio.Task[None]
-    state: SimpleNamespace
+    state: DriverState
 
 
 class _Outbox:
@@ -215,7 +249,7 @@ class _Outbox:
 class _Relay:
     """Keeps an episode's records in a file, for when this process dies, and in the driver, for when the node is lost.
 
-    See `journal.Kept`. Until an attempt has a record, which is whole, the driver keeps those of the last one.
+    See `journal.RecordSink`. Until an attempt has a record, which is whole, the driver keeps those of the last one.
     """
 
     outbox: _Outbox
@@ -257,12 +291,12 @@ class EpisodeWorker:
         self._log_level = log_level
         self._args: dict[int, Any] = {}
         self._has_args = asyncio.Condition()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, _PlayedEpisode] = {}
         self._outbox = _Outbox()
         self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
         self._clear_until = self._measured_at  # when the driver knew of no abort, at the least
 
-    async def hello(self, number: int, args: bytes) -> Greeting:
+    async def hello(self, number: int, args: bytes) -> WorkerInfo:
         """Get ready for these args; not in the constructor, whose errors Ray buries."""
         logging.basicConfig(
             level=self._log_level, format=f"[episode worker {self._number}] %(levelname)s %(name)s: %(message)s"
@@ -279,7 +313,7 @@ class EpisodeWorker:
         faults = [f"{name}: {error}" for name, error in await named_faults(settings_from_args(given))]
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
-        return Greeting(os.getpid(), host, node, _log_path(), str(self._folder), versions, faults)
+        return WorkerInfo(os.getpid(), host, node, _log_path(), str(self._folder), versions, faults)
 
     async def set_args(self, number: int, args: bytes) -> None:
         """Take slime's args; those of the episodes that follow."""
@@ -288,55 +322,53 @@ class EpisodeWorker:
             drop_oldest(self._args)
             self._has_args.notify_all()
 
-    async def hand(
+    async def assign(
         self,
-        handed: Sequence[Handed],
-        aborted: Sequence[Aborted],
+        assignments: Sequence[Assignment],
+        notices: Sequence[AbortNotice],
         cancelled: Sequence[int],
     ) -> None:
-        """Begin episodes; let others know that the rollout is being aborted; end those whose callers were cancelled.
-
-        Args:
-            handed: Episodes.
-            aborted: Those that are being aborted.
-            cancelled: Keys of episodes.
-        """
-        for one in handed:
-            state = SimpleNamespace(aborted=one.told[0], asked=one.told[1], clear_until=self._clear_until)
+        """Begin episodes; tell others of aborts; end those whose callers were cancelled, by their keys."""
+        for one in assignments:
+            state = DriverState(one.aborts.own, one.aborts.asked, self._clear_until)
             task = asyncio.create_task(self._run(one, state))
-            self._running[one.key] = _Running(task, state)
+            self._running[one.key] = _PlayedEpisode(task, state)
             task.add_done_callback(functools.partial(self._forget, one.key))
-        for keys, (own, asked) in aborted:
-            for state in (self._running[key].state for key in keys if key in self._running):
-                state.aborted, state.asked = state.aborted or own, None if state.asked is None else asked
+        for notice in notices:
+            for state in (self._running[key].state for key in notice.keys if key in self._running):
+                state.aborted = state.aborted or notice.aborts.own
+                state.asked = notice.aborts.asked
                 state.clear_until = self._clear_until
         for key in cancelled:
             if key in self._running:
                 self._running[key].task.cancel()
 
-    async def _run(self, handed: Handed, state: SimpleNamespace) -> None:
+    async def _run(self, assignment: Assignment, state: DriverState) -> None:
         """Play an episode, and have its result sent; none of one that was cancelled."""
-        with foreign_code("what can't be unpickled, or pickled again, may raise anything") as outcome:
-            call: Call = unpacked(handed.data, handed.buffers)
-            self._outbox.add_result(Result(handed.key, None, *await self._play(call, state, handed.left)))
-        if outcome.error is not None:
-            error = f"{type(outcome.error).__name__}: {outcome.error}"
-            self._outbox.add_result(Result(handed.key, error, b"", []))
+        key = assignment.key
+        try:
+            call: RemoteCall = unpacked(assignment.data, assignment.buffers)
+            result = Result(key, None, *await self._play(key, call, state, assignment.left))
+        except Exception as e:  # a value of a user's may raise anything when it is unpickled, or pickled again
+            result = Result(key, f"{type(e).__name__}: {e}", b"", [])
+        self._outbox.add_result(result)
 
     def _forget(self, key: int, _task: asyncio.Task[None]) -> None:
         self._running.pop(key, None)
 
-    async def _play(self, call: Call, state: SimpleNamespace, left: Left) -> Packed:
+    async def _play(self, key: int, call: RemoteCall, state: DriverState, left: LeftRecords) -> Packed:
         async with self._has_args:
-            await self._has_args.wait_for(lambda: call.args in self._args)
-        args = copy.copy(self._args[call.args])
+            await self._has_args.wait_for(lambda: call.args_number in self._args)
+        args = copy.copy(self._args[call.args_number])
         setattr(args, DRIVERS_STATE, state)
         if state.asked is not None:
             args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.asked}
-        sample, relay = call.sample, _Relay(self._outbox, call.key, *left, self._log.open(str(call.key)))
+        sample, relay = call.sample, _Relay(self._outbox, key, *left, self._log.open(str(key)))
         inputs = {name: getattr(sample, name, None) for name in _INPUTS}
         with within_spans(call.spans):
-            given = await play_sample(args, sample, call.sampling_params, evaluation=call.evaluation, kept=relay)
+            await own_pass()
+            own_call = GenerateCall(args, sample, call.sampling_params, call.evaluation)
+            given = await play_sample(own_call, relay)
             samples = given if isinstance(given, list) else [given]
             await grade_ahead(args, samples[0])
         return packed((isinstance(given, list), [_fields(one, inputs) for one in samples]))
@@ -410,24 +442,25 @@ class SentArgs:
         self._args = args  # held so that no others get their id
         self._values = dict(vars(args))
         given = _workers_settings(args)
-        with foreign_code("whatever a user's values raise when they are pickled") as outcome:
+        try:
             sent = copy.copy(args)
             sent.strands_rollout = given  # type: ignore[attr-defined]
             self.data: bytes = dumps(sent)
             self._settings = copy.deepcopy(given)  # it may be changed in place
-        if outcome.error is not None:
+        except Exception as e:  # a user's values may raise anything when they are pickled
             values = {**self._values, "strands_rollout": None}
             values |= {f"strands_rollout.{name}": value for name, value in given.items()}
             raise ConfigError(
-                f"slime's args can't be sent to episode workers: {what_is_unpicklable(values, dumps)}; expected values "
+                f"slime's args can't be sent to episode workers: {unpicklable_value(values, dumps)}; expected values "
                 "that pickle takes, such as a dotted path in place of an object, or episode_workers: 0"
-            ) from outcome.error
+            ) from e
 
-    def is_of(self, args: SlimeArgs) -> bool:
+    def belongs_to(self, args: SlimeArgs) -> bool:
         """Whether args are these, unchanged."""
-        with foreign_code("arrays among the values can't be compared"):
+        try:
             return args is self._args and vars(args) == self._values and _workers_settings(args) == self._settings
-        return False
+        except Exception:  # a user's values may refuse to be compared, as arrays do
+            return False
 
 
 def _workers_settings(args: SlimeArgs) -> dict[str, Any]:
@@ -435,13 +468,13 @@ def _workers_settings(args: SlimeArgs) -> dict[str, Any]:
     return {**{name: value for name, value in given.items() if name not in _DRIVERS}, "episode_workers": 0}
 
 
-def what_is_unpicklable(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
-    """Which of these values can't be pickled, and why."""
+def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
+    """Name the first of these values that can't be pickled, with the reason."""
     for name, value in values.items():
-        with foreign_code("whatever a value raises when it is pickled") as outcome:
+        try:
             dumps(value)
-        if outcome.error is not None:
-            return f"got {name} of type {type(value).__name__} ({outcome.error})"
+        except Exception as e:  # a user's value may raise anything when it is pickled
+            return f"got {name} of type {type(value).__name__} ({e})"
     return "got what can't be pickled"
 
 
@@ -517,27 +550,27 @@ def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
     }
 
 
-def check_greeting(greeting: Greeting, ray: Ray) -> None:
+def check_worker(info: WorkerInfo, ray: Ray) -> None:
     """Raise ConfigError where a worker's node has other versions, or lacks what the settings name."""
     here = {"ray": ray.__version__, "strands-rollout": __version__}
-    other = [f"{name} {greeting.versions[name]}" for name, own in here.items() if greeting.versions[name] != own]
+    other = [f"{name} {info.versions[name]}" for name, own in here.items() if info.versions[name] != own]
     if other:
         wanted = ", ".join(f"{name} {version}" for name, version in here.items())
-        raise ConfigError(f"the node {greeting.host} has {' and '.join(other)}; expected {wanted}, as here")
-    if greeting.faults:
-        names = "\n  ".join(greeting.faults)
+        raise ConfigError(f"the node {info.host} has {' and '.join(other)}; expected {wanted}, as here")
+    if info.faults:
+        names = "\n  ".join(info.faults)
         raise ConfigError(
-            f"the settings name what can't be used on the node {greeting.host}; install it there, or have Ray bring it "
+            f"the settings name what can't be used on the node {info.host}; install it there, or have Ray bring it "
             f"(runtime_env: py_modules, or env_vars with PYTHONPATH):\n  {names}"
         )
 
 
-def log_tail(greeting: Greeting | None) -> str:
+def log_tail(info: WorkerInfo | None) -> str:
     """The end of a worker's log, or where it is."""
-    if greeting is None:
+    if info is None:
         return "it has said nothing yet"
     try:
-        lines = Path(greeting.log).read_text(errors="replace").splitlines()
+        lines = Path(info.log).read_text(errors="replace").splitlines()
     except OSError:
-        return f"it is on the node {greeting.host}, in {greeting.log or 'Ray session logs'}"
+        return f"it is on the node {info.host}, in {info.log or 'Ray session logs'}"
     return "\n".join(lines[-_LOG_LINES:]) or "it is empty"

@@ -1,4 +1,4 @@
-"""Episode workers in the driver, which is the process that calls `generate`: it hands episodes to actors on Ray.
+"""Episode workers in the driver, which is the process that calls `generate`: it assigns episodes to actors on Ray.
 
 Each episode goes to the worker that has least to do. The driver keeps the records of its steps, so that another worker
 continues it where one dies. All that Ray is asked happens in one thread with an event loop of its own; callers wait in
@@ -29,10 +29,10 @@ from typing import Any, Final
 from strands_rollout import errors
 from strands_rollout.aio import own_pass
 from strands_rollout.code_tool.sandbox.code_runner import shorten
-from strands_rollout.errors import RolloutError, WorkersLostError, foreign_code
+from strands_rollout.errors import RolloutError, WorkersLostError
 from strands_rollout.record.store import EpisodeRecords
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
-from strands_rollout.samples import SampleLike, SlimeArgs, episode_facts, statuses_of
+from strands_rollout.samples import EpisodeFacts, SampleLike, SlimeArgs, add_facts, statuses_of
 from strands_rollout.settings import EpisodeWorkers, RolloutSettings
 from strands_rollout.slime_plugin import slime_adapter
 from strands_rollout.slime_plugin import worker as remote
@@ -42,7 +42,21 @@ from strands_rollout.slime_plugin.inputs import with_row_settings
 from strands_rollout.slime_plugin.journal import open_journal
 from strands_rollout.slime_plugin.reward_groups import failed_groups_of
 from strands_rollout.slime_plugin.sample_writer import is_unfinished
-from strands_rollout.slime_plugin.worker import Batch, Call, EpisodeWorker, Greeting, Handed, Ray, Result, SentArgs
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall
+from strands_rollout.slime_plugin.worker import (
+    AbortNotice,
+    AbortSignals,
+    Assignment,
+    Batch,
+    EpisodeWorker,
+    LeftRecords,
+    Packed,
+    Ray,
+    RemoteCall,
+    Result,
+    SentArgs,
+    WorkerInfo,
+)
 
 logger = logging.getLogger(__name__)
 _START_LIMIT_S: Final = 120.0
@@ -55,24 +69,18 @@ _CAUSE_CHARS: Final = 200
 _LEFT_LIMIT_S: Final = 60.0
 _NODE_POLL_S: Final = 5.0
 _CLOSE_LIMIT_S: Final = 3.0
-_TELL_AFTER_S: Final = 0.005
+_SEND_AFTER_S: Final = 0.005
 _TELL_LIMIT_S: Final = 0.5
 _MOST_GROUPS: Final = 4096
 _MOST_ARGS: Final = 8
 _GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
 _SMOOTHING: Final = 0.1
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NO_ABORT: Final = AbortSignals(own=False, asked=None)
 
 
-async def play_elsewhere(
-    args: SlimeArgs,
-    sample: SampleLike,
-    sampling_params: Mapping[str, Any],
-    settings: RolloutSettings,
-    *,
-    evaluation: bool,
-) -> SampleLike | list[SampleLike]:
-    """As `generate`, in an episode worker.
+async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> SampleLike | list[SampleLike]:
+    """Play the episode of a call of `generate` in an episode worker; the settings are the run's.
 
     Raises:
         RolloutError: No worker can play it.
@@ -80,41 +88,38 @@ async def play_elsewhere(
     """
     if settings.freeze_gc:
         freeze_long_lived()  # full collections would look through what finished samples hold
-    pool = _pool_of(settings.episode_workers)
-    job = _Job(args, sample, settings.should_abort)
+    pool, sample = _pool_of(settings.episode_workers), call.sample
+    job = _EpisodeJob(call, settings.should_abort)
 
     def conditions() -> dict[str, str]:
-        own = with_row_settings(settings, sample.metadata)
-        return episode_conditions(args, sample, sampling_params, own, evaluation=evaluation)
+        return episode_conditions(call, with_row_settings(settings, sample.metadata))
 
-    job.file = await open_journal(sample, settings, conditions, evaluation=evaluation)
+    job.file = await open_journal(sample, settings, conditions, evaluation=call.evaluation)
     job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
     try:
-        job.call = pool.packed_call(job, sampling_params, evaluation=evaluation)
+        job.packed_call = pool.packed_call(job)
         result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
         await own_pass()  # results come in batches
         return _filled(job, result)
     except WorkersLostError as e:
-        failed_groups_of(args).error = e  # for slime's fully-async rollout, which loses what is raised here
+        failed_groups_of(call.args).error = e  # for slime's fully-async rollout, which loses what is raised here
         raise
     finally:
         if job.file is not None:
             job.file.close(keep=is_unfinished(sample))
 
 
-def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
+def _filled(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
     """The caller's sample with what the worker gave, and its siblings; aborted where no worker had begun."""
-    sample = job.sample
+    sample = job.call.sample
     if result is None:
-        if not slime_adapter.may_return_aborted(job.args, sample):
+        if not slime_adapter.may_return_aborted(job.call.args, sample):
             raise errors.EngineAbortedError("the rollout was aborted before an episode worker had a place")
         sample.status = statuses_of(sample).ABORTED
         return sample
     is_list, (own, *others) = remote.unpacked(result.data, result.buffers)
     remote.fill(sample, own)
-    facts = episode_facts(sample)
-    if isinstance(facts, dict):
-        facts["queue_s"] = job.queue_s
+    add_facts(sample, EpisodeFacts(queue_s=job.queue_s))
     siblings = []
     for values in others:
         siblings.append(copy.copy(sample))
@@ -124,25 +129,24 @@ def _filled(job: _Job, result: Result | None) -> SampleLike | list[SampleLike]:
 
 
 @dataclass(eq=False, slots=True)
-class _Job:
-    """An episode that is handed to workers.
+class _EpisodeJob:
+    """An episode that is assigned to workers, one after the other where they die.
 
     Attributes:
-        done: Becomes what it came to; None where it was aborted before it had begun.
+        done: Becomes its result; None where it was aborted before it had begun.
         worker: Where it is played; None while it waits.
         since: When it began to wait, or to be played.
         records: Of its last attempt that has any.
         fresh: Of this attempt, from its beginning, as far as they have come.
-        may_have_acted, is_certain: See `journal.Kept`.
-        told: What its worker knows of an abort: slime's, and the setting's.
+        may_have_acted, is_certain: See `journal.RecordSink`.
+        told: The signals that its worker knows.
     """
 
-    args: SlimeArgs
-    sample: SampleLike
+    call: GenerateCall
     should_abort: str | Callable[[], bool] | None
     key: int = 0
     sent: SentArgs | None = None
-    call: tuple[bytes, list[Any]] = (b"", [])
+    packed_call: Packed = (b"", [])
     file: EpisodeRecords | None = None
     done: asyncio.Future[Result | None] | None = None
     worker: _Worker | None = None
@@ -151,7 +155,7 @@ class _Job:
     fresh: list[bytes] = field(default_factory=list)
     may_have_acted: bool = True
     is_certain: bool = False
-    told: tuple[bool, bool] = (False, False)
+    told: AbortSignals = _NO_ABORT
     attempts: int = 0
     queue_s: float = 0.0
 
@@ -160,12 +164,13 @@ class _Job:
         """Whether nobody waits for it any more."""
         return self.done is None or self.done.done()
 
-    def aborts(self) -> tuple[bool, bool]:
-        """Whether slime is aborting, and whether the setting's `should_abort` says so."""
-        own = slime_adapter.is_aborting(self.args, self.sample)
-        return own, self.should_abort is not None and (
-            own or slime_adapter.is_aborting(self.args, self.sample, self.should_abort)
-        )
+    def aborts(self) -> AbortSignals:
+        """The signals as they are now."""
+        args, sample = self.call.args, self.call.sample
+        own = slime_adapter.is_aborting(args, sample)
+        if self.should_abort is None:
+            return AbortSignals(own, None)
+        return AbortSignals(own, own or slime_adapter.is_aborting(args, sample, self.should_abort))
 
     def end(self, outcome: Result | RolloutError | None) -> None:
         """Let its caller have what it came to."""
@@ -176,18 +181,18 @@ class _Job:
         else:
             self.done.set_result(outcome)
 
-    def begin_attempt(self, worker: _Worker) -> Handed:
-        """Give it to a worker; what that is handed."""
+    def begin_attempt(self, worker: _Worker) -> Assignment:
+        """Give it to a worker."""
         now = time.monotonic()
         self.queue_s += now - self.since
         self.since, self.worker, worker.jobs[self.key] = now, worker, self
         if self.file is not None:
             self.file.begin()
-        told = self.told[0], None if self.should_abort is None else self.told[1]
-        return Handed(self.key, *self.call, (self.records, self.may_have_acted, self.is_certain), told)
+        left = LeftRecords(self.records, self.may_have_acted, self.is_certain)
+        return Assignment(self.key, *self.packed_call, left, self.told)
 
-    def has_died(self, left: Sequence[bytes] | None) -> None:
-        """Count an attempt whose worker died, and has left these records in its file; None where that can't be read."""
+    def on_worker_death(self, left: Sequence[bytes] | None) -> None:
+        """Count an attempt whose worker died; `left` are the records in its file, None where that can't be read."""
         # a turn is sent before its tools run, and written after that; a call's result the other way round
         ahead = 0 if left is None else len(self.fresh) - len(left)
         fresh = self.fresh if left is None or ahead > 0 else [*left]
@@ -212,17 +217,17 @@ class _Worker:
     """A place of the pool, and the actor that has it now.
 
     Attributes:
-        handed, aborted, cancelled: Arguments of the next call of `EpisodeWorker.hand`.
+        assignments, notices, cancelled: Arguments of the next call of `EpisodeWorker.assign`.
     """
 
     number: int
     node: str | None  # that it must be on
     actor: Ray = None
-    greeting: Greeting | None = None
+    info: WorkerInfo | None = None
     is_ready: bool = False
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    handed: list[Handed] = field(default_factory=list)
-    aborted: list[tuple[list[int], tuple[bool, bool]]] = field(default_factory=list)
+    jobs: dict[int, _EpisodeJob] = field(default_factory=dict)
+    assignments: list[Assignment] = field(default_factory=list)
+    notices: list[AbortNotice] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
     has_args: dict[int, None] = field(default_factory=dict)  # in the order in which they were sent
     deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_DEATHS))
@@ -232,7 +237,7 @@ class _Worker:
     episode_s: float = 0.0  # that one takes, smoothed
 
     def __str__(self) -> str:
-        where = f" (process {self.greeting.pid} on {self.greeting.host})" if self.greeting else ""
+        where = f" (process {self.info.pid} on {self.info.host})" if self.info else ""
         return f"episode worker {self.number}{where}"
 
     def count_episode(self, seconds: float) -> None:
@@ -253,8 +258,8 @@ class WorkerPool:
         self._ray = remote.connected_ray()
         self._name = uuid.uuid4().hex  # tells its episodes from those of other pools
         self._workers: list[_Worker] = []
-        self._queue: deque[_Job] = deque()
-        self._jobs: defaultdict[Hashable, dict[int, _Job]] = defaultdict(dict)  # by what decides on their abort
+        self._queue: deque[_EpisodeJob] = deque()
+        self._jobs: defaultdict[Hashable, dict[int, _EpisodeJob]] = defaultdict(dict)  # by what decides on their abort
         self._groups: OrderedDict[Hashable, _Worker] = OrderedDict()
         self._numbers = itertools.count(1)
         self._args: OrderedDict[int, SentArgs] = OrderedDict()
@@ -268,26 +273,26 @@ class WorkerPool:
         self._thread.start()
         slime_adapter.ABORT_LISTENERS.add(self.tell_of_abort)
 
-    def packed_call(
-        self, job: _Job, sampling_params: Mapping[str, Any], *, evaluation: bool
-    ) -> tuple[bytes, list[Any]]:
-        """The job's `worker.Call`, packed.
+    def packed_call(self, job: _EpisodeJob) -> Packed:
+        """The job's `worker.RemoteCall`, packed.
 
         Raises:
             ConfigError: Something of it can't be pickled.
         """
-        slime_adapter.watch_aborts(job.args, job.sample)
-        job.sent = sent = self._as_sent(job.args)
+        args, sample = job.call.args, job.call.sample
+        slime_adapter.watch_aborts(args, sample)
+        job.sent = sent = self._as_sent(args)
         job.key, job.told = next(self._numbers), job.aborts()
-        spans = slime_adapter.open_spans(job.sample)
-        call = Call(job.key, sent.number, job.sample, dict(sampling_params), evaluation, spans)
-        with foreign_code("whatever a sample's values raise when they are pickled") as outcome:
-            return remote.packed(call)
-        found = remote.what_is_unpicklable(vars(job.sample), pickle.dumps)
-        words = f"the sample can't be sent to an episode worker: {found}; expected values that pickle takes"
-        raise errors.ConfigError(f"{words}, or episode_workers: 0") from outcome.error
+        spans = slime_adapter.open_spans(sample)
+        params = dict(job.call.sampling_params)
+        try:
+            return remote.packed(RemoteCall(sent.number, sample, params, job.call.evaluation, spans))
+        except Exception as e:  # a sample's values may raise anything when they are pickled
+            found = remote.unpicklable_value(vars(sample), pickle.dumps)
+            words = f"the sample can't be sent to an episode worker: {found}; expected values that pickle takes"
+            raise errors.ConfigError(f"{words}, or episode_workers: 0") from e
 
-    async def play(self, job: _Job) -> Result | None:
+    async def play(self, job: _EpisodeJob) -> Result | None:
         """What a worker fills the job's sample with; None where it was aborted before a worker had begun."""
         if self._fault is not None:
             raise copy.copy(self._fault)
@@ -295,7 +300,8 @@ class WorkerPool:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
         job.done, job.since = self.loop.create_future(), time.monotonic()
-        asked = id(job.args), slime_adapter.is_slime_sample(job.sample), id(job.should_abort)
+        args, sample = job.call.args, job.call.sample
+        asked = id(args), slime_adapter.is_slime_sample(sample), id(job.should_abort)
         self._jobs[asked][job.key] = job
         self._queue.append(job)
         self._assign()
@@ -308,17 +314,19 @@ class WorkerPool:
             if job.worker is not None and job.key in job.worker.jobs:  # its caller was cancelled
                 del job.worker.jobs[job.key]
                 job.worker.cancelled.append(job.key)
-                self._tell_soon(job.worker)
+                self._send_soon(job.worker)
                 self._assign()
 
     async def close(self) -> None:
         """End all workers; what they play is lost."""
         for task in self._tasks:
             task.cancel()
-        with foreign_code("what can't be closed is killed"):
+        try:
             closing = [asyncio.ensure_future(one.actor.close.remote()) for one in self._workers if one.is_ready]
             if closing:
                 await asyncio.wait(closing, timeout=_CLOSE_LIMIT_S)
+        except Exception:  # Ray may raise anything; a worker that can't be closed is killed
+            logger.debug("episode workers can't be closed", exc_info=True)
         for worker in self._workers:
             self._kill(worker)
 
@@ -346,7 +354,7 @@ class WorkerPool:
         """These args as they are now, with the number under which workers know them."""
         with self._args_lock:
             held = self._args.get(id(args))
-            if held is None or not held.is_of(args):
+            if held is None or not held.belongs_to(args):
                 held = self._args[id(args)] = SentArgs(args, next(self._numbers))
                 while len(self._args) > _MOST_ARGS:
                     self._args.popitem(last=False)
@@ -363,14 +371,14 @@ class WorkerPool:
         try:
             places = await asyncio.to_thread(remote.places_for, self._ray, self._setting)
             self._workers = [_Worker(number, node) for number, node in enumerate(places)]
-            await asyncio.gather(*(self._greet(worker) for worker in self._workers))
+            await asyncio.gather(*(self._start_worker(worker) for worker in self._workers))
         except RolloutError as e:
             self._fault, self.failed_at = e, time.monotonic()
             logger.error("event=episode_workers_not_started error=%s", e)  # noqa: TRY400 - it speaks for itself
             await self.close()
             raise
         for worker in self._workers:
-            self._spawn(self._keep(worker))
+            self._spawn(self._run_worker(worker))
         self._spawn(self._poll_aborts())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -378,15 +386,19 @@ class WorkerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _greet(self, worker: _Worker) -> None:
-        """Make the worker's actor, and have it get ready."""
+    async def _start_worker(self, worker: _Worker) -> None:
+        """Make the worker's actor, and have it get ready.
+
+        Raises:
+            RolloutError: It does not start, or not with what the settings name.
+        """
         with self._args_lock:
             sent = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
-        # where one has died its records are
-        node = worker.node or (worker.greeting.node if worker.greeting else None)
-        worker.has_args, worker.greeting = {sent.number: None}, None
-        with foreign_code("Ray may raise anything while it starts an actor") as outcome:
+        # a worker that died has left its records on its node
+        node = worker.node or (worker.info.node if worker.info else None)
+        worker.has_args, worker.info = {sent.number: None}, None
+        try:
             options = remote.actor_options(self._setting, node)
             worker.actor = (
                 self._ray.remote(EpisodeWorker)
@@ -394,29 +406,32 @@ class WorkerPool:
                 .remote(worker.number, self._name, level, KNOWN_VERSIONS.numbering)
             )
             async with asyncio.timeout(_START_LIMIT_S):
-                greeting: Greeting = await worker.actor.hello.remote(sent.number, sent.data)
-        if isinstance(outcome.error, TimeoutError):
+                info: WorkerInfo = await worker.actor.hello.remote(sent.number, sent.data)
+        except TimeoutError:
             raise RolloutError(
                 f"episode worker {worker.number} did not start within {_START_LIMIT_S:.0f} s; `ray list actors` says "
                 "whether it waits for resources or for its runtime environment, and Ray's logs why"
-            )
-        if outcome.error is not None:
-            raise RolloutError(f"episode worker {worker.number} can't start: {describe(outcome.error)}")
-        remote.check_greeting(greeting, self._ray)
-        worker.greeting, worker.is_ready = greeting, True
+            ) from None
+        except Exception as e:  # Ray may raise anything while it starts an actor
+            raise RolloutError(f"episode worker {worker.number} can't start: {describe(e)}") from e
+        remote.check_worker(info, self._ray)
+        worker.info, worker.is_ready = info, True
         self._assign()
 
-    async def _keep(self, worker: _Worker) -> None:
-        """Take what a worker sends while it lives, and start it again when it died."""
+    async def _run_worker(self, worker: _Worker) -> None:
+        """Take the batches of a worker while it lives, and start it again when it died."""
         fault: object = None
         while self._fault is None:
-            with foreign_code("whatever Ray raises here, the actor can't be reached any more") as outcome:
+            try:
                 while worker.is_ready:
                     self._take(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
-            fault = outcome.error or fault
-            with foreign_code("a worker that can't be started again has died once more") as outcome:
+            except Exception as e:  # whatever Ray raises here, the actor can't be reached any more
+                fault = e
+            try:
                 await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
-            fault = outcome.error
+                fault = None
+            except Exception as e:  # a worker that can't be started again has died once more
+                fault = e
 
     def _take(self, worker: _Worker, batch: Batch) -> None:
         worker.busy, results = batch.busy, batch.results
@@ -438,8 +453,8 @@ class WorkerPool:
     async def _restart(self, worker: _Worker, cause: str) -> None:
         worker.is_ready = False
         self._kill(worker)  # an actor that Ray can't reach may still run
-        now, died, lost = time.monotonic(), worker.greeting, worker.jobs
-        worker.jobs, worker.handed, worker.aborted, worker.cancelled = {}, [], [], []
+        now, died, lost = time.monotonic(), worker.info, worker.jobs
+        worker.jobs, worker.assignments, worker.notices, worker.cancelled = {}, [], [], []
         worker.deaths.append(now)
         worker.restarts += 1
         logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(lost), cause)
@@ -448,37 +463,39 @@ class WorkerPool:
             self._fail(WorkersLostError(f"{words} The end of its log:\n{remote.log_tail(died)}"))
             return
         left: dict[int, Sequence[bytes]] | None = None
-        greeting = self.loop.create_task(self._greet(worker))
+        starting = self.loop.create_task(self._start_worker(worker))
         try:
-            # who has not read what is left must take a tool that has finished for one that may be running
-            while self._near(died) is None and not greeting.done() and await self._node_lasts(died):
-                await asyncio.wait({greeting}, timeout=_NODE_POLL_S)
+            # without the records that it left, a tool that has finished counts as one that may be running
+            while self._near(died) is None and not starting.done() and await self._node_lasts(died):
+                await asyncio.wait({starting}, timeout=_NODE_POLL_S)
             if died is not None and (near := self._near(died)) is not None:
                 left = await self._left(near, died)
         finally:
             for key, job in lost.items():
-                job.has_died(None if left is None else left.get(key, ()))
+                job.on_worker_death(None if left is None else left.get(key, ()))
             self._queue.extendleft(reversed(lost.values()))
             self._assign()
-        await greeting
+        await starting
 
-    async def _node_lasts(self, died: Greeting | None) -> bool:
+    async def _node_lasts(self, died: WorkerInfo | None) -> bool:
         """Whether a worker's node is still there."""
         nodes = await asyncio.to_thread(self._ray.nodes)
         return any(node["Alive"] and died is not None and node["NodeID"] == died.node for node in nodes)
 
-    def _near(self, died: Greeting | None) -> _Worker | None:
+    def _near(self, died: WorkerInfo | None) -> _Worker | None:
         """A worker on the node of one that died."""
-        ready = [(one, one.greeting) for one in self._workers if one.is_ready and one.greeting is not None]
-        return next((one for one, greeting in ready if died is not None and greeting.node == died.node), None)
+        ready = [(one, one.info) for one in self._workers if one.is_ready and one.info is not None]
+        return next((one for one, info in ready if died is not None and info.node == died.node), None)
 
-    async def _left(self, worker: _Worker, died: Greeting) -> dict[int, Sequence[bytes]] | None:
-        """What a dead process on the worker's node has left in its files; the driver lacks the end of it."""
-        with foreign_code("Ray may raise anything; the driver has most of it itself"):
+    async def _left(self, worker: _Worker, died: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
+        """Records in the files of a dead process on the worker's node; the driver lacks the last of them."""
+        try:
             async with asyncio.timeout(_LEFT_LIMIT_S):
                 found: dict[int, Sequence[bytes]] = await worker.actor.left.remote(died.folder)
                 return found
-        return None
+        except Exception:  # Ray may raise anything; the driver has most of them itself
+            logger.debug("the records of a dead episode worker can't be read", exc_info=True)
+            return None
 
     def _fail(self, error: RolloutError) -> None:
         self._fault = error
@@ -505,16 +522,16 @@ class WorkerPool:
             self._queue.popleft()
             if worker is not None:
                 self._send_args(worker, job.sent)
-                worker.handed.append(job.begin_attempt(worker))
-                self._tell_soon(worker)
+                worker.assignments.append(job.begin_attempt(worker))
+                self._send_soon(worker)
 
-    def _choose(self, job: _Job) -> _Worker | None:
+    def _choose(self, job: _EpisodeJob) -> _Worker | None:
         most = self._setting.max_episodes
         free = [one for one in self._workers if one.is_ready and (most is None or len(one.jobs) < most)]
         if not free:
             return None
         chosen = min(free, key=_Worker.rank)
-        group = getattr(job.sample, "group_index", None)
+        group = getattr(job.call.sample, "group_index", None)
         if group is not None:  # siblings begin with the same prompt, which is encoded once
             siblings = self._groups.get(group)
             if siblings in free and siblings.rank() <= _GROUP_SLACK * chosen.rank():
@@ -524,28 +541,31 @@ class WorkerPool:
                 self._groups.popitem(last=False)
         return chosen
 
-    def _tell_soon(self, worker: _Worker) -> None:
-        """Tell the actor, together with what comes in the next moment."""
-        if len(worker.handed) + len(worker.aborted) + len(worker.cancelled) == 1:
-            self.loop.call_later(_TELL_AFTER_S, self._tell, worker, worker.actor)
+    def _send_soon(self, worker: _Worker) -> None:
+        """Send the actor what has gathered, together with what comes in the next moment."""
+        if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
+            self.loop.call_later(_SEND_AFTER_S, self._send, worker, worker.actor)
 
-    def _tell(self, worker: _Worker, actor: Ray) -> Ray | None:
-        """Tell it what is to be told; what Ray gives for the call, if there is one."""
+    def _send(self, worker: _Worker, actor: Ray) -> Ray | None:
+        """Send the actor what has gathered; Ray's reference of the call, if there is one."""
         if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
             return None
-        if not (worker.handed or worker.aborted or worker.cancelled):  # all was told with an abort, which can't wait
+        if not (
+            worker.assignments or worker.notices or worker.cancelled
+        ):  # all was sent with an abort, which can't wait
             return None
-        handed, aborted, cancelled = worker.handed, worker.aborted, worker.cancelled
-        worker.handed, worker.aborted, worker.cancelled = [], [], []
-        with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
-            return actor.hand.remote(handed, aborted, cancelled)
-        return None
+        assignments, notices, cancelled = worker.assignments, worker.notices, worker.cancelled
+        worker.assignments, worker.notices, worker.cancelled = [], [], []
+        try:
+            return actor.assign.remote(assignments, notices, cancelled)
+        except Exception:  # whatever Ray raises, a failed send means a dead actor; `collect` reports it
+            return None
 
     def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
         if sent is not None and sent.number not in worker.has_args:
             worker.has_args[sent.number] = None
             remote.drop_oldest(worker.has_args)
-            with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+            with suppress(Exception):  # as above
                 worker.actor.set_args.remote(sent.number, sent.data)
 
     async def _poll_aborts(self) -> None:
@@ -556,7 +576,7 @@ class WorkerPool:
 
     async def _tell_of_aborts(self) -> None:
         """Return when the workers know."""
-        with foreign_code("an actor that can't be told has died, which who collects from it hears of"):
+        with suppress(Exception):  # as above
             await asyncio.gather(*self._begin_to_tell_of_aborts(), return_exceptions=True)
 
     def _begin_to_tell_of_aborts(self) -> list[Ray]:
@@ -571,26 +591,27 @@ class WorkerPool:
     def _is_aborting(self) -> bool:
         return any(any(_aborts_of(jobs)) for jobs in self._jobs.values())
 
-    def _tell_of_abort(self, jobs: Sequence[_Job], told: tuple[bool, bool]) -> list[Ray]:
+    def _tell_of_abort(self, jobs: Sequence[_EpisodeJob], told: AbortSignals) -> list[Ray]:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
             job.told = told
             if job.worker is None:
                 if not job.records:
                     job.end(None)
-            elif job.key in job.worker.jobs:  # else its worker has died, and it is handed on with what is told now
+            elif job.key in job.worker.jobs:  # else its worker has died, and the next one is told with the assignment
                 by_worker[job.worker].append(job.key)
         for worker, keys in by_worker.items():
-            worker.aborted.append((keys, told))
-        calls = [self._tell(worker, worker.actor) for worker in by_worker]
+            worker.notices.append(AbortNotice(keys, told))
+        calls = [self._send(worker, worker.actor) for worker in by_worker]
         return [call for call in calls if call is not None]
 
 
-def _aborts_of(jobs: Mapping[int, _Job]) -> tuple[bool, bool]:
-    """`_Job.aborts` of jobs that share what decides on it."""
-    with foreign_code("a user's should_abort may raise anything"):
+def _aborts_of(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
+    """`_EpisodeJob.aborts` of jobs that share what decides on it."""
+    try:
         return next(iter(jobs.values())).aborts()
-    return False, False
+    except Exception:  # a user's should_abort may raise anything
+        return _NO_ABORT
 
 
 _POOLS: Final[dict[tuple[int, str], WorkerPool]] = {}
@@ -632,10 +653,10 @@ def workers_here(count: int) -> Iterator[None]:
         raise errors.ConfigError("--workers needs Ray, which is not installed here: pip install 'strands-rollout[ray]'")
     import ray
 
-    with foreign_code("Ray may fail to start in many ways") as outcome:
+    try:
         ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
-    if outcome.error is not None:
-        raise errors.ConfigError(f"Ray can't be started here, for --workers: {describe(outcome.error)}")
+    except Exception as e:  # Ray may fail to start in many ways
+        raise errors.ConfigError(f"Ray can't be started here, for --workers: {describe(e)}") from e
     try:
         yield
     finally:

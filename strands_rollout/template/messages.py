@@ -146,13 +146,29 @@ def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Ma
     place, and the id, of a call that has no other.
     """
     given = [plain_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results]
-    by_id = dict[str, deque[dict[str, Any]]]()
+    if [result["toolUseId"] for result in given] == [call_id for call_id, _ in unanswered]:
+        ordered = [*zip(given, unanswered, strict=True)]
+        unanswered.clear()
+    else:
+        ordered = _in_order_of_calls(given, unanswered, names)
+    return [
+        {"role": "tool", "name": name, "tool_call_id": call_id, "content": _user_content(result["content"])}
+        for result, (call_id, name) in ordered
+    ]
+
+
+def _in_order_of_calls(
+    given: Sequence[dict[str, Any]], unanswered: list[_Call], names: Mapping[str, str]
+) -> list[tuple[dict[str, Any], _Call]]:
+    """Results, each with the call that it answers, which is no longer unanswered then."""
+    by_id: dict[str, deque[dict[str, Any]]] = {}
     for result in given:
         by_id.setdefault(result["toolUseId"], deque()).append(result)
     own = [by_id[call_id].popleft() if by_id.get(call_id) else None for call_id, _ in unanswered]
     left = {id(result) for results_left in by_id.values() for result in results_left}
     others = deque(result for result in given if id(result) in left)
-    ordered, still_unanswered = list[tuple[dict[str, Any], _Call]](), list[_Call]()
+    ordered: list[tuple[dict[str, Any], _Call]] = []
+    still_unanswered: list[_Call] = []
     for call, found in zip(unanswered, own, strict=True):
         answer = found or (others.popleft() if others else None)
         if answer is None:
@@ -160,11 +176,7 @@ def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Ma
         else:
             ordered.append((answer, call))
     unanswered[:] = still_unanswered
-    ordered += [(result, (result["toolUseId"], names.get(result["toolUseId"], "tool"))) for result in others]
-    return [
-        {"role": "tool", "name": name, "tool_call_id": call_id, "content": _user_content(result["content"])}
-        for result, (call_id, name) in ordered
-    ]
+    return ordered + [(result, (result["toolUseId"], names.get(result["toolUseId"], "tool"))) for result in others]
 
 
 def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, str]) -> ChatMessage:
@@ -242,6 +254,9 @@ def _encodable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
+_RESULT_KEYS: Final = ("toolUseId", "status", "content")
+
+
 def plain_result(given: object, call_id: str) -> dict[str, Any]:
     """A tool's result under the id of its call, in the form that Strands defines for one.
 
@@ -253,8 +268,7 @@ def plain_result(given: object, call_id: str) -> dict[str, Any]:
         if not _is_result(given):
             value = {k: v for k, v in given.items() if k != "toolUseId"} if isinstance(given, Mapping) else given
             return {"toolUseId": call_id, "status": "success", "content": [{"text": _text(value)}]}
-        others = {key: value for key, value in given.items() if key not in ("toolUseId", "status", "content")}
-        kept = {key: value for key, value in others.items() if _is_plain(value)}
+        kept = {key: value for key, value in given.items() if key not in _RESULT_KEYS and _is_plain(value)}
         content = [_plain_block(block) for block in given["content"]]
     except Exception as e:  # a tool's own classes may fail in any way
         return error_result(call_id, f"Error: the tool's result can't be shown: {error_words(e)}")

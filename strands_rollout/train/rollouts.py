@@ -29,7 +29,7 @@ from strands_rollout.evaluation.rows import Row
 from strands_rollout.samples import (
     NO_JUDGE,
     Sample,
-    episode_facts,
+    facts_of,
     fan_out_part,
     finished_samples,
     parts_of,
@@ -245,7 +245,7 @@ def held_out_figures(samples: Sequence[Sample]) -> dict[str, float]:
 
 def errors_of(samples: Sequence[Sample]) -> str:
     """A few errors of these episodes and their rewards."""
-    errors = sorted({str(episode_facts(one).get("error") or reward_details(one).get("error")) for one in samples})
+    errors = sorted({str(facts_of(one).error or reward_details(one).get("error")) for one in samples})
     return "; ".join(errors[:_MOST_ERRORS]) or "none is over"
 
 
@@ -348,7 +348,7 @@ class StepBatch:
             **{name: _mean(values) for name, values in parts_of(graded).items()},
             "response_length": _mean(sample.response_length for sample in self.samples),
             **{
-                name: sum(float(episode_facts(sample).get(name) or 0) for sample in self.samples)
+                name: sum(float(getattr(facts_of(sample), name) or 0) for sample in self.samples)
                 / max(len(episodes), 1)
                 for name in ("sampled_tokens", "tool_calls", "turns")
             },
@@ -380,7 +380,7 @@ class TrainedSample:
     @property
     def version(self) -> str | None:
         """The weight version that sampled all of it."""
-        versions = {version for *_, version in episode_facts(self.sample).get("spans") or []}
+        versions = {version for *_, version in facts_of(self.sample).spans or []}
         return versions.pop() if len(versions) == 1 else None
 
 
@@ -562,7 +562,7 @@ def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
     """Shares of sampled tokens that older weights have sampled, by the versions that their spans name."""
     tokens_of_age: Counter[int] = Counter()
     for sample in samples:
-        for _, start, end, sampled_by in episode_facts(sample).get("spans") or []:
+        for _, start, end, sampled_by in facts_of(sample).spans or []:
             age = version - int(sampled_by) if str(sampled_by).isdecimal() else 0
             tokens_of_age[age] += end - start
     total = tokens_of_age.total()

@@ -31,7 +31,7 @@ from strands_rollout.evaluation.plan import shipped_model_note
 from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files.json_files import write_json
 from strands_rollout.integrations.table import check_wandb
-from strands_rollout.samples import Sample, kept
+from strands_rollout.samples import Sample, run_metric
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config
 from strands_rollout.slime_plugin.metrics import write_step_dump
@@ -373,7 +373,7 @@ class Trainer:
         samples = [sample for group in groups for sample in group]
         await self.method.prepare(samples, self.player)
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
-        await asyncio.to_thread(kept, "dump", write)
+        await asyncio.to_thread(run_metric, "dump", write)
         if not any(sample.loss_mask and any(sample.loss_mask) and not sample.remove_sample for sample in samples):
             raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {errors_of(samples)}")
         if self.options.checks and self.method.keeps_contract:

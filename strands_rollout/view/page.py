@@ -35,12 +35,11 @@ from rich.text import Text
 
 from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.dump.files import dump_files, unread_samples
-from strands_rollout.dump.record import METADATA_KEY
 from strands_rollout.dump.terminal import print_transcript, printable
 from strands_rollout.errors import ConfigError, DumpError, foreign_code
 from strands_rollout.files.json_codec import Json
 from strands_rollout.own_thread import in_own_thread
-from strands_rollout.samples import Sample
+from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
 from strands_rollout.view.sample import Retokeniser, plain, view_sample
 from strands_rollout.view.tokens import TurnHabits, habits_of
@@ -205,7 +204,7 @@ def _compared(record: DumpRecord, reward: float | None) -> Sample:
         reward=reward,
         remove_sample=bool(values.get("remove_sample")),
         status=known.get(str(values.get("status")), Sample.Status.PENDING),
-        metadata={METADATA_KEY: {"fan_out": record.facts.get("fan_out")}},
+        metadata={METADATA_KEY: EpisodeFacts(fan_out=record.facts.fan_out).to_metadata()},
     )
 
 

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.dump.record import METADATA_KEY, steps_of, sums_of, text_or_bytes, without_secrets
+from strands_rollout.dump.record import steps_of, sums_of, text_or_bytes, without_secrets
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.answers import call_id
-from strands_rollout.samples import UNGRADED_METHODS, finite, kept
+from strands_rollout.samples import (
+    METADATA_KEY,
+    UNGRADED_METHODS,
+    EpisodeFacts,
+    finite,
+    recorded_facts,
+    run_metric,
+)
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
 from strands_rollout.template.tokens import token_bytes
@@ -90,9 +97,7 @@ _CONTRACT_KINDS: Final = {
 }
 
 
-def conversation(
-    lists: TokenLists, texts: Mapping[int, bytes], facts: Mapping[str, Any]
-) -> list[tuple[int, list[Part]]]:
+def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts) -> list[tuple[int, list[Part]]]:
     """The parts of each turn and of the context after it, each with its first token.
 
     An id whose bytes `texts` lacks is shown as it is elsewhere; the facts may be empty.
@@ -100,11 +105,11 @@ def conversation(
     if not texts:
         return []
     turns = [_turn_text(lists.ids[start:end], texts) for start, end in lists.turns]
-    parser = _parser(facts.get("tool_parser"), turns)
+    parser = _parser(facts.tool_parser, turns)
     contexts = dict(lists.contexts)
     found = []
     for number, ((start, end), text) in enumerate(zip(lists.turns, turns, strict=True), start=1):
-        parts = list(_turn_parts(text, parser, number, facts.get("final_in_reasoning")))
+        parts = list(_turn_parts(text, parser, number, facts.final_in_reasoning))
         found.append((start, parts))
         if end in contexts:
             calls = [part[1] if part[0] == "call" else part[3] for part in parts if part[0] in ("call", "malformed")]
@@ -221,7 +226,7 @@ class Retokeniser:
                 )
             ]
 
-        return kept("drift", marks, of_sample=True)
+        return run_metric("drift", marks, of_sample=True)
 
 
 def view_sample(
@@ -263,14 +268,14 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "question": _question_id(values),
         "part": _part(facts),
         "status": _text(values.get("status")),
-        "stop": _text(facts.get("stop_reason")),
+        "stop": _text(facts.stop_reason),
         "reward": None if is_missing else _reward(record),
         "right": None if is_missing else _number(grade.get("acc")),
         "parts": _parts(grade),
         "answer": shorten(_text(grade["pred"]), _PREVIEW_CHARS) if "pred" in grade else None,
-        "turns": finite(facts.get("turns")) if "turns" in facts else len(lists.turns),
-        "calls": finite(facts.get("tool_calls")),
-        "errors": finite(facts.get("tool_errors")),
+        "turns": len(lists.turns) if facts.turns is None else facts.turns,
+        "calls": facts.tool_calls,
+        "errors": facts.tool_errors,
         "tools": _tools(facts),
         "length": finite(values.get("response_length")),
         "trained": kinds.count("trained"),
@@ -280,7 +285,7 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "times": sums_of(facts),
         "versions": sorted({span.version for span in lists.spans if span.version is not None}),
         "asked": shorten(_question(values.get("prompt")), _PREVIEW_CHARS),
-        "final": shorten(_text(facts.get("final_text") or values.get("response")), _PREVIEW_CHARS),
+        "final": shorten(_text(facts.final_text or values.get("response")), _PREVIEW_CHARS),
         "label": shorten(_text(values.get("label")), _PREVIEW_CHARS),
         "where": record.where,
         "source": record.source,
@@ -292,7 +297,9 @@ def _detail(judged: _Judged) -> dict[str, Any]:
     values = record.values
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}
-    facts = metadata.pop(METADATA_KEY, None) if record.facts else {}
+    facts = recorded_facts(metadata)
+    if facts:
+        del metadata[METADATA_KEY]
     facts = {name: value for name, value in facts.items() if name not in ("spans", "resume", "final_text", "requests")}
     return {
         "ids": lists.ids,
@@ -325,9 +332,9 @@ def _number(value: object) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """What the reward function said: in the reward, or, where slime reads a number alone, in the facts."""
-    found = (given for given in (record.values.get("reward"), record.facts.get("reward")) if isinstance(given, Mapping))
-    return next(found, {})
+    """The result of the reward function: in the reward, or, where slime reads a number alone, in the facts."""
+    reward = record.values.get("reward")
+    return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 
 
 def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
@@ -337,11 +344,10 @@ def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
     return {name: number for name, number in list(named.items())[:_MOST_PARTS] if number is not None}
 
 
-def _tools(facts: Mapping[str, Any]) -> dict[str, list[int]]:
+def _tools(facts: EpisodeFacts) -> dict[str, list[int]]:
     """By tool: its calls, and how many of them were no success or exited with an error."""
     found, calls = Counter[str](), Counter[str]()
-    given = facts.get("calls")
-    for call in given if isinstance(given, list) else ():
+    for call in facts.calls or ():
         if isinstance(call, Mapping):
             box, name = call.get("sandbox"), _text(call.get("tool"))
             calls[name] += 1
@@ -373,9 +379,9 @@ def _question_id(values: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
 
 
-def _part(facts: Mapping[str, Any]) -> str:
+def _part(facts: EpisodeFacts) -> str:
     """Which of a fan-out's samples it is; "" of a sample that is a rollout of its own."""
-    part = facts.get("fan_out")
+    part = facts.fan_out
     return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
@@ -433,7 +439,7 @@ def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         yield Problem("no sample", str(e))
         return
     key = reward_key(record)
-    if record.facts:
+    if record.has_facts:
         aborted = sample.status.value == "aborted"
         unrewarded = sample.reward is None and not sample.metadata.get("eval")
         found = contract_violations(sample, reward_key=key, may_abort=aborted)
@@ -469,9 +475,7 @@ def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         sampled[span.start : span.end] = b"\x01" * (span.end - span.start)
     offset, mask = lists.prompt_length, lists.loss_mask
     may_drop = bool(
-        record.values.get("status") == "failed"
-        or record.values.get("remove_sample")
-        or record.facts.get("stale_tokens")
+        record.values.get("status") == "failed" or record.values.get("remove_sample") or record.facts.stale_tokens
     )
     disagree = [
         ("context is trained" if mask[place] else "a sampled token is not trained")
@@ -482,8 +486,8 @@ def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     for what, start, end in runs(disagree):
         if what:
             yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
-    count = record.facts.get("sampled_tokens")
-    if isinstance(count, int) and count != sum(sampled):
+    count = record.facts.sampled_tokens
+    if count is not None and count != sum(sampled):
         yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {count} were sampled")
 
 

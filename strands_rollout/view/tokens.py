@@ -14,7 +14,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
-from strands_rollout.samples import finite, kept
+from strands_rollout.samples import finite, run_metric
 from strands_rollout.template.tokens import unlike_tokens
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
     reasons = {
         "failed": record.values.get("status") == "failed",
         "removed": is_removed,
-        "stale": record.facts.get("stale_tokens"),
+        "stale": record.facts.stale_tokens,
     }
     dropped = next((reason for reason, holds in reasons.items() if holds), "masked")
     for span in lists.spans if lists.spans_recorded else ():
@@ -130,9 +130,7 @@ def _list(value: object, kind: type) -> list[Any]:
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
     """Those of the facts, where they are within the sample's tokens."""
-    found = [
-        TurnSpan(turn, start, end, _named(*version)) for turn, start, end, *version in record.facts.get("spans") or ()
-    ]
+    found = [TurnSpan(turn, start, end, _named(*version)) for turn, start, end, *version in record.facts.spans or ()]
     return found if found and all(0 <= span.start <= span.end <= count for span in found) else None
 
 
@@ -196,7 +194,7 @@ def habits_of(records: Sequence[DumpRecord], controls: frozenset[int] | None = N
     if controls is None:
         texts = {token: text for record in records for token, text in record.token_texts.items()}
         controls = frozenset(token for token, text in texts.items() if is_control(text))
-    readable = [kept("habits", partial(TokenLists.of, record), of_sample=True) for record in records]
+    readable = [run_metric("habits", partial(TokenLists.of, record), of_sample=True) for record in records]
     lists = [one for one in readable if one is not None]
     turns = [turn for one in lists for start, end in one.turns if (turn := one.ids[start:end])]
     contexts = [one.ids[start:end] for one in lists for start, end in one.contexts]

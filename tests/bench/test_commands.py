@@ -9,6 +9,7 @@ import pytest
 from bench_stage import SHIPPED_TOKENIZER
 
 from benchmarks import client
+from benchmarks.checkouts import table
 from benchmarks.client import playable_variants
 from strands_rollout.errors import ConfigError
 
@@ -61,3 +62,49 @@ def test_the_gateway_benchmark_measures_turns_beside_those_without_a_gateway() -
         assert row["turns_per_s_and_core"] == pytest.approx(1000 / row["cpu_ms_per_turn"])
     ratio = rows["gateway-chat"]["cpu_ms_per_turn"] / rows["ours"]["cpu_ms_per_turn"]
     assert [(one["ratio"], one["value"]) for one in result["ratios"]] == [("gateway-chat / ours", pytest.approx(ratio))]
+
+
+@pytest.mark.parametrize(("agent", "measure"), [("plain", "memory"), ("hook", "cpu"), ("gateway", "cpu")])
+def test_checkouts_are_compared_on_the_package_of_each(agent: str, measure: str, tmp_path: Path) -> None:
+    other = tmp_path / "before"
+    other.mkdir()
+    (other / "strands_rollout").symlink_to(SHIPPED_TOKENIZER.parents[1])
+    few = ["--turns", "2", "--concurrency", "2", "--episodes", "2", "--repeats", "2"]
+    kind = ["--agent", agent, "--measure", measure, "--tokenizer", str(SHIPPED_TOKENIZER)]
+    done = run("checkouts", str(other), str(SCRIPT.parents[1]), *few, *kind, "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    name = "ms_per_episode" if measure == "cpu" else "peak_kb_per_episode"
+    assert [row["checkout"] for row in rows] == [str(other), str(SCRIPT.parents[1])]
+    assert [rows[0][f"{name}_ratio"], *rows[0][f"{name}_quartiles"], rows[0][f"{name}_least_ratio"]] == [1, 1, 1, 1]
+    assert all(row[name] > 0 and row[f"{name}_ratio"] > 0 for row in rows)
+
+
+def test_a_comparison_of_checkouts_is_a_table_of_medians_and_ratios() -> None:
+    rows = [
+        {"checkout": "before", "turns": 5, "ms_per_episode": 8.0, "ms_per_episode_ratio": 1.0}
+        | {"ms_per_episode_quartiles": [1.0, 1.0], "ms_per_episode_least_ratio": 1.0},
+        {"checkout": ".", "turns": 5, "ms_per_episode": 9.0, "ms_per_episode_ratio": 1.125}
+        | {"ms_per_episode_quartiles": [1.1, 1.15], "ms_per_episode_least_ratio": 1.12},
+    ]
+    assert table(rows).splitlines() == [
+        "| checkout | tool turns | ms_per_episode | of the first's | quartiles | of the least |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| before | 5 | 8.00 | 1.000x | 1.000 to 1.000 | 1.000x |",
+        "| . | 5 | 9.00 | 1.125x | 1.100 to 1.150 | 1.120x |",
+    ]
+
+
+def test_a_version_that_plays_something_else_fails_the_comparison(tmp_path: Path) -> None:
+    package = tmp_path / "strands_rollout"
+    package.mkdir()
+    (package / "__init__.py").write_text("class Sample: ...\n\n\nasync def generate(*given): ...\n")
+    few = ["--turns", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER)]
+    done = run("checkouts", str(tmp_path), *few)
+    assert (done.returncode, "takes no arguments" in done.stderr) == (1, True), done.stderr
+    assert f"the process on {tmp_path} ended" in done.stderr
+
+
+def test_a_folder_without_the_package_is_no_checkout(tmp_path: Path) -> None:
+    done = run("checkouts", str(tmp_path), "--tokenizer", str(SHIPPED_TOKENIZER))
+    assert (done.returncode, "expected a folder that holds strands_rollout" in done.stderr) == (2, True)

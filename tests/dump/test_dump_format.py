@@ -225,7 +225,7 @@ def test_results_of_eval_are_read_with_and_without_tokens(tmp_path: Path) -> Non
     path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"sample": sample().to_dict()}) + "\n")
     bare, whole = read_dump(path)
     assert (bare.source, bare.has_tokens, bare.violations) == ("eval", False, ("odd",))
-    assert (bare.facts["turns"], bare.facts["duration_s"], bare.to_sample().response) == (2, 1.5, "34")
+    assert (bare.facts.turns, bare.facts.duration_s, bare.to_sample().response) == (2, 1.5, "34")
     assert (whole.to_sample().tokens, whole.values["metadata"]["eval"]) == ([1, 2, 3, 4], place)
 
 

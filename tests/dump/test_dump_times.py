@@ -1,18 +1,17 @@
 """Steps are where they were, and what ran side by side counts once."""
 
-from typing import Any
-
 from strands_rollout.dump.record import Step, steps_of, sums_of
+from strands_rollout.samples import EpisodeFacts
 
 CALL = {"id": "call_1_0", "tool": "run", "s": 0.5}
-FACTS: dict[str, Any] = {
-    "requests": [[0, 0.1, 1.0], [0, 1.3, 0.2], [1, 2.5, 0.4]],
-    "calls": [{**CALL, "at_s": 1.6}, {**CALL, "at_s": 1.7}],
-    "code": {"queued_s": 0.1},
-    "duration_s": 3.0,
-    "generate_s": 1.6,
-    "tool_s": 1.0,
-}
+FACTS = EpisodeFacts(
+    requests=[[0, 0.1, 1.0], [0, 1.3, 0.2], [1, 2.5, 0.4]],
+    calls=[{**CALL, "at_s": 1.6}, {**CALL, "at_s": 1.7}],
+    code={"queued_s": 0.1},
+    duration_s=3.0,
+    generate_s=1.6,
+    tool_s=1.0,
+)
 
 
 def test_steps_come_in_the_order_of_their_beginnings() -> None:

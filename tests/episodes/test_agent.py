@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang, Reply
-from harness import ANSWER, call_text, ids_of
+from harness import ANSWER, TOOL_CALL, call_text, ids_of
 from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
@@ -91,3 +91,22 @@ async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: An
     done, _, fake = await episode(shipped_tokenizer, [ANSWER], control=Control(lambda: True))
     assert done.stop_reason is StopReason.ABORTED
     assert fake.requests == []
+
+
+async def test_a_tool_that_changes_what_it_was_given_or_has_returned_leaves_the_episode_as_it_is(
+    shipped_tokenizer: Any,
+) -> None:
+    counted: dict[str, list[int]] = {"seen": []}
+
+    @tool
+    async def count(options: dict[str, Any]) -> dict[str, Any]:
+        """Count."""
+        options["inner"].clear()
+        counted["seen"].append(1)
+        return {"status": "success", "content": [{"json": counted}]}
+
+    call = TOOL_CALL.format(name="count", arguments='{"options": {"inner": {"a": 1}}}')
+    done, model, fake = await episode(shipped_tokenizer, [call, call, ANSWER], tools=(count,))
+    assert (done.stop_reason, len(fake.requests)) == (StopReason.COMPLETED, 3)
+    text = model.template.encoder.decode(model.trajectory.token_ids)
+    assert ('"seen": [1]}' in text, '"seen": [1, 1]}' in text) == (True, True)

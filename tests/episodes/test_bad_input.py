@@ -158,12 +158,12 @@ async def test_a_sample_with_wrong_fields(shipped_tokenizer: Any) -> None:
 
 
 async def test_a_bug_is_logged_with_its_traceback_and_untrained(shipped_tokenizer, caplog, monkeypatch) -> None:
-    import strands_rollout.slime_plugin.generate
+    import strands_rollout.slime_plugin.episode
 
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(strands_rollout.slime_plugin.generate, "episode_prompt", broken)
+    monkeypatch.setattr(strands_rollout.slime_plugin.episode, "episode_prompt", broken)
     done = await run(shipped_tokenizer, [ANSWER])
     assert_untrained(done.sample)
     assert (done.facts["stop_reason"], caplog.text.count("Traceback")) == ("internal_error", 1)

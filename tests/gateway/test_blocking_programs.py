@@ -18,7 +18,6 @@ from strands.vended_plugins.steering import LLMSteeringHandler
 
 from strands_rollout.agent import environment
 from strands_rollout.agent.environment import current_task
-from strands_rollout.samples import SCORE_KEY
 
 DONE = "The answer is \\boxed{34}.<|im_end|>"
 CHAT = [{"role": "user", "content": "17 * 2?"}]
@@ -142,7 +141,7 @@ async def test_a_programs_resources_and_environment_are_on_its_loop(shipped_toke
     }
     played = await run(shipped_tokenizer, [DONE], settings=settings)
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
-    assert played.facts[SCORE_KEY]["score"] == 34.0
+    assert played.facts["environment_score"]["score"] == 34.0
     assert pools[0].left_by is pools[0].task is not None
 
 
@@ -199,7 +198,7 @@ async def test_what_a_program_does_to_its_loop_and_task_ends_neither_before_its_
     async with asyncio.timeout(60):
         played = await run(shipped_tokenizer, [DONE], settings=settings)
     assert (played.sample.status.value, played.facts["error"]) == ("completed", None)
-    assert played.facts[SCORE_KEY]["score"] == 0.5
+    assert played.facts["environment_score"]["score"] == 0.5
 
 
 async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, caplog):

@@ -26,8 +26,9 @@ from strands_rollout.record.store import left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin.conditions import changed_conditions, episode_conditions
-from strands_rollout.slime_plugin.generate import play_sample
+from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 
 TWO = call_text("a", "work").replace("<|im_end|>", "\n") + call_text("b", "work")
 FAULTY = "<tool_call>\n{not json}\n</tool_call>\n" + call_text("fails", "work")
@@ -101,7 +102,7 @@ async def play(tokenizer, sample=None, kept=None, settings=None, turns=TURNS, **
     async with FakeSGLang(script_for(tokenizer, turns), context_length=8192, weight_version="7") as fake:
         given = args_for(fake.base_url, tokenizer, strands_rollout=SETTINGS | (settings or {}), **args)
         params = {"temperature": 1.0, "max_new_tokens": 4096}
-        await play_sample(given, sample, params, evaluation=False, kept=kept)
+        await play_sample(GenerateCall(given, sample, params, False), kept)
     assert fake.violations == []
     return sample
 
@@ -226,7 +227,7 @@ async def test_after_each_turn_of_a_program_another_process_starts_it_again_and_
         async with FakeSGLang(script, context_length=8192, weight_version="7") as fake:
             args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=SETTINGS | settings)
             params = {"temperature": 1.0, "max_new_tokens": 4096}
-            await play_sample(args, sample, params, evaluation=False, kept=kept)
+            await play_sample(GenerateCall(args, sample, params, False), kept)
         return sample, len(fake.requests)
 
     whole, asked = await attempt(kept)
@@ -286,7 +287,7 @@ async def test_a_journal_ends_where_another_conversation_becomes_the_main_one(sh
             player = {"agent_program": f"{__name__}.titled_program", "should_abort": should_abort}
             args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=PROGRAM | player, partial_rollout=True)
             params = {"temperature": 1.0, "max_new_tokens": 4096}
-            await play_sample(args, sample, params, evaluation=False, kept=kept)
+            await play_sample(GenerateCall(args, sample, params, False), kept)
     assert sample.status is Sample.Status.COMPLETED
     assert sum(sample.loss_mask) == len(ids_of(shipped_tokenizer, ANSWER))
     assert [b'"turns"' in record for record in kept.written] == [True, False]
@@ -425,7 +426,7 @@ def test_the_conditions_of_an_episode_tell_what_changes_it(shipped_tokenizer, tm
         whole = settings_from_args(SimpleNamespace(strands_rollout=settings))
         args = args_for("http://127.0.0.1:1", shipped_tokenizer, eval_max_context_len=99)
         given = {"temperature": 1.0, "sampling_seed": 3}
-        return episode_conditions(args, new_sample(), given, whole, evaluation=evaluation)
+        return episode_conditions(GenerateCall(args, new_sample(), given, evaluation), whole)
 
     def changed(**settings: Any) -> list[str]:
         return changed_conditions(conditions(), conditions(**settings))

@@ -13,7 +13,7 @@ from parser_families import family
 from pydantic import ValidationError
 
 from strands_rollout import tool_parsers
-from strands_rollout.samples import episode_facts, reward_details
+from strands_rollout.samples import facts_of, reward_details
 from strands_rollout.settings import RewardSettings
 from strands_rollout.slime_plugin import reward
 from strands_rollout.slime_plugin.reward import reward_func
@@ -78,7 +78,7 @@ async def test_slime_is_given_what_it_reads(
             continue
         assert [type(right), right, rewards] == [float, 1.0, [[1.0], -1.0]]
         assert [reward_details(each)["acc"] for each in (one, *many)] == [1.0, 1.0, 0.0]
-        assert episode_facts(one).get("stop_reason") == ("completed" if generated else None)
+        assert facts_of(one).stop_reason == ("completed" if generated else None)
 
 
 async def test_a_right_answer_scores_one_and_a_wrong_one_minus_one() -> None:

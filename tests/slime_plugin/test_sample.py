@@ -16,7 +16,7 @@ from strands_rollout.errors import EngineUnavailableError
 from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.slime_plugin.resume import reset_sample
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-from strands_rollout.slime_plugin.sample_writer import write_episode
+from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules, write_episode
 
 ARGS = SimpleNamespace()
 MESSAGES = [{"role": "user", "content": [{"text": "What is 17 * 2?"}]}]
@@ -67,7 +67,7 @@ def ended(reason: StopReason, error: BaseException | None = None) -> Episode:
 
 def written(model: SGLangModel, reason: StopReason, *, may_abort: bool = False, sample: Sample | None = None) -> Sample:
     sample = sample or Sample(prompt="What is 17 * 2?", label="34", index=5)
-    write_episode(ARGS, sample, model, ended(reason), may_abort=may_abort)
+    write_episode(ARGS, sample, EndedEpisode(model, ended(reason)), WritingRules(may_abort=may_abort))
     return sample
 
 
@@ -130,7 +130,7 @@ def test_the_facts_of_the_episode_are_plain_json_beside_the_rows_own_metadata(mo
     sampled = turn(model, PROMPT, ANSWER)
     sample = Sample(prompt="What is 17 * 2?", metadata={"source_name": "dapo"})
     error = EngineUnavailableError("gone " * 1000)
-    write_episode(ARGS, sample, model, ended(StopReason.ENGINE_ERROR, error), may_abort=False)
+    write_episode(ARGS, sample, EndedEpisode(model, ended(StopReason.ENGINE_ERROR, error)), WritingRules())
     assert sample.metadata["source_name"] == "dapo"
     facts = sample.metadata["strands_rollout"]
     assert (json.loads(json.dumps(facts)), facts["stop_reason"]) == (facts, "engine_error")

@@ -42,6 +42,7 @@ from strands_rollout.record.store import left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.settings import checked_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
@@ -297,7 +298,7 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
     for after in (24 * 2, 24 * 6):
         await until(lambda after=after: len(recorded_tools.ended()) >= after)
         busiest = max(ready_workers(), key=lambda one: len(one.jobs))
-        os.kill(busiest.greeting.pid, signal.SIGKILL)
+        os.kill(busiest.info.pid, signal.SIGKILL)
         await until(lambda busiest=busiest: not busiest.is_ready)
     async with asyncio.timeout(HANG_S):
         samples = await running
@@ -362,7 +363,7 @@ async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_r
     running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
     await until(lambda: len(recorded_tools.ended()) >= 8 * 4)
     busiest = max(ready_workers(), key=lambda one: len(one.jobs))
-    os.kill(busiest.greeting.pid, signal.SIGKILL)
+    os.kill(busiest.info.pid, signal.SIGKILL)
     async with asyncio.timeout(120):
         samples = await running
     assert {one.status.value for one in samples} == {"completed"}
@@ -413,7 +414,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
 @pytest.mark.alone
 async def test_workers_are_placed_as_the_setting_says(stage: Stage, cluster: SimpleNamespace) -> None:
     await stage.play(4, episode_workers={"count": None, "per_node": 1, "env": {"WHO": "me"}})
-    nodes = [one.greeting.node for one in ready_workers()]
+    nodes = [one.info.node for one in ready_workers()]
     assert set(cluster.ids.values()) <= set(nodes)
 
 
@@ -452,10 +453,18 @@ async def test_without_ray_the_error_says_what_to_do(stage: Stage, monkeypatch) 
     assert "pip install" in await error_of(stage, episode_workers={"count": 1, "env": {"A": "2"}})
 
 
+def call_of(sample: Sample) -> GenerateCall:
+    return GenerateCall(None, sample, {}, False)
+
+
 async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_to_start(monkeypatch) -> None:
     monkeypatch.setattr(workers, "_NODE_POLL_S", 0.001)
-    dead = worker.Greeting(1, "here", "node", "", "folder", {})
-    place, job, asked = workers._Worker(0, None, greeting=dead), workers._Job(None, Sample(), None, key=7), list[int]()
+    dead = worker.WorkerInfo(1, "here", "node", "", "folder", {})
+    place, job, asked = (
+        workers._Worker(0, None, info=dead),
+        workers._EpisodeJob(call_of(Sample()), None, key=7),
+        list[int](),
+    )
     place.jobs, job.fresh, job.worker = {7: job}, [b"turn"], place
     pool = object.__new__(workers.WorkerPool)
     pool.loop, pool._workers, pool._queue = asyncio.get_running_loop(), [place], deque()
@@ -466,12 +475,12 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
 
     async def greet(started: Any) -> None:
         await until(lambda: len(asked) > 3)  # it takes its time
-        started.greeting, started.is_ready = dead, True
+        started.info, started.is_ready = dead, True
 
     async def left(_near: Any, _died: Any) -> dict[int, list[bytes]]:
         return {7: [b"turn", b"result"]}
 
-    pool._ray, pool._greet, pool._left = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None), greet, left
+    pool._ray, pool._start_worker, pool._left = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None), greet, left
     monkeypatch.setattr(pool, "_assign", lambda: None)
     await pool._restart(place, "killed")
     assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])
@@ -480,30 +489,30 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
 def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have_begun() -> None:
     cases = [([b"a"], [], [b"a"], False), ([b"a"], None, [b"a"], True), ([b"a"], [b"a", b"b"], [b"a", b"b"], True)]
     for sent, left, kept, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
-        job = workers._Job(None, Sample(), None, fresh=sent)
-        job.has_died(left)
+        job = workers._EpisodeJob(call_of(Sample()), None, fresh=sent)
+        job.on_worker_death(left)
         assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
 
 
 async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follows() -> None:
     """The abort comes while what the dead one has left is looked for."""
     told, loop = list[Any](), asyncio.get_running_loop()
-    actor = SimpleNamespace(hand=SimpleNamespace(remote=lambda *given: told.append(given)))
+    actor = SimpleNamespace(assign=SimpleNamespace(remote=lambda *given: told.append(given)))
     place = workers._Worker(0, None, actor=actor)
     pool = object.__new__(workers.WorkerPool)
     pool.loop, pool._setting, pool._workers = loop, SimpleNamespace(max_episodes=None), [place]
     pool._groups, pool._queue = OrderedDict(), deque()
-    lost = workers._Job(None, Sample(index=1), None, key=1, done=loop.create_future(), worker=place)
-    assert pool._tell_of_abort([lost], (True, False)) == []
-    lost.has_died([b"a turn"])
-    later = workers._Job(None, Sample(index=2), None, key=2, done=loop.create_future())
+    lost = workers._EpisodeJob(call_of(Sample(index=1)), None, key=1, done=loop.create_future(), worker=place)
+    assert pool._tell_of_abort([lost], worker.AbortSignals(True, None)) == []
+    lost.on_worker_death([b"a turn"])
+    later = workers._EpisodeJob(call_of(Sample(index=2)), None, key=2, done=loop.create_future())
     place.is_ready = True
     pool._queue.extend([lost, later])
     pool._assign()
     await until(lambda: bool(told))
-    ((handed, aborted, cancelled),) = told
-    assert [(one.key, one.told[0]) for one in handed] == [(1, True), (2, False)]
-    assert (aborted, cancelled) == ([], [])
+    ((assignments, notices, cancelled),) = told
+    assert [(one.key, one.aborts.own) for one in assignments] == [(1, True), (2, False)]
+    assert (notices, cancelled) == ([], [])
 
 
 async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
@@ -537,7 +546,7 @@ def test_large_arrays_cross_the_border_without_a_copy() -> None:
 @pytest.mark.alone
 async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
     await stage.play(4, episode_workers=2)
-    there, folders = [one.greeting.pid for one in ready_workers()], [one.greeting.folder for one in ready_workers()]
+    there, folders = [one.info.pid for one in ready_workers()], [one.info.folder for one in ready_workers()]
     assert there
     close_pools()
     assert not any(map(os.path.exists, folders))

@@ -9,7 +9,7 @@ from parser_families import family
 from planted import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_spelling, whole
 
 from strands_rollout.dump import DumpRecord, TokenTexts
-from strands_rollout.samples import Sample
+from strands_rollout.samples import EpisodeFacts, Sample
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.view.sample import Problem, Retokeniser, conversation, find_problems, plain, view_sample
 from strands_rollout.view.tokens import TokenLists, TurnHabits, habits_of, token_kinds
@@ -24,7 +24,7 @@ def shown(tokenizer: Any, episode: Episode, **facts: Any) -> list[list[list[Any]
     lists = TokenLists.of(record)
     ends = dict([*lists.turns, *lists.contexts])
     found = []
-    for start, parts in conversation(lists, record.token_texts, facts):
+    for start, parts in conversation(lists, record.token_texts, EpisodeFacts(**facts)):
         whole_text = b"".join(record.token_texts[token] for token in lists.ids[start : ends[start]])
         units = whole_text.decode().encode("utf-16-le")
         found.append([_with_text(part, units) for part in parts])

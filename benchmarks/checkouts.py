@@ -1,0 +1,195 @@
+"""The comparison of checkouts: what an episode costs with the package of one, beside the same episode with another's.
+
+Each checkout has a process, and these play short rounds in turn: A B, B A, A B. A pair of rounds sees the same machine
+within seconds, so that the median of their ratios shows a difference of 2% also where others use the machine.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from shutil import copy
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from benchmarks.client import BenchProcessError, OnStep, scripted_engine
+from benchmarks.measuring import client_and_engine_core
+from benchmarks.report import markdown
+from benchmarks.script import TOOLS, Script, save_scripts, write_scripts
+from benchmarks.variants import sampling_params
+from strands_rollout.errors import ConfigError
+from strands_rollout.settings import SYSTEM_PROMPT
+from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
+
+Figures = dict[str, float]
+"""By name, units in the names."""
+Play = Callable[[Mapping[str, Any]], Figures]
+"""Has a process play a round, such as {"measure": "cpu", "turns": 5, "episodes": 64, "concurrency": 64}."""
+AGENTS: Final = ("plain", "hook", "factory", "gateway")
+MEASURES: Final = ("cpu", "memory")
+_PLAYER: Final = Path(__file__).with_name("checkout_player.py")
+_TURNS_OF_A_ROUND: Final = 640
+_LEAST_EPISODES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What to compare.
+
+    Attributes:
+        checkouts: Folders that hold `strands_rollout`; ratios are to the first.
+        turns: Tool turns of an episode; each number is compared by itself.
+        concurrency: Episodes at once.
+        rounds: Rounds of each checkout at each number of turns.
+        episodes: Of a round; None for about a second's.
+        agent: "plain", "hook" (a hook that hears every event), "factory" (an agent factory) or "gateway" (a program).
+        settings: More of the rollout settings, for all checkouts.
+        tokenizer_dir: The policy's.
+        measure: "cpu", or "memory" of episodes that all run at once.
+    """
+
+    checkouts: Sequence[Path]
+    turns: Sequence[int]
+    concurrency: int
+    rounds: int
+    episodes: int | None
+    agent: str
+    settings: Mapping[str, Any]
+    tokenizer_dir: Path
+    measure: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for checkout in self.checkouts:
+            if not (checkout / "strands_rollout").is_dir():
+                raise ConfigError(f"got the checkout {checkout}; expected a folder that holds strands_rollout")
+
+    def round(self, turns: int) -> dict[str, Any]:
+        """A round of episodes of so many turns, as a process is asked for it."""
+        episodes = self.episodes or max(_LEAST_EPISODES, _TURNS_OF_A_ROUND // turns)
+        if self.measure == "memory":  # of those that run at once
+            episodes = self.concurrency
+        return {"measure": self.measure, "turns": turns, "episodes": episodes, "concurrency": self.concurrency}
+
+
+def compare(comparison: Comparison, on_step: OnStep) -> list[dict[str, Any]]:
+    """Play all rounds.
+
+    Returns:
+        A row for each number of turns and checkout; see `_row`.
+
+    Raises:
+        BenchProcessError: A process failed.
+    """
+    tokenizer = load_tokenizer(str(comparison.tokenizer_dir))
+    scripts = [script for turns in comparison.turns for script in write_scripts(tokenizer, turns)]
+    total = len(comparison.turns) * comparison.rounds
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        save_scripts(scripts, folder / "scripts.json")
+        _, engine_core = client_and_engine_core()
+        with scripted_engine([folder / "scripts.json"], core=engine_core) as port:
+            job = _write_job(folder, comparison, scripts, port)
+            for turns in comparison.turns:
+                rounds: list[list[Figures]] = []
+                with ExitStack() as open_until:
+                    players = [open_until.enter_context(_player(checkout, job)) for checkout in comparison.checkouts]
+                    for play in players:  # the first round loads and compiles
+                        play({**comparison.round(turns), "measure": "cpu"})
+                    for number in range(comparison.rounds):
+                        on_step(f"{turns} tool turns", len(rows) // len(players) * comparison.rounds + number, total)
+                        rounds.append(_play_in_turn(players, comparison.round(turns), is_reversed=number % 2 == 1))
+                rows += [
+                    {"checkout": str(checkout), "turns": turns, **_row(rounds, at)}
+                    for at, checkout in enumerate(comparison.checkouts)
+                ]
+    return rows
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a table in Markdown."""
+    names = [name.removesuffix("_quartiles") for name in rows[0] if name.endswith("_quartiles")]
+    heads = [head for name in names for head in (name, "of the first's", "quartiles", "of the least")]
+    lines = []
+    for row in rows:
+        cells = [str(row["checkout"]), str(row["turns"])]
+        for name in names:
+            low, high = row[f"{name}_quartiles"]
+            cells += [f"{row[name]:.2f}", f"{row[f'{name}_ratio']:.3f}x", f"{low:.3f} to {high:.3f}"]
+            cells.append(f"{row[f'{name}_least_ratio']:.3f}x")
+        lines.append(cells)
+    return markdown(["checkout", "tool turns", *heads], lines)
+
+
+def _row(rounds: Sequence[Sequence[Figures]], at: int) -> dict[str, Any]:
+    """A checkout's figures, each with what it is of the first's: the medians over the rounds.
+
+    Beside them, the quartiles of the rounds' ratios, and the ratio of the least figures of all rounds.
+    """
+    found: dict[str, Any] = {}
+    for name in rounds[0][at]:
+        own, first = ([one[column][name] for one in rounds] for column in (at, 0))
+        ratios = [a / b for a, b in zip(own, first, strict=True)]
+        low, _, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        found[name] = median(own)
+        found[f"{name}_ratio"] = median(ratios)
+        found[f"{name}_quartiles"] = [low, high]
+        found[f"{name}_least_ratio"] = min(own) / min(first)
+    return found
+
+
+def _play_in_turn(players: Sequence[Play], asked: Mapping[str, Any], *, is_reversed: bool) -> list[Figures]:
+    """The figures of one round, in the order of the players; reversed, so that none always follows another."""
+    order = list(range(len(players)))
+    figures = {at: players[at](asked) for at in (reversed(order) if is_reversed else order)}
+    return [figures[at] for at in order]
+
+
+def _write_job(folder: Path, comparison: Comparison, scripts: Sequence[Script], port: int) -> Path:
+    """Write what a process needs to know; the package's own names differ from version to version."""
+    core, _ = client_and_engine_core()
+    job = {
+        "scripts": [asdict(script) for script in scripts],
+        "tool": TOOLS[0]["function"],
+        "system_prompt": SYSTEM_PROMPT,
+        "sampling_params": sampling_params(),
+        "agent": comparison.agent,
+        "settings": dict(comparison.settings),
+        "tokenizer": str(comparison.tokenizer_dir),
+        "port": port,
+        "core": core,
+    }
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    copy(_PLAYER, folder)  # out of a folder whose other files would stand for installed packages of their names
+    return path
+
+
+@contextmanager
+def _player(checkout: Path, job: Path) -> Iterator[Play]:
+    """A process on a checkout's package; it ends with its stdin."""
+    path = os.pathsep.join([str(checkout), str(job.parent)])
+    command = [sys.executable, "-c", f"import asyncio, {_PLAYER.stem} as player; asyncio.run(player.main())"]
+    environment = {**os.environ, "PYTHONPATH": path, "CHECKOUT_PLAYER_JOB": str(job)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=job.parent
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def play(asked: Mapping[str, Any]) -> Figures:
+            stdin.write(json.dumps(asked) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+            if not line:
+                raise BenchProcessError(f"the process on {checkout} ended; its last words stand above")
+            figures: Figures = json.loads(line)
+            return figures
+
+        yield play

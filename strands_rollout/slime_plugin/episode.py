@@ -1,0 +1,424 @@
+"""Plays one sample's episode in this process, and fills the sample from it."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from strands_rollout import errors
+from strands_rollout.agent.environment import Task, open_context, running
+from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
+from strands_rollout.agent.limits import EpisodeLimits, StopReason
+from strands_rollout.agent.multi_agent import AgentModels, built_team
+from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
+from strands_rollout.aio import once
+from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
+from strands_rollout.control import ABORT_GRACE_S, Control
+from strands_rollout.exits import exits_as_errors
+from strands_rollout.model.replay_data import ASK_EXPERTS
+from strands_rollout.model.sampling import TokenLimits, turn_seed
+from strands_rollout.model.sglang_model import SGLangModel
+from strands_rollout.own_loop import OwnLoop
+from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs, statuses_of
+from strands_rollout.settings import CODE_TOOL_PATH, MISSING_CODE_TOOL, RolloutSettings, settings_from_args
+from strands_rollout.slime_plugin import sample_writer, slime_adapter
+from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
+from strands_rollout.slime_plugin.garbage import freeze_long_lived
+from strands_rollout.slime_plugin.inputs import episode_prompt, run_settings, with_row_settings
+from strands_rollout.slime_plugin.journal import EpisodeJournal, RecordSink, continued, open_journal
+from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
+from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
+from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules
+from strands_rollout.slime_plugin.slime_adapter import GenerateCall
+from strands_rollout.watchdog import watch_running_loop
+
+logger = logging.getLogger(__name__)
+ROUTING_HEADER: Final = "X-SMG-Routing-Key"
+_PARTIAL_GRACE_S: Final = 4.0
+_warn_of_prompt: Final = functools.cache(functools.partial(logger.warning, MISSING_CODE_TOOL))
+
+
+async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> SampleLike | list[SampleLike]:
+    """Play the episode of a call of `generate`, and fill its sample; a failure is written to the sample.
+
+    Args:
+        call: slime's, or one that a worker was sent.
+        sink: Keeps the episode's steps, and has those of an attempt whose process died; by default the journal of the
+            setting `journal_dir`.
+
+    Returns:
+        See `generate`.
+    """
+    sample = call.sample
+    try:
+        with exits_as_errors("the episode", RuntimeError):
+            settings = with_row_settings(run_settings(call.args), sample.metadata)
+            conditions = functools.partial(episode_conditions, call, settings)
+            sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
+            is_unfinished = sample.status is statuses_of(sample).ABORTED
+            now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
+            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), sink, settings)
+            key = getattr(sample, "session_id", None) or uuid.uuid4().hex
+            grace_s = functools.partial(_engine_grace_s, call.args, settings)
+            control = slime_adapter.rollout_control(call.args, call.sample, settings.should_abort, grace_s)
+            return await _filled(RolloutJob(call, settings, beginning, _fans_out(call), key, control, sink))
+    except Exception as e:  # a training run must survive every failure of one sample
+        return fail_sample(call, e)
+    finally:
+        if sink is not None:
+            sink.close(keep=sample_writer.is_unfinished(sample))
+
+
+def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
+    """Make a sample valid whose episode could not be run or written, even where args can't be read.
+
+    Raises:
+        ConfigError: The sample can't be filled.
+    """
+    args, sample = call.args, call.sample
+    log_failure(sample, error)
+    may_abort = fans_out = False
+    try:
+        with exits_as_errors("reading args", RuntimeError):
+            may_abort = slime_adapter.may_return_aborted(args, sample)
+            fans_out = _fans_out(call)
+    except Exception:  # args may be unreadable, which is what the episode failed of
+        logger.debug("args can't be read", exc_info=True)
+    rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
+    try:
+        with exits_as_errors("it", RuntimeError):
+            sample_writer.write_failure(sample, error, reason_of_failure(error), rules)
+    except Exception as e:  # a sample's own setters may raise anything
+        raise errors.ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
+    try:
+        with exits_as_errors("reading args", RuntimeError):
+            sample_writer.fill_batch_fields(args, sample, call.sampling_params)
+    except Exception:  # as above
+        logger.debug("args can't be read", exc_info=True)
+    return [sample] if sample_writer.is_fan_out(sample, rules) else sample
+
+
+def _fans_out(call: GenerateCall) -> bool:
+    """Whether slime is given lists: by the run's own settings, since it takes lists of all episodes or of none."""
+    wants = settings_from_args(call.args).fan_out
+    return wants and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
+
+
+async def _filled(job: RolloutJob) -> SampleLike | list[SampleLike]:
+    """Play a job and fill its sample."""
+    call, settings = job.call, job.settings
+    ended = await _run(job)
+    episode = ended.episode
+    log_episode(call.sample, episode)
+    # agents that were made outside of a call are done when the episode is
+    succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
+    segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
+    obstacle = _obstacle_to_resuming(job, ended, has_siblings=bool(segments))
+    if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
+        logger.warning("aborted sample will start afresh index=%s reason=%s", call.sample.index, obstacle)
+    may_resume = settings.resume_aborted and not obstacle
+    rules = WritingRules(
+        may_abort=slime_adapter.may_return_aborted(call.args, call.sample),
+        fans_out=job.fans_out,
+        max_staleness=settings.max_staleness,
+        resume_conditions=functools.partial(episode_conditions, call, settings) if may_resume else None,
+        evaluation=call.evaluation,
+        sampling_params=call.sampling_params,
+    )
+    samples = sample_writer.write_episode(call.args, call.sample, ended, rules, segments)
+    for one in samples:
+        sample_writer.fill_batch_fields(call.args, one, call.sampling_params)
+    return samples if sample_writer.is_fan_out(call.sample, rules) else call.sample
+
+
+def _beginning(job: RolloutJob, episode: Episode) -> Beginning:
+    """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
+    program = episode.program
+    if program is None or program.dropped_tokens is None:
+        return job.beginning
+    reset_sample(job.call.sample)
+    return replace(job.beginning, resume=None, dropped_tokens=job.beginning.dropped_tokens + program.dropped_tokens)
+
+
+def _obstacle_to_resuming(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool) -> str:
+    """Why an episode that was aborted can't be resumed; "" if it can."""
+    # neither tokens of siblings can be saved, nor what is outside of the messages
+    if len(ended.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
+        return "it has several segments"
+    if job.settings.resources or job.settings.environment:
+        return "its environment and resources are closed"
+    if ended.episode.is_resumable:
+        return ""
+    return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
+
+
+def reason_of_failure(error: Exception) -> StopReason:
+    """Why no episode could be run, or none could be written."""
+    reasons: dict[type[Exception], StopReason] = {
+        errors.EngineAbortedError: StopReason.ABORTED,
+        errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
+        errors.SandboxError: StopReason.SANDBOX_ERROR,
+        errors.EngineError: StopReason.ENGINE_ERROR,
+        errors.LostEpisodeError: StopReason.WORKER_ERROR,
+        errors.RolloutError: StopReason.SETUP_ERROR,
+    }
+    return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
+
+
+async def _run(job: RolloutJob) -> EndedEpisode:
+    settings, resume = job.settings, job.beginning.resume
+    watch_running_loop()
+    await once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
+    if settings.reward.is_own:
+        await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
+    model = job.build_model()
+    task = await _task(job, model)
+    code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
+    score: dict[str, Any] | None = None
+    state: dict[str, Any] | None = None
+    if resume:
+        model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
+    sub_agents = AgentModels(job.build_model)
+    journal = _journal(job, model, sub_agents, code_calls)
+    # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
+    own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
+    with closing(model.record), sub_agents.active(), job.control.running():  # in which an agent needs a model
+        async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
+            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play
+            task = replace(task, tools=build_tools(settings, code_tool))
+            self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
+            if settings.resources or settings.environment:
+                async with open_context(settings, task, job.control, loop) as opened:
+                    question = job.beginning.question if resume else opened.question
+                    answer = opened.answer if opened.answers else None
+                    episode = await play(job, model, opened.task, self_timed, answer, journal)
+                    if episode.stop_reason in sample_writer.TRAINED_REASONS:
+                        score = await opened.score()
+                        state = await opened.state() if settings.reward.has_evaluator else None
+            else:
+                with running(task):
+                    episode = await play(job, model, task, self_timed, None, journal)
+    models = (model, *sub_agents.made)
+    await asyncio.gather(*(one.finish(job.control.engine_grace_s(one.sent_at or 0.0)) for one in models))
+    if score is None and episode.program is not None:
+        score = episode.program.score
+    is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
+    return EndedEpisode(
+        model,
+        episode,
+        _beginning(job, episode),
+        code_calls=code_calls,
+        sub_agents=sub_agents.made,
+        score=score,
+        question=question,
+        evaluated=evaluated_record(model, episode, state) if is_evaluated else None,
+    )
+
+
+def _journal(
+    job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
+) -> EpisodeJournal | None:
+    if job.sink is None or not job.settings.resume_aborted:
+        return None
+    made, beginning = sub_agents.made, job.beginning
+    journal = EpisodeJournal(job.sink, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
+    if obstacle := _obstacle_of_setting(job):
+        journal.close(obstacle)
+    return journal
+
+
+def _obstacle_of_setting(job: RolloutJob) -> str:
+    """Why no episode of this job can be continued elsewhere; "" if some can."""
+    if job.settings.resources or job.settings.environment:
+        return "its environment and resources are closed"
+    if job.settings.has_program and job.settings.resumable != "replay":
+        return "its program has ended, and may not be started again (resumable: replay)"
+    custom = job.call.sampling_params.get("custom_params")
+    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
+    if asks_top_p or getattr(job.call.args, "use_rollout_routing_replay", False):
+        return "its replay data is lost"
+    return ""
+
+
+async def _task(job: RolloutJob, model: SGLangModel) -> Task:
+    settings, sample = job.settings, job.call.sample
+    # the default prompt speaks of a tool that a factory's agent may not have
+    has_own = settings.agent_factory is not None or settings.has_program
+    is_meant = not has_own or "system_prompt" in settings.model_fields_set
+    if settings.misses_code_tool:
+        _warn_of_prompt()
+    prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
+    metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
+    return Task(
+        prompt.messages,
+        prompt.system_prompt,
+        label=getattr(sample, "label", None),
+        metadata={key: value for key, value in metadata.items() if key != METADATA_KEY},
+        index=getattr(sample, "index", None),
+        evaluation=job.call.evaluation,
+    )
+
+
+async def _play(
+    job: RolloutJob,
+    model: SGLangModel,
+    task: Task,
+    self_timed_tools: Sequence[str],
+    next_message: Callable[[str], Awaitable[str | None]] | None,
+    journal: EpisodeJournal | None,
+) -> Episode:
+    settings, resume = job.settings, job.beginning.resume
+    manager = settings.conversation_manager
+    setup = EpisodeSetup(
+        system_prompt=task.system_prompt,
+        tools=task.tools,
+        limits=_limits(settings),
+        hooks=load_hooks(settings.hooks) if settings.hooks else (),
+        self_timed_tools=self_timed_tools,
+        tool_span=slime_adapter.tool_span(job.call.sample),
+        control=job.control,
+        conversation_manager=load_conversation_manager(manager) if manager else None,
+        progress=resume.progress if resume else None,
+        team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
+        next_message=next_message,
+        journal=journal,
+    )
+    return await run_episode(model, task.messages, setup)
+
+
+async def _play_program(
+    job: RolloutJob,
+    model: SGLangModel,
+    task: Task,
+    _self_timed_tools: Sequence[str],
+    next_message: Callable[[str], Awaitable[str | None]] | None,
+    journal: EpisodeJournal | None,
+    *,
+    loop: OwnLoop | None,
+) -> Episode:
+    from strands_rollout.gateway.program import Program, play_command, play_program
+
+    settings, resume = job.settings, job.beginning.resume
+    if next_message is not None:
+        raise errors.ConfigError("got an environment with answer, which can't speak to a program; expected one without")
+    path, command = settings.agent_program, settings.agent_command
+    play = functools.partial(play_command, command) if command is not None else load_function(str(path))
+    name = "agent_command" if command is not None else f"agent_program {path!r}"
+    return await play_program(
+        Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
+        model,
+        task,
+        limits=_limits(settings),
+        control=job.control,
+        progress=resume.progress if resume else None,
+        journal=journal,
+    )
+
+
+def _limits(settings: RolloutSettings) -> EpisodeLimits:
+    return EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)})
+
+
+def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
+    """The tools in their configured order; `code_tool` is Strands', or None."""
+    tools: list[object] = []
+    for path in settings.tools:
+        tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
+    return tools
+
+
+def log_episode(sample: SampleLike, episode: Episode) -> None:
+    """One line per failed episode; a bug also with its traceback."""
+    reason, error = episode.stop_reason, episode.error
+    if reason is StopReason.INTERNAL_ERROR:
+        logger.error("episode failed index=%s stop_reason=%s", sample.index, reason, exc_info=error)
+    elif error is not None:
+        level = logging.WARNING if reason.endswith("_error") else logging.DEBUG
+        logger.log(level, "episode ended index=%s stop_reason=%s error=%s", sample.index, reason, error)
+
+
+def log_failure(sample: SampleLike, error: Exception) -> None:
+    """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
+    bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
+    logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
+
+
+def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
+    """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
+
+    An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
+    connection.
+    """
+    collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
+    grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
+    if settings.abort_grace_s is not None:
+        grace_s = settings.abort_grace_s
+    return grace_s if slime_adapter.was_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutJob:
+    """An episode to play: a call of `generate`, with what was found out before it begins."""
+
+    call: GenerateCall
+    settings: RolloutSettings  # of this episode
+    beginning: Beginning
+    fans_out: bool  # whether a list of samples can be returned
+    routing_key: str  # keeps its requests on one engine behind a router
+    control: Control
+    sink: RecordSink | None = None  # keeps the episode's steps
+
+    def __post_init__(self) -> None:
+        params = self.call.sampling_params
+        if not isinstance(params, Mapping) or not all(isinstance(name, str) for name in params):
+            raise errors.ConfigError(
+                f"generate got sampling_params={params!r:.200}; expected a mapping of names, such as "
+                'slime\'s {"temperature": 1.0, "max_new_tokens": 8192}'
+            )
+
+    def prepare(self) -> None:
+        """Load the tokenizer and try out its template: all that later models share."""
+        self.build_model()
+        if self.settings.freeze_gc:
+            freeze_long_lived()
+
+    def build_model(self, agent: str = "") -> SGLangModel:
+        """The policy for one agent; the main one has no name."""
+        args, sample, settings = self.call.args, self.call.sample, self.settings
+        params = dict(self.call.sampling_params)
+        if agent and params.get("sampling_seed") is not None:
+            params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
+        makes_own = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
+        may_rewrite = bool(agent or makes_own)
+        limits = TokenLimits(
+            max_response_tokens=params.pop("max_new_tokens", None),
+            max_context_tokens=context_limit(args, evaluation=self.call.evaluation),
+            max_turn_tokens=settings.max_turn_tokens,
+            min_turn_tokens=settings.min_turn_tokens,
+        )
+        return SGLangModel(
+            tokenizer=slime_adapter.tokenizer_of(args, sample),
+            base_url=slime_adapter.router_url(args, settings.model_name),
+            vocab_size=slime_adapter.vocab_size_of(args),
+            tool_parser=settings.tool_parser,
+            sampling_params=params,
+            enable_thinking=settings.enable_thinking,
+            chat_template_kwargs=template_kwargs(args, sample),
+            limits=limits,
+            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
+            headers={ROUTING_HEADER: self.routing_key},
+            continue_aborted=settings.on_engine_abort == "continue",
+            control=self.control,
+            request_span=slime_adapter.request_span(sample),
+            on_rewritten_history="segment" if may_rewrite else "error",
+            conversations="many",
+            transient_context=settings.transient_context,
+            processor=slime_adapter.processor_of(args, sample),
+            engine_patience_s=settings.engine_patience_s,
+        )

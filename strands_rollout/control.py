@@ -260,7 +260,7 @@ def is_in_episode() -> bool:
 
 
 @dataclass(slots=True)
-class ToolCall:
+class RunningCall:
     """A tool call under way.
 
     Attributes:
@@ -280,19 +280,19 @@ class ToolCall:
     timed_out: bool = False
 
 
-_CALL: Final[ContextVar[ToolCall | None]] = ContextVar("strands_rollout_tool_call", default=None)
+_CALL: Final[ContextVar[RunningCall | None]] = ContextVar("strands_rollout_tool_call", default=None)
 
 
-def current_call() -> ToolCall | None:
+def current_call() -> RunningCall | None:
     """Return the tool call that runs here; None outside of one."""
     return _CALL.get()
 
 
 @contextmanager
-def calling(call_id: str) -> Iterator[ToolCall]:
+def calling(call_id: str) -> Iterator[RunningCall]:
     """Make a tool call the current one of whatever the block calls, awaits or starts."""
     outer = _CALL.get()
-    call = ToolCall(call_id, call_id if outer is None else outer.outer_id)
+    call = RunningCall(call_id, call_id if outer is None else outer.outer_id)
     token = _CALL.set(call)
     try:
         yield call

@@ -24,14 +24,20 @@ from strands_rollout.agent.limits import (
     ToolLimiter,
     bound_others,
     bound_tools,
-    contain_exits,
     deadline_end,
-    join_episode,
     limiter_of,
     reason_of_error,
 )
 from strands_rollout.agent.loop import TURN_CUT, FlatCycles, TurnTools
-from strands_rollout.agent.multi_agent import Team, Visits, ask_team, own_team, refuse_interrupts
+from strands_rollout.agent.multi_agent import (
+    Team,
+    Visits,
+    ask_team,
+    contain_exits,
+    join_episode,
+    own_team,
+    refuse_interrupts,
+)
 from strands_rollout.agent.tool_call import ToolSpan, ToolStats, sandbox_fault
 from strands_rollout.control import Control, Deadline
 from strands_rollout.errors import RolloutError, TeamLimitError

@@ -1,12 +1,11 @@
-"""Why an episode ends; and its limits as Strands hooks: tool calls, iterations, time, aborts, calls that can't be read.
+"""Stop reasons, and the limits of an episode as Strands hooks: tool calls and iterations, time, aborts.
 
 `ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -24,11 +23,10 @@ from strands.hooks import (
 from strands.types import exceptions
 
 from strands_rollout import errors
-from strands_rollout.agent.multi_agent import Team, structures_in
+from strands_rollout.agent.multi_agent import Team
 from strands_rollout.agent.tool_call import BoundedTool, ToolSpan, ToolStats, callable_names
 from strands_rollout.client.retry import Fault
 from strands_rollout.control import Control
-from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.answers import failure_message
 from strands_rollout.record.branch import UNPARSED
 from strands_rollout.record.saved import EpisodeProgress
@@ -302,89 +300,5 @@ def bound_others(
     for agent in team.others:
         own_stats = inner_stats if agent in team.tool_agents else stats
         watch = EpisodeWatch(own_stats, control, stats)
-        _watch(agent, [watch, limiter_of(limits)])
-
-
-def contain_exits(team: Team) -> None:
-    """Turn SystemExit and its like into errors where Strands runs a user's code in tasks of its own.
-
-    It runs several calls of one turn, with their hooks and middleware, and the nodes of a graph so; see
-    `exits_as_errors`.
-    """
-    structures = list(structures_in(team.runner))
-    agents = [*team.agents, *team.tool_agents]
-    for one in [*agents, *structures]:
-        hooks: HookRegistry | None = getattr(one, "hooks", None)
-        if hooks is not None:
-            hooks.invoke_callbacks_async = _contained(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
-    for agent in agents:
-        middleware = getattr(agent, "_middleware_registry", None)  # no public way; Strands before 1.62 has none
-        if middleware is not None:
-            middleware.invoke = functools.partial(_contained_stream, middleware.invoke)
-    nodes = [node.executor for one in structures for node in getattr(one, "nodes", {}).values()]
-    for node in {id(node): node for node in nodes}.values():
-        node.stream_async = functools.partial(_contained_stream, node.stream_async)
-
-
-def _contained(call: Callable[..., Any]) -> Callable[..., Any]:
-    async def contained(*given: object, **named: object) -> object:
-        with exits_as_errors("a hook", RuntimeError):
-            return await call(*given, **named)
-
-    return contained
-
-
-async def _contained_stream(stream: Callable[..., Any], *given: object, **named: object) -> AsyncIterator[object]:
-    events = stream(*given, **named)
-    try:
-        while True:
-            try:
-                with exits_as_errors("the agent, or a hook or middleware of it,", RuntimeError):
-                    event = await anext(events)
-            except StopAsyncIteration:
-                return
-            yield event
-    finally:
-        if hasattr(events, "aclose"):  # a generator: its cleanup is not left to the garbage collector
-            await events.aclose()
-
-
-def join_episode(
-    team: Team,
-    history: Sequence[Mapping[str, Any]],
-    system_prompt: str | None,
-    hooks: Mapping[Agent, Sequence[HookProvider]],
-    *,
-    is_resumed: bool,
-) -> None:
-    """Put the episode's history and hooks on agents that somebody else has built.
-
-    Args:
-        team: The agents.
-        history: The messages before the one that is asked, for an agent that plays alone.
-        system_prompt: For such an agent, if it has none.
-        hooks: By the agents that may give the answer.
-        is_resumed: Whether the history is that of an aborted episode.
-
-    Raises:
-        ConfigError: A session manager has brought an agent another episode's history.
-    """
-    for agent in () if is_resumed else (*team.candidates, *team.others):
-        if agent.messages and getattr(agent, "_session_manager", None) is not None:  # there is no public way to ask
-            raise errors.ConfigError(
-                f"the session manager of the agent {agent.name!r} has restored {len(agent.messages)} messages, which "
-                "are no part of this episode; expected a new session. Give each episode a session_id of its own"
-            )
-    for agent, own in hooks.items():
-        _watch(agent, own)
-    if team.is_alone:
-        main = team.candidates[0]
-        shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
-        main.messages = [*shown, *(dict(message) for message in history)]  # type: ignore[list-item] # they are TypedDicts
-        if main.system_prompt is None:
-            main.system_prompt = system_prompt
-
-
-def _watch(agent: Agent, hooks: Sequence[HookProvider]) -> None:
-    for hook in hooks:
-        agent.hooks.add_hook(hook)
+        agent.hooks.add_hook(watch)
+        agent.hooks.add_hook(limiter_of(limits))

@@ -1,12 +1,13 @@
 """The agents of an episode: this package's, or the agent, swarm or graph that a user's factory builds.
 
-Also models for further agents (the same policy, each with a trajectory of its own), and starting and closing agents off
-the event loop: their tool providers start and stop servers.
+Also how they join an episode, models for further agents (the same policy, each with a trajectory of its own), and
+starting and closing agents off the event loop: their tool providers start and stop servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import weakref
 from collections import Counter
@@ -19,6 +20,7 @@ from typing import Any, Final, TypeVar
 from strands import Agent
 from strands.agent import AgentResult
 from strands.handlers.callback_handler import PrintingCallbackHandler, null_callback_handler
+from strands.hooks import HookProvider, HookRegistry
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, Status
 from strands.tools import ToolProvider
 from strands.tools.executors import ConcurrentToolExecutor
@@ -36,6 +38,7 @@ from strands_rollout.agent.tool_loading import (
 )
 from strands_rollout.control import current_call
 from strands_rollout.errors import ConfigError, RolloutError, TeamLimitError, ToolError
+from strands_rollout.exits import exits_as_errors
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_thread import in_own_thread
 
@@ -169,6 +172,87 @@ def _make_quiet(agent: Agent) -> None:
         agent.callback_handler = null_callback_handler
     if type(agent.tool_executor) is ConcurrentToolExecutor:
         agent.tool_executor = TurnTools()
+
+
+def contain_exits(team: Team) -> None:
+    """Turn SystemExit and its like into errors where Strands runs a user's code in tasks of its own.
+
+    It runs several calls of one turn, with their hooks and middleware, and the nodes of a graph so; see
+    `exits_as_errors`.
+    """
+    structures = list(structures_in(team.runner))
+    agents = [*team.agents, *team.tool_agents]
+    for one in [*agents, *structures]:
+        hooks: HookRegistry | None = getattr(one, "hooks", None)
+        if hooks is not None:
+            hooks.invoke_callbacks_async = _contained(hooks.invoke_callbacks_async)  # type: ignore[method-assign]
+    for agent in agents:
+        middleware = getattr(agent, "_middleware_registry", None)  # no public way; Strands before 1.62 has none
+        if middleware is not None:
+            middleware.invoke = functools.partial(_contained_stream, middleware.invoke)
+    nodes = [node.executor for one in structures for node in getattr(one, "nodes", {}).values()]
+    for node in {id(node): node for node in nodes}.values():
+        node.stream_async = functools.partial(_contained_stream, node.stream_async)
+
+
+def _contained(call: Callable[..., Any]) -> Callable[..., Any]:
+    async def contained(*given: object, **named: object) -> object:
+        with exits_as_errors("a hook", RuntimeError):
+            return await call(*given, **named)
+
+    return contained
+
+
+async def _contained_stream(stream: Callable[..., Any], *given: object, **named: object) -> AsyncIterator[object]:
+    events = stream(*given, **named)
+    try:
+        while True:
+            try:
+                with exits_as_errors("the agent, or a hook or middleware of it,", RuntimeError):
+                    event = await anext(events)
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        if hasattr(events, "aclose"):  # a generator: its cleanup is not left to the garbage collector
+            await events.aclose()
+
+
+def join_episode(
+    team: Team,
+    history: Sequence[Mapping[str, Any]],
+    system_prompt: str | None,
+    hooks: Mapping[Agent, Sequence[HookProvider]],
+    *,
+    is_resumed: bool,
+) -> None:
+    """Put the episode's history and hooks on agents that somebody else has built.
+
+    Args:
+        team: The agents.
+        history: The messages before the one that is asked, for an agent that plays alone.
+        system_prompt: For such an agent, if it has none.
+        hooks: By the agents that may give the answer.
+        is_resumed: Whether the history is that of an aborted episode.
+
+    Raises:
+        ConfigError: A session manager has brought an agent another episode's history.
+    """
+    for agent in () if is_resumed else (*team.candidates, *team.others):
+        if agent.messages and getattr(agent, "_session_manager", None) is not None:  # there is no public way to ask
+            raise ConfigError(
+                f"the session manager of the agent {agent.name!r} has restored {len(agent.messages)} messages, which "
+                "are no part of this episode; expected a new session. Give each episode a session_id of its own"
+            )
+    for agent, own in hooks.items():
+        for hook in own:
+            agent.hooks.add_hook(hook)
+    if team.is_alone:
+        main = team.candidates[0]
+        shown = [] if is_resumed else main.messages  # the history of a resumed episode begins with them
+        main.messages = [*shown, *(dict(message) for message in history)]  # type: ignore[list-item] # they are TypedDicts
+        if main.system_prompt is None:
+            main.system_prompt = system_prompt
 
 
 @dataclass(slots=True)

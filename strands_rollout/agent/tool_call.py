@@ -22,7 +22,7 @@ from strands.tools.tools import PythonAgentTool
 from strands.types._events import ToolInterruptEvent, ToolResultEvent
 from strands.types.tools import AgentTool, ToolGenerator, ToolResult, ToolSpec, ToolUse
 
-from strands_rollout.control import Control, ToolCall, calling
+from strands_rollout.control import Control, RunningCall, calling
 from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
@@ -49,7 +49,7 @@ class ToolStats:
         unread: Ids of those from an earlier agent, as long as this one has not had them.
         calls: In the order of their ends: `id`, `tool`, `status` (success, error, timeout or unknown), `s` (seconds),
             `at_s` (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code
-            tool ran: `ToolCall.sandbox`.
+            tool ran: `RunningCall.sandbox`.
     """
 
     control: Control = field(default_factory=Control)
@@ -222,7 +222,7 @@ class BoundedTool(WrappedTool):
             yield result
 
     async def _bounded(
-        self, tool_use: ToolUse, invocation_state: dict[str, Any], call: ToolCall, **kwargs: object
+        self, tool_use: ToolUse, invocation_state: dict[str, Any], call: RunningCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
         """Return the tool's last event; neither a time-out nor an abort waits for a tool that does not end in time."""
         task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
@@ -250,7 +250,7 @@ class BoundedTool(WrappedTool):
                 last = event
             return _plain(last, tool_use["toolUseId"])
 
-    def _count(self, call: ToolCall, event: object, error: BaseException | None) -> None:
+    def _count(self, call: RunningCall, event: object, error: BaseException | None) -> None:
         fault = sandbox_fault(error) or next(iter(call.faults), None)  # of an agent that it asked, who has read of it
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
@@ -266,7 +266,7 @@ class BoundedTool(WrappedTool):
                 if self._stats.on_end is not None:
                     self._stats.on_end()
 
-    def _record(self, call: ToolCall, status: object) -> dict[str, Any]:
+    def _record(self, call: RunningCall, status: object) -> dict[str, Any]:
         """Return the record of a call that has ended, as plain JSON."""
         ended = "timeout" if call.timed_out else "error" if status == "error" else "success"
         seconds = time.monotonic() - call.began_at

@@ -154,7 +154,7 @@ class LayerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Workplace:
     """Where one process works, in a directory that is its alone, and new."""
 
     folder: str
@@ -264,7 +264,7 @@ class Confinement:
         """The descriptors that stay open in a child; none where one could lead out of a changed root."""
         return [] if self.changes_root else self.descriptors.numbers
 
-    def make_place(self, folder: str, index: int, before: Place | None = None) -> Place:
+    def make_place(self, folder: str, index: int, before: Workplace | None = None) -> Workplace:
         """Make a directory, and a ruleset that admits to it; that of the last place at this path can be used again.
 
         A directory of an earlier run shows things of it by its times and size even when it is empty, so it must have
@@ -278,14 +278,14 @@ class Confinement:
             if not self._reads_as_root:
                 os.chown(folder, user, user)
         if "files" not in self.enforced or not self._landlock_abi:
-            return Place(folder, user, None)
+            return Workplace(folder, user, None)
         if before is not None and before.ruleset is not None and before.ruleset.fd >= 0:
             ruleset, uses = before.ruleset, before.uses + 1
             _attempt("files", lambda: ruleset.allow_scratch(folder, run=self._programs))
-            return Place(folder, user, ruleset, uses)
-        return Place(folder, user, _attempt("files", lambda: self._make_ruleset(folder)))
+            return Workplace(folder, user, ruleset, uses)
+        return Workplace(folder, user, _attempt("files", lambda: self._make_ruleset(folder)))
 
-    def apply(self, place: Place) -> None:
+    def apply(self, place: Workplace) -> None:
         """Confine the calling process, which must have one thread, for good."""
         fork_server = os.getppid()
         os.chdir(place.folder)
@@ -314,7 +314,7 @@ class Confinement:
             program = self._filter.program(os.getpid())
             _attempt(self._filter_layer, lambda: install(program))
 
-    def _is_counted_alone(self, place: Place) -> bool:
+    def _is_counted_alone(self, place: Workplace) -> bool:
         """Whether the kernel counts a child's threads apart; an ordinary user's child is made so where that works.
 
         Not where code may start programs: they would find a user without a name.

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
-from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Place
+from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Workplace
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits, files_as, prctl
 
 _CONTROL: Final = 3
@@ -56,7 +56,7 @@ _EXCEPTION: Final = 1
 _LOCKS: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
-def become_child(confinement: Confinement, place: Place, descriptors: tuple[int, int, int]) -> None:
+def become_child(confinement: Confinement, place: Workplace, descriptors: tuple[int, int, int]) -> None:
     """Turn a fork of the fork server into a process that runs code; never returns."""
     try:
         _take_descriptors(descriptors, confinement.kept_descriptors(), place)
@@ -83,7 +83,7 @@ def become_child(confinement: Confinement, place: Place, descriptors: tuple[int,
         os._exit(_EXCEPTION)
 
 
-def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], place: Place) -> None:
+def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], place: Workplace) -> None:
     """Have nothing open but 0 to 3, the kept ones and the ruleset."""
     os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
@@ -432,7 +432,7 @@ class ForkServer:
         self._commands = commands
         self._confinement = confinement
         self._root = root
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, Workplace] = {}
         self._children: dict[int, int] = {}  # process -> place
         self._supervisor = os.getppid()
 

@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.errors import expectation
-from strands_rollout.evaluation.options import Changes
+from strands_rollout.play.options import Changes
 from strands_rollout.secret_mask import MASK, masked_settings
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from typer import Option
 
 from strands_rollout.errors import foreign_code
-from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files import Json
+from strands_rollout.play.options import Changes, checked_url
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -29,12 +29,12 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError, RolloutError, expectation
-from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
-from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files import differences, open_alone, read_json, write_json
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
+from strands_rollout.play.options import EvalOptions
+from strands_rollout.play.rows import json_line
 from strands_rollout.samples import parts_of
 from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings

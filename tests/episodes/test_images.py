@@ -28,12 +28,12 @@ from vision import (
 )
 
 from strands_rollout import Sample, SGLangModel, errors, generate
-from strands_rollout.evaluation.evaluate import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
 from strands_rollout.model.trajectory import Trajectory
+from strands_rollout.play.audit import recording, tito_violations
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
 CALL = call_text("a dot", name="draw")

@@ -13,8 +13,8 @@ from harness import args_for
 
 from strands_rollout import Sample, generate
 from strands_rollout.engine import engine_process
-from strands_rollout.evaluation.rows import read_rows
 from strands_rollout.evaluation.run import shipped_rows
+from strands_rollout.play.rows import read_rows
 
 EPISODES = 6
 SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}

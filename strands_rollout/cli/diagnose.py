@@ -21,7 +21,7 @@ from strands_rollout.cli import options
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.diagnostics import Diagnosis, Question, find_repository
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluation.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
+from strands_rollout.play.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser

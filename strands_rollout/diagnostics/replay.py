@@ -27,11 +27,11 @@ from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tok
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import counter, make_console, show_next
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, EngineUnavailableError
-from strands_rollout.evaluation.evaluate import ask_engine, check_is_engine, served_engine, served_tokenizer
-from strands_rollout.evaluation.options import slime_sampling_params
-from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sampling import turn_params
+from strands_rollout.play.engine import ask_engine, check_is_engine, served_engine, served_tokenizer
+from strands_rollout.play.options import slime_sampling_params
+from strands_rollout.play.rows import json_line
 from strands_rollout.samples import FinishedSample
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.drift import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of

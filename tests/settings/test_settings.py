@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from strands_rollout.cli.commands import app
 from strands_rollout.cli.options import documented
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
+from strands_rollout.play.options import Sampling
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file, settings_from_args
 from strands_rollout.validation import expectation

@@ -503,12 +503,6 @@ def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy |
         return Person(note)
     if options.api_base is not None and options.api_model is not None:
         note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
-        return HostedModel(
-            ChatApi(
-                options.api_base,
-                options.api_model,
-                os.environ.get("OPENAI_API_KEY", ""),
-                timeout_s=_API_TIMEOUT_S,
-            )
-        )
+        key = os.environ.get("OPENAI_API_KEY", "")
+        return HostedModel(ChatApi(options.api_base, options.api_model, key, timeout_s=_API_TIMEOUT_S))
     return None

@@ -204,8 +204,16 @@ def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_p
     command = "python -m server --api-key *** --password=*** --port 8080 --host tools.example"
     assert settings["tools"][1]["command"] == command
     assert settings["tools"][1]["args"] == [
-        *("--token", "***", "--client-secret=***", "-e", "GITHUB_PAT=***", "--verbose", "plain", "-H"),
-        *("Authorization: Bearer ***", "Bearer ***"),
+        "--token",
+        "***",
+        "--client-secret=***",
+        "-e",
+        "GITHUB_PAT=***",
+        "--verbose",
+        "plain",
+        "-H",
+        "Authorization: Bearer ***",
+        "Bearer ***",
     ]
     assert settings["tools"][1]["env"].pop("FROM") == "${FROM_ENV}"
     assert set(settings["tools"][1]["env"].values()) == {"***"}

@@ -196,8 +196,8 @@ LARGE = {
     "accents": "\n\n".join(["$" + "é" * 390 + "$"] * 150),
     "a line of a megabyte": "a" * 1_000_000,
     "a megabyte of Markdown": sized("**a** $x$ `b`\n\n", 1_000_000),
-    "a long word of code": "```java\n" + "a" * 39_000 + "\n```",
-    "brackets of code": "```json\n" + "[" * 39_000 + "\n```",
+    "a long word of code": "```java\n" + "a" * 19_000 + "\n```",
+    "brackets of code": "```json\n" + "[" * 19_000 + "\n```",
     "a megabyte of code": "```python\n" + sized("a = 'b'\n", 1_000_000) + "```",
 }
 
@@ -260,3 +260,18 @@ async def test_colored_code_is_the_codes_own_characters(empty: Page) -> None:
     names = ["python", "py", "python3", "Python", "js", "c++", "klingon", "constructor", ""]
     found = [name for name in names if await empty.run(spans.replace("{}", json.dumps(name)))]
     assert found == names[:6]
+
+
+SLOW_CODE = [
+    ("java", "int x = 1; " + "\N{LATIN SMALL LETTER E WITH ACUTE}" * 300),
+    ("c", "int x = 1; " + "a" * 300),
+    ("javascript", "x = 1;" + "\n" * 300),
+    ("python", "x = 1\n" * 5000),
+]
+
+
+async def test_code_for_which_a_grammar_takes_too_long_stays_uncolored(empty: Page) -> None:
+    for language, code in SLOW_CODE:
+        assert await empty.run(f"colored({json.dumps(code)}, '{language}')") == code, language
+    chinese = json.dumps({"a": "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 300}, ensure_ascii=False)
+    assert await empty.run(f"colored({json.dumps(chinese)}, 'json').querySelectorAll('.hljs-string').length") == 1

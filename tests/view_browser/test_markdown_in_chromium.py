@@ -96,7 +96,7 @@ SHOWN = {
     "brackets in words": (r"so \[x\] is", "p .display math", "x"),
     "lines of a display": ("\\[\na\n- b\n= c\n\\]", ".display math", "a\N{MINUS SIGN}b=c"),
     "a display in a list": ("1. so\n   $$\n   x^2\n   $$\n2. b", "li .display msup", "x2"),
-    "a display with a full stop": ("$$x$$.", "> div", "x."),
+    "a display with a full stop": ("$$x$$.", "", "x."),
     "the usual answer": (r"It is \boxed{34}.", "mrow[style*=border]", "34"),
     "an escaped dollar": (r"$\$5 + x$", "math", "$5+x"),
     "an unknown command": (r"$\nosuch{a}$", "math", r"\nosucha"),

@@ -55,8 +55,7 @@ function nodesOf(token) {
     case "fence": return [codeBlock(token.content, token.info.trim().split(/\s/)[0])];
     case "code_block": return [codeBlock(token.content, "")];
     case "code_inline": return [make("code", "", token.content)];
-    case "formula": return [formula(token.content, token.block)];
-    case "formula_block": return [make("div", "", "", formula(token.content, true), visible(token.info))];
+    case "formula": return [formula(token.content, token.meta.isDisplay), visible(token.meta.rest)];
     case "softbreak": case "hardbreak": return ["\n"];
     case "hr": return [make("hr")];
     default: return [token.nesting > 0 ? make(token.tag) : visible(token.content)];
@@ -82,8 +81,8 @@ function formulaBlock(state, first, last, silent) {
     if (end < 0) { lines.push(text); continue; }
     const rest = text.slice(end + 2).trim();
     if (rest.length > 3) return false; // in the middle of words
-    if (!pushFormula(state, "formula_block", [...lines, text.slice(0, end)].join("\n"), true, silent)) return false;
-    if (!silent) { state.tokens[state.tokens.length - 1].info = rest; state.line = line + 1; }
+    if (!pushFormula(state, [...lines, text.slice(0, end)].join("\n"), { isDisplay: true, rest }, silent)) return false;
+    if (!silent) state.line = line + 1;
     return true;
   }
   return false;
@@ -91,19 +90,19 @@ function formulaBlock(state, first, last, silent) {
 
 function inlineFormula(state, silent) {
   const found = formulaAt(state.src.slice(state.pos, Math.min(state.posMax, state.pos + MAX_FORMULA_CHARS)));
-  if (!found || !pushFormula(state, "formula", found.source, found.isDisplay, silent)) return false;
+  if (!found || !pushFormula(state, found.source, { isDisplay: found.isDisplay, rest: "" }, silent)) return false;
   state.pos += found.length;
   return true;
 }
 
-// false where a text has so many of them that the page would stop
-function pushFormula(state, type, source, isDisplay, silent) {
+// False where a text has so many of them that the page would stop. With `silent`, markdown-it only asks.
+function pushFormula(state, content, meta, silent) {
   const { env } = state;
-  if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + source.length > MAX_CHARS_OF_FORMULAS) return false;
+  if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + content.length > MAX_CHARS_OF_FORMULAS) return false;
   if (silent) return true;
-  Object.assign(state.push(type, "", 0), { content: source, block: isDisplay });
+  Object.assign(state.push("formula", "", 0), { content, meta });
   env.formulas += 1;
-  env.charsOfFormulas += source.length;
+  env.charsOfFormulas += content.length;
   return true;
 }
 

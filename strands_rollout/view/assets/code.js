@@ -11,8 +11,10 @@ function colored(text, language) {
   const grammar = libraries.hljs.getLanguage(language);
   const isSlow = shown.length > MAX_COLORED_CHARS || (grammar && !LINEAR_GRAMMARS.has(grammar.name) && LONG_RUN.test(shown));
   if (!grammar || isSlow) return shown;
-  // not its `value`, which is markup
-  const element = spanOf(libraries.hljs.highlight(shown, { language, ignoreIllegals: true })._emitter.rootNode);
+  // not the result's `value`, which is markup
+  const { rootNode } = libraries.hljs.highlight(shown, { language, ignoreIllegals: true })._emitter;
+  if (isTooDeep(rootNode)) return shown;
+  const element = spanOf(rootNode);
   return element.textContent === shown ? element : shown; // where a grammar fails, the rest is missing
 }
 

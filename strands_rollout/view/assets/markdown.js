@@ -9,7 +9,6 @@ const MAX_FORMULAS = 1000; // in one text
 const MAX_CHARS_OF_FORMULAS = 20000;
 const MAX_FORMULA_CHARS = 2000;
 const MAX_FORMULA_LINES = 40;
-const MAX_FORMULA_DEPTH = 60;
 const MAX_PRICE_CHARS = 400; // what two dollar signs further apart enclose is no formula
 const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
 // macros that a formula defines could grow without bounds
@@ -138,13 +137,7 @@ function formula(source, isDisplay) {
     libraries.temml.render(written, element, { ...TEMML_OPTIONS, displayMode: isDisplay });
   } catch { return plain; } // its parser may raise anything, a stack that overflows too
   // an id or a link could stand for one of the page's own
-  if (element.querySelector(".temml-error, [id], [href]") || isDeeperThan(MAX_FORMULA_DEPTH, element)) return plain;
+  if (element.querySelector(".temml-error, [id], [href]") || isTooDeep(element)) return plain;
   element.title = written;
   return element;
-}
-
-function isDeeperThan(most, element) {
-  let level = [element];
-  for (let depth = 0; depth <= most; depth += 1) level = level.flatMap(({ children }) => [...children]);
-  return level.length > 0;
 }

@@ -20,7 +20,6 @@ from typing import Any, Final
 import orjson
 
 from strands_rollout.dump import DumpRecord, read_dump
-from strands_rollout.dump.record import METADATA_KEY
 from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards

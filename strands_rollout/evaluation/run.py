@@ -126,7 +126,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
-            session = Session(options, settings, sets, file, note)
+            session = EvaluationSession(options, settings, sets, file, note)
             if session.left:
                 await session.play(base_url, tokenizer_dir, log)
             outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
@@ -147,7 +147,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     return report
 
 
-class Session:
+class EvaluationSession:
     """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
 
     Attributes:

@@ -20,7 +20,7 @@ Part = list[Any]
 """["text" | "think", start, end], ["call", id, name, arguments], ["malformed", start, end, id, name, reason], or
 ["result", start, end, id of its call, or None]."""
 
-_USUAL: Final = "hermes"
+_DEFAULT_PARSER: Final = "hermes"
 _WRITES_CALLS: Final = re.compile(
     r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|<atem:|\[[\w.-]+\("
 )
@@ -34,9 +34,10 @@ _BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
 _RESULTS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
     for pattern in (
-        *map(
-            r"<{0}>\n?(.*?)\n?</{0}>".format, ("tool_response", "tool_response:opensource", "tool_result", "response")
-        ),
+        r"<tool_response>\n?(.*?)\n?</tool_response>",
+        r"<tool_response:opensource>\n?(.*?)\n?</tool_response:opensource>",
+        r"<tool_result>\n?(.*?)\n?</tool_result>",
+        r"<response>\n?(.*?)\n?</response>",
         r"<\|tool_response_start\|>(.*?)<\|tool_response_end\|>",
         r"response:[^{\0]*\{value:<\|\"\|>(.*?)<\|\"\|>\}<tool_response\|>",
         r"<\|open\|>message role=\"tool\"[^<\0]*<\|sep\|>(.*?)<\|close\|>message<\|sep\|>",
@@ -95,11 +96,11 @@ def _parser(name: object, turns: Sequence[str]) -> ToolParser:
     except ConfigError:
         pass  # one that was registered elsewhere
     texts = [text for text in turns if _WRITES_CALLS.search(text)]
-    for known in sorted(parser_names(), key=lambda known: known != _USUAL) if texts else ():
+    for known in sorted(parser_names(), key=lambda known: known != _DEFAULT_PARSER) if texts else ():
         read = [part for text in texts for part in get_parser(known).parse(text)]
         if read and all(isinstance(part, ToolCall) for part in read):
             return get_parser(known)
-    return get_parser(_USUAL)
+    return get_parser(_DEFAULT_PARSER)
 
 
 def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:

@@ -212,9 +212,11 @@ async def test_no_text_becomes_so_many_elements_that_the_page_stops(empty: Page)
 async def test_what_markdown_would_leave_out_is_shown_as_it_was_written(empty: Page) -> None:
     quotes = "".join(">" * depth + f" level {depth}\n\n" for depth in range(1, 40))
     lists = "".join("  " * depth + f"- level {depth}\n" for depth in range(40))
-    for text in (quotes, lists, sized("a **b**\n", 70_000)):
+    marks = "*a _b " * 4000 + "c" + " b_ a*" * 4000
+    for text in (quotes, lists, marks, sized("a **b**\n", 70_000)):
         await show(empty, text)
         assert await empty.run("document.querySelector('.md').textContent") == text
+        assert not await empty.run("isTooDeep(document.querySelector('.md'))")
 
 
 PAINTING = (

@@ -37,11 +37,21 @@ function appendTokens(target, tokens) {
   for (const token of tokens) {
     if (token.nesting < 0) { open.pop(); continue; }
     const parent = open[open.length - 1];
-    if (token.type === "inline") { appendTokens(parent, token.children); continue; }
+    if (token.type === "inline") {
+      if (depthOf(token.children) > MAX_NESTING) parent.append(visible(token.content));
+      else appendTokens(parent, token.children);
+      continue;
+    }
     const nodes = nodesOf(token);
     parent.append(...nodes);
     if (token.nesting > 0) open.push(nodes[0]);
   }
+}
+
+function depthOf(tokens) {
+  let [depth, most] = [0, 0];
+  for (const { nesting } of tokens) { depth += nesting; most = Math.max(most, depth); }
+  return most;
 }
 
 // the nodes of a token; what it encloses goes into the first of them

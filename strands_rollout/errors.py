@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 logger = logging.getLogger(__name__)
-
-
-class foreign_code:  # noqa: N801 - used as a statement: `with foreign_code(...) as outcome`
-    """Runs code that is not this package's and may raise anything: a user's tool, a plugin, a damaged file.
-
-    The block ends at an exception, which is then the guard's `error`; CancelledError, KeyboardInterrupt and SystemExit
-    pass. The block may await.
-
-        with foreign_code("a user's reward may raise anything") as outcome:
-            value = reward(sample)
-        if outcome.error is not None:
-            raise ConfigError(...) from outcome.error
-
-    Args:
-        reason: Why the block may raise anything; logged at debug level with the exception.
-    """
-
-    __slots__ = ("error", "reason")
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        self.error: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        self.error = error
-        logger.debug("%s", self.reason, exc_info=error)
-        return True
 
 
 class RolloutError(Exception):

@@ -21,10 +21,20 @@ logger = logging.getLogger(__name__)
 
 LOOP_LOST: Final = "episodes run in Strands' own loop, which costs more with each turn"
 LOOP_NAMES: Final = (
-    *("_background_tasks", "_cancel_message", "_checkpointing", "_default_structured_output_model"),
-    *("_deferred_cancel", "_interrupt_state", "_middleware_registry._handlers", "_observe_cancellation"),
-    *("_session_manager", "add_middleware", "cancel_signal", "event_loop_metrics"),
-    *("tool_executor._execute", "tool_executor._should_retry"),
+    "_background_tasks",
+    "_cancel_message",
+    "_checkpointing",
+    "_default_structured_output_model",
+    "_deferred_cancel",
+    "_interrupt_state",
+    "_middleware_registry._handlers",
+    "_observe_cancellation",
+    "_session_manager",
+    "add_middleware",
+    "cancel_signal",
+    "event_loop_metrics",
+    "tool_executor._execute",
+    "tool_executor._should_retry",
 )
 """Names of an agent that `loop.OwnCycles` reads."""
 _LOST: Final[Mapping[str, tuple[str, str]]] = {

@@ -27,8 +27,15 @@ from types import ModuleType
 from typing import Any
 
 KEPT_VARIABLES = (
-    *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TZ"),
-    *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "TZ",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
 )
 POLL_S = 0.05  # how soon an end that closed no pipe is seen
 DRAIN_S = 0.5  # a process that left the group may hold the pipes open for ever

@@ -193,7 +193,13 @@ _SECRET: Final = re.compile(
     re.IGNORECASE,
 )
 _RESULT_FACTS: Final = (
-    *("stop_reason", "error", "turns", "tool_calls", "tool_errors", "parse_failures", "sampled_tokens"),
+    "stop_reason",
+    "error",
+    "turns",
+    "tool_calls",
+    "tool_errors",
+    "parse_failures",
+    "sampled_tokens",
     "weight_versions",
 )
 _MOST_UNKNOWN: Final = 0.1

@@ -166,15 +166,17 @@ class _Run:
     async def play(self) -> Episode:
         limit_s = self.limits.episode_timeout_s
         deadline = self.control.deadline(self.control.left_s(limit_s), model=self.model)
-        given, score = None, None
-        with errors.foreign_code("every failure of an episode is data for its caller") as outcome:
+        given, score, raised = None, None, None
+        try:
             async with deadline:
                 given = await self._played()
             if not self.tripped.is_set():
                 self.session.leave_record()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
-        reason, error = self._end(outcome.error)
+        except Exception as e:  # a user's program may raise anything, which is data for the caller
+            raised = e
+        reason, error = self._end(raised)
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)

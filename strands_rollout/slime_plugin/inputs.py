@@ -42,8 +42,17 @@ logger = logging.getLogger(__name__)
 SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
 ROW_KEY: Final = "strands_rollout_settings"
 MAY_SET: Final = (
-    *("enable_thinking", "episode_timeout_s", "max_parallel_tool_calls", "max_tool_calls", "max_tool_iterations"),
-    *("max_turn_tokens", "max_user_turns", "min_turn_tokens", "system_prompt", "tool_timeout_s", "tools"),
+    "enable_thinking",
+    "episode_timeout_s",
+    "max_parallel_tool_calls",
+    "max_tool_calls",
+    "max_tool_iterations",
+    "max_turn_tokens",
+    "max_user_turns",
+    "min_turn_tokens",
+    "system_prompt",
+    "tool_timeout_s",
+    "tools",
 )
 _ABSENT: Final = object()
 _search_beside: Final = functools.cache(search_beside)

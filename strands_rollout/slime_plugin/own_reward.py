@@ -40,7 +40,6 @@ from strands_rollout.errors import (
     EngineRejectedError,
     EnvironmentFaultError,
     RolloutError,
-    foreign_code,
 )
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
@@ -170,18 +169,19 @@ def takes_sample_with_args(function: Callable[..., object]) -> bool:
 
 def _positional(function: Callable[..., object]) -> dict[str, bool]:
     """The names of the positional parameters, and whether each must be given."""
-    with foreign_code("what has no signature raises many things"):
+    try:
         known = inspect.signature(function).parameters.values()
-        return {one.name: one.default is one.empty for one in known if one.kind < one.VAR_POSITIONAL}
-    return {}
+    except Exception:  # what has no signature raises many things
+        return {}
+    return {one.name: one.default is one.empty for one in known if one.kind < one.VAR_POSITIONAL}
 
 
 async def _called(path: str, answer: GradedAnswer) -> Scored:
     function = load_function(path)
     arguments = _arguments(function, path, answer)
-    with foreign_code("a user's reward may raise anything") as outcome:
+    try:
         found = await result_of(function, *arguments)
-    if (e := outcome.error) is not None:
+    except Exception as e:  # a user's reward may raise anything
         raise RolloutError(f"{path} raised {type(e).__name__}: {e}{place_in_users_code(e)}") from e
     return scored_as(found, f"the reward of {path}")
 
@@ -232,14 +232,14 @@ async def _judged(judge: Judge, answer: GradedAnswer) -> Scored:
 
 async def _model_reply(judge: Judge, prompt: str) -> str:
     path, limit = str(judge.strands_model), asyncio.timeout(judge.timeout_s)
-    with foreign_code("a Strands model may raise anything") as outcome:
+    try:
         async with limit:
             agent = Agent(model=load_model(path), callback_handler=None, load_tools_from_directory=False)
             return str(await agent.invoke_async(prompt))
-    e = outcome.error
-    if limit.expired():
-        raise EnvironmentFaultError(f"the judge {path} took longer than judge.timeout_s={judge.timeout_s:g}") from e
-    raise EnvironmentFaultError(f"the judge {path} raised {type(e).__name__}: {e}") from e
+    except Exception as e:  # a Strands model may raise anything
+        if limit.expired():
+            raise EnvironmentFaultError(f"the judge {path} took longer than judge.timeout_s={judge.timeout_s:g}") from e
+        raise EnvironmentFaultError(f"the judge {path} raised {type(e).__name__}: {e}") from e
 
 
 async def _api_reply(judge: Judge, prompt: str) -> str:
@@ -305,7 +305,7 @@ async def _evaluated(path: str, judge: Judge | None, answer: GradedAnswer) -> Sc
     is_sync = type(evaluator).evaluate_async is Evaluator.evaluate_async
     ask = in_own_thread(evaluator.evaluate, has_last_moment=False) if is_sync else evaluator.evaluate_async
     given_up = threading.Event()
-    with foreign_code("an evaluator may raise anything") as outcome:
+    try:
         case = _case(answer, reads_session=getattr(evaluator, "evaluation_level", None) is not None)
         _refuse_nothing(evaluator, path, answer)
         _GIVEN_UP.set(given_up)
@@ -315,14 +315,18 @@ async def _evaluated(path: str, judge: Judge | None, answer: GradedAnswer) -> Sc
             given_up.set()
         judged = [output for output in outputs if not output.not_applicable]
         score, passed, reason = evaluator.aggregator(judged or outputs)
-        if judged:
-            return scored_as({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave")
+        scored = (
+            scored_as({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave") if judged else None
+        )
+    except Exception as e:  # an evaluator may raise anything
+        cause = getattr(e, "original_exception", e)  # of what Strands wraps
+        if isinstance(cause, RolloutError):
+            raise cause from e.__cause__
+        kind = RolloutError if judge is None else EnvironmentFaultError
+        raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from e
+    if scored is None:
         raise EnvironmentFaultError(f"the evaluator {path} had nothing to judge: {reason}")
-    cause = getattr(outcome.error, "original_exception", outcome.error)  # of what Strands wraps
-    if isinstance(cause, RolloutError):
-        raise cause
-    kind = RolloutError if judge is None else EnvironmentFaultError
-    raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from outcome.error
+    return scored
 
 
 def _refuse_nothing(evaluator: object, path: str, answer: GradedAnswer) -> None:
@@ -362,9 +366,9 @@ def _made_evaluator(path: str, judge: Judge | None) -> object:
             raise ConfigError(f"{path} takes a model; {_ASKS_FOR_JUDGE}")
         if judge is not None and model is None:
             raise ConfigError(f"got a judge for {path}, which takes no `model`; remove it")
-        with foreign_code("a user's evaluator may raise anything") as outcome:
+        try:
             made = made(model=_limited(_model_of(judge), judge)) if judge is not None else made()
-        if (error := outcome.error) is not None:
+        except Exception as error:  # a user's evaluator may raise anything
             where = f"{path} raised {type(error).__name__}: {error}{place_in_users_code(error)}"
             raise ConfigError(f"{where}; make an evaluator that takes arguments in a function of yours") from error
     if not isinstance(made, Evaluator):

@@ -25,8 +25,14 @@ _MAY_CHANGE: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
 
 # response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
 _NONE_AT_FIRST: Final = (
-    *("loss_mask", "rollout_log_probs", "reward", "rollout_top_p_token_ids", "rollout_top_p_token_offsets"),
-    *("rollout_routed_experts", "teacher_log_probs", "multimodal_train_inputs"),
+    "loss_mask",
+    "rollout_log_probs",
+    "reward",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+    "teacher_log_probs",
+    "multimodal_train_inputs",
 )
 _FRESH: Final[dict[str, Callable[[], object]]] = {
     **dict.fromkeys(_NONE_AT_FIRST, lambda: None),

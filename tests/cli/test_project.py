@@ -124,7 +124,12 @@ def slime_flags(script: Path, *arguments: str) -> dict[str, str]:
 def test_a_projects_script_gives_slime_what_the_launch_kit_does() -> None:
     kit = slime_flags(
         REPOSITORY / "scripts/strands_qwen3_8b.sh",
-        *("--max-response-len", "4096", "--num-rollout", "300", "--eval-samples", "4"),
+        "--max-response-len",
+        "4096",
+        "--num-rollout",
+        "300",
+        "--eval-samples",
+        "4",
     )
     assert len(kit) > 60
     assert slime_flags(REPOSITORY / "strands_rollout/data/project/run_slime.sh") == kit

@@ -172,7 +172,15 @@ def _is_above(folder: Path, most_bytes: int, most_files: int) -> bool:
 
 
 _NAMED_MEMORY: Final = (
-    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "PageTables", "KernelStack", "Percpu"),
+    "MemFree",
+    "Buffers",
+    "Cached",
+    "SwapCached",
+    "AnonPages",
+    "Slab",
+    "PageTables",
+    "KernelStack",
+    "Percpu",
     "Hugetlb",
 )
 

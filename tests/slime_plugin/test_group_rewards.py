@@ -77,8 +77,13 @@ def test_without_normalisation_rewards_stay_as_they_are(args: dict[str, Any]) ->
         ([sample_of(1.0, index=0), sample_of(0.0, index=1, status="TRUNCATED")], [0.5, -0.5]),
     ],
     ids=[
-        *("one group", "groups among each other", "a foreign fan-out has its trained mean"),
-        *("siblings have the main agent's", "a failed main agent", "an index tells a rollout", "nothing tells them"),
+        "one group",
+        "groups among each other",
+        "a foreign fan-out has its trained mean",
+        "siblings have the main agent's",
+        "a failed main agent",
+        "an index tells a rollout",
+        "nothing tells them",
         "a truncated sample counts",
     ],
 )

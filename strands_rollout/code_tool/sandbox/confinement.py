@@ -41,7 +41,11 @@ _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
 _SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
 _PROGRAMS: Final = (  # what a shell finds, and what its programs read
     *(f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/lib64", "/usr/libexec", "/usr/include"),
-    *("/usr/lib/gcc", "/usr/lib/git-core", "/usr/share/git-core", "/usr/share/perl", "/usr/share/perl5"),
+    "/usr/lib/gcc",
+    "/usr/lib/git-core",
+    "/usr/share/git-core",
+    "/usr/share/perl",
+    "/usr/share/perl5",
     *map(str, Path("/usr/lib").glob("python3.*")),
 )
 _SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")

@@ -279,8 +279,18 @@ f = Function("f"); dsolve(f(x).diff(x) - f(x), f(x))
 """,
 }
 _HARMFUL: Final = {
-    *("antigravity", "distutils", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "test", "this", "tkinter", "turtle"),
-    *("turtledemo", "venv"),
+    "antigravity",
+    "distutils",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "test",
+    "this",
+    "tkinter",
+    "turtle",
+    "turtledemo",
+    "venv",
 }
 
 

@@ -350,7 +350,15 @@ def _is_below(left: tuple[int, int], before: tuple[int, int], margin: Sequence[i
 
 
 _NAMED_MEMORY: Final = (
-    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "PageTables", "KernelStack", "Percpu"),
+    "MemFree",
+    "Buffers",
+    "Cached",
+    "SwapCached",
+    "AnonPages",
+    "Slab",
+    "PageTables",
+    "KernelStack",
+    "Percpu",
     "Hugetlb",
 )
 _LEAST_MEMORY: Final = 512 * _MEBIBYTE  # what others have just freed is counted late

@@ -15,7 +15,7 @@ from httpx_aiohttp import AiohttpTransport
 
 from benchmarks.script import Script
 from strands_rollout.errors import RolloutError
-from strands_rollout.evaluation.options import slime_sampling_params
+from strands_rollout.play.options import slime_sampling_params
 
 JobKind = Literal["cpu", "turns", "lag", "rss", "traced", "profile"]
 Collector = Literal["own", "frozen", "unfrozen"]

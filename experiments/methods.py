@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from strands_rollout.errors import ConfigError, TrajectoryError
-from strands_rollout.evaluation.evaluate import Player
-from strands_rollout.evaluation.options import TrainOptions
+from strands_rollout.play.options import TrainOptions
+from strands_rollout.play.player import Player
 from strands_rollout.samples import Sample, recorded_facts
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.template.tokens import (

@@ -17,9 +17,10 @@ import textwrap
 import tomllib
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin, get_type_hints
 from unittest.mock import patch
 
 from pydantic import BaseModel
@@ -29,6 +30,7 @@ from typer.main import get_command
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.cli.commands import app
 from strands_rollout.diagnostics.template_check import check_template
+from strands_rollout.samples import EpisodeFacts
 from strands_rollout.settings import AgentCommand, EpisodeWorkers, Judge, McpServer, RewardSettings, RolloutSettings
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.metrics import PER_SAMPLE
@@ -173,19 +175,38 @@ def settings_table(model: type[BaseModel]) -> str:
 
 
 def stop_reasons_table() -> str:
-    """Stop reasons with what their docstrings say, and the status of the sample."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(StopReason))).body
-    if not isinstance(definition, ast.ClassDef):
-        raise TypeError(f"got {definition}; expected the class StopReason")
-    meanings = {}
-    for assigned, following in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(assigned, ast.Assign) and isinstance(assigned.value, ast.Constant):
-            text = following.value.value if isinstance(following, ast.Expr) else None  # type: ignore[attr-defined]
-            meanings[assigned.value.value] = re.sub(r"\s+", " ", str(text)).rstrip(".")
+    """Stop reasons with their docstrings, and the status of the sample."""
+    meanings = attribute_docstrings(StopReason)
     rows = [
-        [f"`{reason}`", meanings[str(reason)], _status(Sample(), reason, may_abort=True).name] for reason in StopReason
+        [f"`{reason}`", meanings[reason.name].rstrip("."), _status(Sample(), reason, may_abort=True).name]
+        for reason in StopReason
     ]
     return table(["stop reason", "when", "sample"], rows)
+
+
+def facts_table() -> str:
+    """The facts of an episode with their docstrings, and their types in JSON."""
+    kinds = {float: "number", int: "integer", str: "string", bool: "boolean", list: "array", Mapping: "object"}
+    meanings = attribute_docstrings(EpisodeFacts)
+    rows = []
+    for name, hint in get_type_hints(EpisodeFacts).items():
+        kind = get_args(hint)[0]
+        rows.append([f"`{name}`", kinds.get(get_origin(kind) or kind, "any"), meanings[name]])
+    return table(["name", "type", "meaning"], rows)
+
+
+def attribute_docstrings(given: type) -> dict[str, str]:
+    """The docstrings below the attributes of a class, by name, on one line each."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(given))).body
+    if not isinstance(definition, ast.ClassDef):
+        raise TypeError(f"got {definition}; expected a class")
+    found = {}
+    for assigned, following in pairwise(definition.body):
+        target = assigned.targets[0] if isinstance(assigned, ast.Assign) else getattr(assigned, "target", None)
+        text = following.value.value if isinstance(following, ast.Expr) else None  # type: ignore[attr-defined]
+        if isinstance(target, ast.Name) and isinstance(text, str):
+            found[target.id] = re.sub(r"\s+", " ", text)
+    return found
 
 
 def commands_table() -> str:
@@ -349,6 +370,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "commands": commands_table,
     "metrics": metrics_table,
     "layers": layers_picture,
+    "facts": facts_table,
     "rooms": rooms_table,
 }
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Final
 import typer
 
 from strands_rollout.cli.options import run_command
-from strands_rollout.evaluation.evaluate import served_engine, served_tokenizer
-from strands_rollout.evaluation.rows import Row, load_rows
 from strands_rollout.integrations.skyrl import StrandsGenerator
+from strands_rollout.play.engine import served_engine, served_tokenizer
+from strands_rollout.play.rows import Row, load_rows
 from strands_rollout.settings import read_config_file
 
 REPOSITORY = Path(__file__).parents[1]

@@ -112,7 +112,7 @@ class BudgetExhaustedError(RolloutError):
 
 
 class EngineError(RolloutError):
-    """The SGLang server, or a router before it, did not deliver a generation."""
+    """A server (SGLang, a router before it, or a chat API) did not deliver a generation."""
 
 
 class EngineUnavailableError(EngineError):

@@ -300,7 +300,7 @@ class EpisodeFacts:
     tool_s: float | None = None
     """Seconds in tools; tools that ran at once count each."""
     calls: list[Any] | None = None
-    """Each tool call: `tool`, `status`, `at_s` and `s` in seconds, and what the sandbox reported."""
+    """Each tool call: `id`, `tool`, `status`, start `at_s` and length `s` in seconds, and the `sandbox`'s report."""
     code: Mapping[str, Any] | None = None
     """Counts and seconds of the code tool, by name."""
     duration_s: float | None = None

@@ -22,7 +22,7 @@ from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, export, replay, rescore, validate, view
 from strands_rollout.cli.options import Given, check_engine, config, finish, made, run, takes
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import (
+from strands_rollout.play.options import (
     SHIPPED_MODEL,
     DemoOptions,
     EvalOptions,
@@ -371,7 +371,7 @@ def train(
 
 def _complete(given: Given) -> None:
     """Refuse what an option's bounds can't say, and fill in what depends on other options, or on the package."""
-    from strands_rollout.evaluation.rows import shipped_rows
+    from strands_rollout.play.rows import shipped_rows
 
     if given["temperature"] <= 0:
         raise typer.BadParameter(

@@ -21,7 +21,7 @@ from strands_rollout.cli import options
 from strands_rollout.cli.options import Given, check_engine, made, takes
 from strands_rollout.diagnostics import Diagnosis, Question, find_repository
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluation.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
+from strands_rollout.play.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
@@ -287,7 +287,7 @@ def view(
 
 def _print(dumps: Mapping[str, Path], samples: Collection[int], retokeniser: Retokeniser | None) -> None:
     from strands_rollout.dump.terminal import make_console
-    from strands_rollout.view.page import print_dump
+    from strands_rollout.view.terminal import print_dump
 
     console = make_console()
     for name, dump in dumps.items():
@@ -297,11 +297,11 @@ def _print(dumps: Mapping[str, Path], samples: Collection[int], retokeniser: Ret
 
 
 def _named(dumps: Sequence[Path]) -> dict[str, Path]:
-    from strands_rollout.view.page import MOST_RUNS, run_names
+    from strands_rollout.view.page import MAX_RUNS, run_names
 
     named = dict(zip(run_names(dumps), dumps, strict=True))
-    if len(named) < len(dumps) or len(dumps) > MOST_RUNS:
-        raise typer.BadParameter(f"got {', '.join(map(str, dumps))}; expected at most {MOST_RUNS} runs, each once")
+    if len(named) < len(dumps) or len(dumps) > MAX_RUNS:
+        raise typer.BadParameter(f"got {', '.join(map(str, dumps))}; expected at most {MAX_RUNS} runs, each once")
     return named
 
 
@@ -345,7 +345,7 @@ def _write(dumps: Mapping[str, Path], out: Path, retokeniser: Retokeniser | None
 
 def _serve(dumps: Mapping[str, Path], port: int | None, retokeniser: Retokeniser | None) -> None:
     from strands_rollout.dump import read_dump
-    from strands_rollout.view.page import LiveDump, live_server
+    from strands_rollout.view.server import LiveDump, live_server
 
     live, title = LiveDump(dumps, retokeniser), " | ".join(dumps)
     for dump in dumps.values():

@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.options import Changes
+from strands_rollout.play.options import Changes
 from strands_rollout.secret_mask import MASK, masked_settings
 from strands_rollout.validation import expectation
 

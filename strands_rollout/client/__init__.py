@@ -1,1 +1,1 @@
-"""SGLang over HTTP: token ids in, one checked generation out, tried again where that helps."""
+"""SGLang over HTTP: token ids in, one checked generation out; OpenAI-compatible APIs; requests that are sent again."""

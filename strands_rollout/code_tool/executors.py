@@ -1,4 +1,4 @@
-"""What it means to run model-written Python: the `CodeExecutor` protocol, its result, and executors by name.
+"""Executors of model-written Python: the protocol `CodeExecutor`, its result, and executors by name.
 
 An executor that a setting names is made once per process and set of options, and shared. Backends are known by their
 dotted paths alone; none is imported before it is used.
@@ -28,7 +28,7 @@ from strands_rollout.user_code import resolve
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What one piece of code printed, and how it ended.
+    """The output of one piece of code, and how it ended.
 
     Attributes:
         stdout: Decoded as UTF-8 (bad bytes become U+FFFD), head and tail kept when `truncated`.
@@ -60,7 +60,7 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """What an executor offers, for the tool's description; None where it does not know.
+    """The offers of an executor, for the tool's description; None where it does not know.
 
     Attributes:
         libraries: What can be imported besides the standard library.
@@ -118,7 +118,7 @@ class CodeExecutor(Protocol):
 
 
 def facts_of(executor: CodeExecutor) -> ExecutorFacts:
-    """What an executor says of itself; nothing, where it has no `facts`."""
+    """Return the executor's own `facts`, or none where it has none."""
     facts = getattr(executor, "facts", None)
     return facts if isinstance(facts, ExecutorFacts) else ExecutorFacts()
 
@@ -161,7 +161,7 @@ async def retried_once(attempt: Callable[[], Awaitable[ExecutionResult]]) -> Exe
 
 
 class StatelessExecutor(CodeExecutor):
-    """What backends without sessions share: each says in `_run` how a call that has been checked is run."""
+    """The base of backends without sessions: each says in `_run` how a call that has been checked is run."""
 
     def __init__(self, timeout_s: float, max_output_chars: int, facts: ExecutorFacts, **limits: float) -> None:
         check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, **limits)

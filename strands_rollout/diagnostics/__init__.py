@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from typer import Option
 
-from strands_rollout.evaluation.options import Changes, checked_url
 from strands_rollout.files.json_codec import Json
+from strands_rollout.play.options import Changes, checked_url
 
 if TYPE_CHECKING:
     from rich.console import Console

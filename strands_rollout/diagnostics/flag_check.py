@@ -47,7 +47,7 @@ _INSTEAD: Final = {
 }
 
 _PROGRAM: Final = re.compile(r"\btrain(?:_async)?\.py['\"]?(?=\s)")
-_QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*\"""", re.DOTALL)
+_QUOTED: Final = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\$`])*"|\$'(?P<ansi>(?:\\.|[^'\\])*)'""", re.DOTALL)
 _SHELL_CODE: Final = re.compile(r"[$`|&;<>()]")
 _SOURCES_LIBRARY: Final = re.compile(r"^\s*(?:source|\.)\s.*\bslime_launch\.sh\b", re.MULTILINE)
 _NEGATIVE_NUMBER: Final = re.compile(r"-\d+|-\d*\.\d+")
@@ -71,7 +71,7 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     """Take the arguments of a launch script of this package from its dry run, or read a file with a list of them.
 
     Raises:
-        ConfigError: The file can't be read or is another script, or the dry run fails.
+        ConfigError: The file can't be read or is another script, or the dry run fails or trains nothing.
     """
     if script.exists() and not script.is_file():  # a pipe or a device may never end
         raise ConfigError(f"got {script}; expected a regular file, or - for arguments on stdin")
@@ -88,11 +88,15 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
         raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
     if done.exit_code != 0:
         raise ConfigError(f"bash {script} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
+    if not _PROGRAM.search(done.stdout):
+        raise ConfigError(
+            f"bash {script} --dry-run runs no train.py or train_async.py of slime; expected a script that does"
+        )
     return read_arguments(done.stdout, f"bash {script} --dry-run")
 
 
 def _has_dry_run(script: Path, text: str) -> bool:
-    """Whether a script is this package's: one that sources its launch library, or the one of a project of `init`."""
+    """Recognise a script of this package: it sources the launch library, or is `run_slime.sh` of a project."""
     library = script.resolve().parent / "slime_launch.sh"
     is_launch_script = library.is_file() and _SOURCES_LIBRARY.search(text) and "\nread_options " in text
     return bool(is_launch_script or ("--dry-run)" in text and "| strands-rollout doctor --flags -" in text))
@@ -105,7 +109,7 @@ def read_arguments(text: str, source: str) -> Arguments:
         ConfigError: The text is a script, or holds what only a shell can expand or run.
     """
     programs = list(_PROGRAM.finditer(text))
-    arguments = text[programs[-1].end() :] if programs else text
+    arguments = _QUOTED.sub(_without_ansi_quotes, text[programs[-1].end() :] if programs else text)
     shell_code = _SHELL_CODE.search(_QUOTED.sub("", arguments))
     if text.startswith("#!") or shell_code:
         got = f"shell code ({shell_code[0]!r})" if shell_code else "a script"
@@ -120,8 +124,16 @@ def read_arguments(text: str, source: str) -> Arguments:
         raise ConfigError(f"{source} can't be split into arguments: {e}; expected each quoted as for a shell") from e
 
 
+def _without_ansi_quotes(quoted: re.Match[str]) -> str:
+    r"""Quote anew what bash's `printf %q` writes as $'a\nb', which shlex can't read."""
+    if quoted["ansi"] is None:
+        return quoted[0]
+    unescaped = quoted["ansi"].encode().decode("unicode_escape", "replace")  # UTF-8 is escaped byte by byte
+    return shlex.quote(unescaped.encode("latin-1", "replace").decode(errors="replace"))
+
+
 def _is_flag(word: str) -> bool:
-    """Whether argparse takes a word for a flag: it begins with a hyphen and is no number.
+    """Read a word as argparse does: a flag begins with a hyphen and is no number.
 
     The parsers of slime have no flag that looks like a negative number, so that -1 is a value; -1e-5 is none (CPython's
     argparse up to 3.13).
@@ -269,7 +281,7 @@ class FlagFinding:
 
 @dataclass(frozen=True, slots=True)
 class FlagFindings:
-    """How many flags were checked, the faults, errors first, and the words that a dry run could not find."""
+    """The number of flags that were checked, the faults, errors first, and placeholders of what was not found."""
 
     flags: int
     findings: tuple[FlagFinding, ...]
@@ -277,7 +289,7 @@ class FlagFindings:
 
     @property
     def ok(self) -> bool:
-        """Whether no fault is an error."""
+        """True where no fault is an error."""
         return all(finding.severity != "error" for finding in self.findings)
 
 
@@ -356,7 +368,7 @@ class _Use:
         return cls(flag, (joined, *following) if equals else tuple(following))
 
     def shown(self, text: str) -> str:
-        """A value as a report may show it: none of a flag that may hold a secret."""
+        """Quote a value for a report, but none of a flag that may hold a secret."""
         return "(not shown)" if _SECRET.search(self.flag) else repr(text)
 
     def fault(
@@ -402,7 +414,7 @@ def _what_is_unknown(name: str, table: FlagTable) -> tuple[str, str | None]:
 
 
 def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
-    """What this package refuses later, and what slime neither refuses at its start nor uses.
+    """Find what this package refuses later, and what slime neither refuses at its start nor uses.
 
     slime checks at its start which flags go together (slime_validate_args in slime/utils/arguments.py).
     """
@@ -416,14 +428,14 @@ def _conflicts(uses: Sequence[_Use]) -> Iterator[FlagFinding]:
 
 
 def _batch_faults(last: Mapping[str, _Use], values: Mapping[str, str]) -> Iterator[FlagFinding]:
-    """Batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
+    """Find batches that a rollout does not fill, or that Megatron's replicas can't share evenly.
 
     Megatron asks for the second at its start and also with slime's dynamic batch sizes, where the micro batch is 1
     (`init_num_microbatches_calculator` in slime/backends/megatron_utils/initialize.py).
     """
 
     def size(name: str, default: int = 0) -> int:
-        """The flag's value, 0 where it is no whole number."""
+        """Return the flag's value, 0 where it is no whole number."""
         text = values.get(name, str(default))
         return int(text) if text.isdecimal() else 0
 

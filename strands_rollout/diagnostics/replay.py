@@ -27,11 +27,11 @@ from strands_rollout.dump import DumpRecord, TokenTexts, read_dump, recorded_tok
 from strands_rollout.dump.record import check_tokenizer
 from strands_rollout.dump.terminal import counter, make_console, show_next
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, EngineUnavailableError
-from strands_rollout.evaluation.evaluate import ask_engine, check_is_engine, served_engine, served_tokenizer
-from strands_rollout.evaluation.options import slime_sampling_params
-from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sampling import turn_params
+from strands_rollout.play.engine import ask_engine, check_is_engine, served_engine, served_tokenizer
+from strands_rollout.play.options import slime_sampling_params
+from strands_rollout.play.rows import json_line
 from strands_rollout.samples import FinishedSample
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.drift import DriftMeter, DriftTotals, EpisodeDrift, SampledEpisode, totals_of
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedEpisode(SampledEpisode):
+class DumpedEpisode(SampledEpisode):
     """One sample of a dump that has tokens and a policy's turn among them."""
 
     number: int  # its place in the dump, from 0
     record: DumpRecord
 
 
-def nth_episode(path: Path, number: int) -> SavedEpisode:
+def nth_episode(path: Path, number: int) -> DumpedEpisode:
     """The episode at a place of a dump, from 0.
 
     Raises:
@@ -70,7 +70,7 @@ def nth_episode(path: Path, number: int) -> SavedEpisode:
     raise ConfigError(f"got --sample {number}; {path} has {count} samples, counted from 0")
 
 
-def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
+def episode_of(record: DumpRecord, number: int) -> DumpedEpisode | None:
     """The episode of a record; None where nothing was sampled, or its tokens were not kept.
 
     Turns are read from the episode's facts; of a foreign sample each run of trained tokens is one.
@@ -90,7 +90,7 @@ def episode_of(record: DumpRecord, number: int) -> SavedEpisode | None:
         for is_trained, run in groupby(mask):
             start, end = end, end + len(list(run))
             turns += [(start, end)] if is_trained else []
-    return SavedEpisode(sample, record.facts, turns, number, record) if turns else None
+    return DumpedEpisode(sample, record.facts, turns, number, record) if turns else None
 
 
 def run_drift(
@@ -183,7 +183,7 @@ class ReplayedTurn:
 
 
 async def replay(
-    client: SGLangClient, episode: SavedEpisode, params: Mapping[str, Json]
+    client: SGLangClient, episode: DumpedEpisode, params: Mapping[str, Json]
 ) -> AsyncIterator[ReplayedTurn]:
     """Request each turn of an episode again.
 
@@ -204,7 +204,7 @@ async def replay(
 
 
 async def recorded_gaps(
-    http: httpx.AsyncClient, episode: SavedEpisode, *, vocab_size: int | None
+    http: httpx.AsyncClient, episode: DumpedEpisode, *, vocab_size: int | None
 ) -> list[float] | None:
     """For each sampled token the engine's logprob at temperature 1 of that very token, less the recorded one.
 
@@ -255,7 +255,7 @@ def _input_logprobs(answer: Json, tokens: Sequence[int], vocab_size: int | None)
     return {first + at: logprob for at, (logprob, _) in enumerate(entries) if logprob is not None} or None
 
 
-def _recorded_logprobs(episode: SavedEpisode) -> list[float]:
+def _recorded_logprobs(episode: DumpedEpisode) -> list[float]:
     """One for each token, prompt included; empty where none were recorded."""
     recorded = episode.sample.rollout_log_probs
     if not recorded or not any(recorded):  # a sample that is kept out of training has zeros
@@ -312,7 +312,7 @@ async def run_replay(
     return bool(report["same"])
 
 
-def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
+def _params(episode: DumpedEpisode, temperature: float | None, seed: int | None) -> dict[str, Json]:
     """What was asked for; else the episode's own, where they decide what is sampled; else greedy."""
     own = _recorded_params(episode)
     if _decide(own) and temperature is None and seed is None:
@@ -322,7 +322,7 @@ def _params(episode: SavedEpisode, temperature: float | None, seed: int | None) 
     return slime_sampling_params(temperature, 1) | ({} if seed is None else {"sampling_seed": seed})
 
 
-def _recorded_params(episode: SavedEpisode) -> Mapping[str, Json]:
+def _recorded_params(episode: DumpedEpisode) -> Mapping[str, Json]:
     return episode.facts.sampling_params or {}
 
 
@@ -331,7 +331,7 @@ def _decide(params: Mapping[str, Json]) -> bool:
     return params.get("sampling_seed") is not None or params.get("temperature") == 0
 
 
-def _turn(turn: ReplayedTurn, episode: SavedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
+def _turn(turn: ReplayedTurn, episode: DumpedEpisode, tokenizer: PreTrainedTokenizerBase) -> dict[str, Json]:
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 

@@ -31,11 +31,11 @@ from rich.text import Text
 from strands_rollout.dump import DumpRecord, DumpWriter, read_dump
 from strands_rollout.dump.terminal import counter, make_console, printable
 from strands_rollout.errors import ConfigError, DumpError, PromptError, RolloutError, ToolError
-from strands_rollout.evaluation.options import Changes
-from strands_rollout.evaluation.rows import Row, each_row, json_line
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
 from strands_rollout.grading import container_label, label_texts
+from strands_rollout.play.options import Changes
+from strands_rollout.play.rows import Row, each_row, json_line
 from strands_rollout.samples import (
     FAILED_METHODS,
     METADATA_KEY,

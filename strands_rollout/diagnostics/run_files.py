@@ -21,10 +21,10 @@ import yaml
 from strands_rollout import diagnostics
 from strands_rollout.diagnostics import Finding, Question, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
-from strands_rollout.evaluation.rows import Row, each_row
 from strands_rollout.files.json_files import MAX_JSON_BYTES
 from strands_rollout.files.safe_files import read_regular
 from strands_rollout.files.yaml_files import yaml_text
+from strands_rollout.play.rows import Row, each_row
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file
 
 if TYPE_CHECKING:
@@ -197,8 +197,8 @@ def check_data(question: Question) -> Iterator[Finding]:
 
 
 def _check_eval_config(path: Path) -> Finding:
-    from strands_rollout.evaluation.options import Sampling
     from strands_rollout.evaluation.plan import read_eval_config
+    from strands_rollout.play.options import Sampling
 
     try:
         sets = read_eval_config(path, Sampling(samples=1, max_new_tokens=1), limit=None, on_note=lambda _: None)

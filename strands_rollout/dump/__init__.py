@@ -13,7 +13,7 @@ one behind the other. Its keys are:
 
 What JSON has no form for is an object with one key that begins with `$`; see `record`. A line with a higher
 version is refused; keys that are new within a version may be left unread. Facts of the episode (turns, spans, times,
-why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `episode_record`. Secrets are
+why it ended) are where `generate` wrote them, in `metadata["strands_rollout"]`; see `samples.EpisodeFacts`. Secrets are
 masked in `metadata`, `train_metadata` and `apply_chat_template_kwargs`, by the names of their keys and as passwords in
 URLs; and where a secret of the writing process's environment, or of its settings, stands in a text (prompt, response,
 label, reward, metadata), by its value. Tokens are left as they are: they still spell what the policy read and wrote.

@@ -22,13 +22,12 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR
-from strands_rollout.evaluation.options import SHIPPED_MODEL, EvalOptions, Sampling
-from strands_rollout.evaluation.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.grading import label_texts
+from strands_rollout.play.options import EvalOptions, Sampling
+from strands_rollout.play.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.inputs import read_checked_config, to_episode_prompt, with_row_settings
+from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.validation import explained
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
@@ -332,32 +331,3 @@ def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable
         )
     needs_labels = settings.needs_labels
     return [EvalSet.load(file, options.sampling, limit=limit, needs_labels=needs_labels) for file in files]
-
-
-async def load_settings(
-    config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
-) -> RolloutSettings:
-    """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
-    settings = await read_checked_config(config, changes)
-    if base_url is None and model is None and "executor" not in settings.model_fields_set:
-        return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
-    return settings
-
-
-def shipped_model_note(
-    settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
-) -> str | None:
-    """What to say where the shipped model is given an agent that it was not trained for; None where it is not."""
-    plain, names = (
-        RolloutSettings(),
-        ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),
-    )
-    changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
-    if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
-        return None
-    by_name = "one tool by its name, execute_python_code(code), and guesses at"
-    known = by_name if settings.has_code_tool else "only math with the code tool, not"
-    return (
-        f"note: the shipped model knows {known} what your {' and '.join(changed)} say{'s' * (len(changed) == 1)}. Play "
-        f"without a model (strands-rollout try {config} --script FILE, or --you), or with another (--base-url URL)"
-    )

@@ -25,13 +25,13 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat, NonNegativeInt, Validat
 from strands_rollout import __version__
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import EvalOptions
 from strands_rollout.evaluation.plan import EvalSet, SampleKey
-from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files.json_files import differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, whole_lines
 from strands_rollout.grading import NO_ANSWER
 from strands_rollout.grading.comparison import compare
+from strands_rollout.play.options import EvalOptions
+from strands_rollout.play.rows import json_line
 from strands_rollout.samples import parts_of
 from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings

@@ -29,22 +29,8 @@ from strands_rollout.dump import TokenTexts
 from strands_rollout.dump.record import TokenizerIdentity, shown_values
 from strands_rollout.dump.terminal import make_console, print_transcript, progress_bar, show_next
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.evaluation.evaluate import (
-    SHIPPED_MODELS_EXECUTOR,
-    Outcome,
-    Player,
-    RunPlan,
-    Summary,
-    ask_engine,
-    evaluate,
-    playing,
-    served_engine,
-    served_tokenizer,
-    start_executor,
-    tokenizer_folder,
-)
-from strands_rollout.evaluation.options import DemoOptions, EvalOptions, all_changes, slime_sampling_params
-from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets, load_settings, shipped_model_note
+from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
+from strands_rollout.evaluation.plan import DEFAULT_KS, EvalSet, SampleKey, load_sets
 from strands_rollout.evaluation.results import (
     ResultsFile,
     SampleResult,
@@ -53,8 +39,20 @@ from strands_rollout.evaluation.results import (
     run_identity,
     without_problems,
 )
-from strands_rollout.evaluation.rows import read_rows, shipped_rows
 from strands_rollout.files.json_files import write_json
+from strands_rollout.play.engine import (
+    SHIPPED_MODELS_EXECUTOR,
+    ask_engine,
+    load_settings,
+    served_engine,
+    served_tokenizer,
+    shipped_model_note,
+    start_executor,
+    tokenizer_folder,
+)
+from strands_rollout.play.options import DemoOptions, EvalOptions, all_changes, slime_sampling_params
+from strands_rollout.play.player import Outcome, Player, playing
+from strands_rollout.play.rows import read_rows, shipped_rows
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -128,7 +126,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
-            session = Session(options, settings, sets, file, note)
+            session = EvaluationSession(options, settings, sets, file, note)
             if session.left:
                 await session.play(base_url, tokenizer_dir, log)
             outcome = evaluation_report(sets, session.results, options.ks or DEFAULT_KS)
@@ -149,7 +147,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
     return report
 
 
-class Session:
+class EvaluationSession:
     """One session of a run: plays the samples that have no score yet, and keeps each result as it comes.
 
     Attributes:

@@ -35,19 +35,20 @@ from strands_rollout.agent.environment import place_in_users_code
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
-from strands_rollout.evaluation.evaluate import (
-    Outcome,
-    local_server,
-    playing,
-    served_engine,
-    served_tokenizer,
-    start_executor,
-)
-from strands_rollout.evaluation.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
-from strands_rollout.evaluation.plan import checked, load_settings, shipped_model_note
-from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
+from strands_rollout.evaluation.plan import checked
 from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from strands_rollout.files.yaml_files import yaml_text
+from strands_rollout.play.audit import local_server
+from strands_rollout.play.engine import (
+    load_settings,
+    served_engine,
+    served_tokenizer,
+    shipped_model_note,
+    start_executor,
+)
+from strands_rollout.play.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
+from strands_rollout.play.player import Outcome, playing
+from strands_rollout.play.rows import Row, load_rows, shipped_rows
 from strands_rollout.samples import Sample
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
@@ -502,12 +503,6 @@ def _policy(options: TryOptions, note: Callable[[str], None]) -> WrittenPolicy |
         return Person(note)
     if options.api_base is not None and options.api_model is not None:
         note("the API is asked for text: exact tokens, logprobs and training need an SGLang server (--base-url)")
-        return HostedModel(
-            ChatApi(
-                options.api_base,
-                options.api_model,
-                os.environ.get("OPENAI_API_KEY", ""),
-                timeout_s=_API_TIMEOUT_S,
-            )
-        )
+        key = os.environ.get("OPENAI_API_KEY", "")
+        return HostedModel(ChatApi(options.api_base, options.api_model, key, timeout_s=_API_TIMEOUT_S))
     return None

@@ -16,7 +16,7 @@ from math import inf
 from typing import Final
 
 from strands_rollout.grading import numeric, values
-from strands_rollout.grading.expression import GREEK, Node, Notation, canonical, notation_of
+from strands_rollout.grading.expression import GREEK, Expression, Notation, canonical, notation_of
 from strands_rollout.grading.numeric import Budget, OutOfTimeError, TooComplexError, Value
 from strands_rollout.grading.values import Combination, Formula, Key, Matrix, Relation, ValueGroup, exact_number, key_of
 
@@ -172,11 +172,11 @@ def _equal_values(first: Key, second: Key, units: tuple[str, str], budget: Budge
     return numeric.are_equal(_scaled(given, units[0]), _scaled(wanted, units[1]), budget)
 
 
-def _scaled(node: Node, unit: str) -> Node:
+def _scaled(node: Expression, unit: str) -> Expression:
     """In no unit: 50% as 1/2, 180 degrees as pi."""
     if unit == "%":
-        return Node("quotient", (node, Node("number", value=Fraction(100))))
-    return Node("degrees", (node,)) if unit == "°" else node
+        return Expression("quotient", (node, Expression("number", value=Fraction(100))))
+    return Expression("degrees", (node,)) if unit == "°" else node
 
 
 def _without_names(text: str) -> tuple[list[str], list[str]]:
@@ -233,10 +233,10 @@ def equal(first: Key, second: Key, budget: Budget) -> bool:
     return nodes[0] is not None and nodes[1] is not None and numeric.are_equal(nodes[0], nodes[1], budget)
 
 
-def node_of(key: Key) -> Node | None:
+def node_of(key: Key) -> Expression | None:
     """The formula of a number or formula; None for any other key."""
     if isinstance(key, Fraction):
-        return Node("number", value=key)
+        return Expression("number", value=key)
     return key.node if isinstance(key, Formula) else None
 
 
@@ -329,18 +329,20 @@ def _equal_differences(first: Relation, second: Relation, budget: Budget) -> boo
     divisors = [sorted(_divisors(difference), key=repr) for difference in (differences[0], differences[1])]
     if positively or not any(divisors):
         return False
-    products = [Node("product", (one, *by)) for one, by in zip(differences, divisors, strict=True) if one is not None]
+    products = [
+        Expression("product", (one, *by)) for one, by in zip(differences, divisors, strict=True) if one is not None
+    ]
     return numeric.are_proportional(products[0], products[1], budget)
 
 
-def _difference(relation: Relation) -> Node | None:
+def _difference(relation: Relation) -> Expression | None:
     left, right = (node_of(part) for part in relation.parts[:2])
     if len(relation.parts) != 2 or left is None or right is None:
         return None
-    return Node("sum", (left, Node("negative", (right,))))
+    return Expression("sum", (left, Expression("negative", (right,))))
 
 
-def _divisors(node: Node) -> set[Node]:
+def _divisors(node: Expression) -> set[Expression]:
     """The divisors of a formula's terms that hold variables: y = 1/x times them is xy = 1."""
     if node.kind not in ("sum", "product", "negative", "quotient"):
         return set()

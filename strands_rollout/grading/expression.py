@@ -44,7 +44,7 @@ class NotAnExpressionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class Expression:
     """A formula.
 
     Attributes:
@@ -56,7 +56,7 @@ class Node:
     """
 
     kind: str
-    args: tuple[Node, ...] = ()
+    args: tuple[Expression, ...] = ()
     value: Fraction = Fraction(0)
     name: str = ""
 
@@ -70,10 +70,10 @@ class Node:
         return (self.kind == kind and name in ("", self.name)) or any(arg.has(kind, name) for arg in self.args)
 
 
-_ONE: Final = Node("number", value=Fraction(1))
+_ONE: Final = Expression("number", value=Fraction(1))
 
 
-def parse(text: str) -> Node:
+def parse(text: str) -> Expression:
     """The tree of one formula.
 
     Raises:
@@ -119,13 +119,13 @@ class _Parser:
     def next(self) -> str:
         return self._tokens[self._at]
 
-    def sum(self) -> Node:
+    def sum(self) -> Expression:
         self._enter()
         terms = [self._product()]
         while self.next in ("+", "-"):
             terms.append(self._product())  # its sign is its first token
         self._depth -= 1
-        return terms[0] if len(terms) == 1 else Node("sum", tuple(terms))
+        return terms[0] if len(terms) == 1 else Expression("sum", tuple(terms))
 
     def _enter(self) -> None:
         self._depth += 1
@@ -146,7 +146,7 @@ class _Parser:
             minus ^= self._take() == "-"
         return minus
 
-    def _product(self) -> Node:
+    def _product(self) -> Expression:
         minus = self._sign()
         factors = [self._power()]
         while self.next in _TIMES | _OVER or self._begins_factor():
@@ -154,11 +154,11 @@ class _Parser:
                 is_divisor = self._take() in _OVER
                 minus ^= self._sign()
                 factor = self._power()
-                factors.append(Node("quotient", (_ONE, factor)) if is_divisor else factor)
+                factors.append(Expression("quotient", (_ONE, factor)) if is_divisor else factor)
             else:
                 self._side_by_side(factors)
         product = _product_of(factors)
-        return Node("negative", (product,)) if minus else product
+        return Expression("negative", (product,)) if minus else product
 
     def _begins_factor(self) -> bool:
         """Whether a factor follows without a sign; a number can't: `4 2` and `x2` are not products."""
@@ -167,41 +167,41 @@ class _Parser:
         is_end = self.next in _CLOSING.values() or self.next in _TIMES | _OVER
         return not is_end and (self.next in _CLOSING or self.next[-1:].isalpha())
 
-    def _side_by_side(self, factors: list[Node]) -> None:
+    def _side_by_side(self, factors: list[Expression]) -> None:
         """Take one more factor; a whole number and a fraction of two are a mixed number instead."""
         is_fraction = self.next == r"\frac"
         right, left = self._power(), factors[-1]
         is_mixed = is_fraction and right.kind == "quotient" and all(part.kind == "number" for part in right.args)
         if is_mixed and left.kind == "number" and left.value.denominator == 1:
-            factors[-1] = Node("sum", (left, right))
+            factors[-1] = Expression("sum", (left, right))
         else:
             factors.append(right)
 
-    def _power(self) -> Node:
+    def _power(self) -> Expression:
         base = self._atom()
         while self.next in ("!", "^"):
             if self._take() == "!":
                 if self.next == "!":
                     raise NotAnExpressionError("a double factorial")
-                base = Node("factorial", (base,))
+                base = Expression("factorial", (base,))
                 continue
             if base.kind != "degrees" and self._take_degrees():
-                base = Node("degrees", (base,))
+                base = Expression("degrees", (base,))
                 continue
-            base = Node("power", (base, self._exponent()))
+            base = Expression("power", (base, self._exponent()))
             if self.next == "^":
                 raise NotAnExpressionError("two exponents of one base")
         return base
 
-    def _exponent(self) -> Node:
+    def _exponent(self) -> Expression:
         minus = self._sign()
         exponent = self._atom()
         if self.next == "^":  # 2^3^2 is 2^9
             self._take()
             self._enter()
-            exponent = Node("power", (exponent, self._exponent()))
+            exponent = Expression("power", (exponent, self._exponent()))
             self._depth -= 1
-        return Node("negative", (exponent,)) if minus else exponent
+        return Expression("negative", (exponent,)) if minus else exponent
 
     def _take_degrees(self) -> bool:
         for form in ([r"\circ"], ["{", r"\circ", "}"]):
@@ -210,18 +210,18 @@ class _Parser:
                 return True
         return False
 
-    def _atom(self) -> Node:
+    def _atom(self) -> Expression:
         token = self._take()
         if token[0].isdigit() or token[0] == ".":
-            return Node("number", value=Fraction(token.removesuffix(".")))
+            return Expression("number", value=Fraction(token.removesuffix(".")))
         if token in _CLOSING:
             inner = self._inside(_CLOSING[token])
-            return Node(_WRAPPERS[token], (inner,)) if token in _WRAPPERS else inner
+            return Expression(_WRAPPERS[token], (inner,)) if token in _WRAPPERS else inner
         if token == _BAR:
             self._bars += 1
             inner = self._inside(token)
             self._bars -= 1
-            return Node("abs", (inner,))
+            return Expression("abs", (inner,))
         name = token.removeprefix("\\")
         if name in _FUNCTIONS:
             return self._function(name)
@@ -231,21 +231,21 @@ class _Parser:
             return self._of_several(name)
         return self._letter(token)
 
-    def _inside(self, closing: str) -> Node:
+    def _inside(self, closing: str) -> Expression:
         bars, self._bars = self._bars, self._bars if closing == _BAR else 0
         inner = self.sum()
         self._take(closing)
         self._bars = bars
         return inner
 
-    def _letter(self, token: str) -> Node:
+    def _letter(self, token: str) -> Expression:
         if len(token) > 1 and token not in _CONSTANTS and token.removeprefix("\\") not in GREEK:
             raise NotAnExpressionError(f"unknown notation {token!r}")
         if self.next == "_":
-            return Node("symbol", name=f"{token}_{self._subscript()}")
+            return Expression("symbol", name=f"{token}_{self._subscript()}")
         if not token[-1].isalpha():
             raise NotAnExpressionError(f"unexpected {token!r}")
-        return Node("constant" if token in _CONSTANTS else "symbol", name=token.removeprefix("\\"))
+        return Expression("constant" if token in _CONSTANTS else "symbol", name=token.removeprefix("\\"))
 
     def _subscript(self) -> str:
         self._take("_")
@@ -258,24 +258,24 @@ class _Parser:
         self._take("}")
         return "".join(taken)
 
-    def _construct(self, name: str) -> Node:
+    def _construct(self, name: str) -> Expression:
         if name == "sqrt":
-            index = Node("number", value=Fraction(2))
+            index = Expression("number", value=Fraction(2))
             if self.next == "[":
                 self._take()
                 index = self._inside("]")
-            return Node("root", (self._argument(), index))
+            return Expression("root", (self._argument(), index))
         first = self._argument()
-        return Node("quotient" if name == "frac" else "binomial", (first, self._argument()))
+        return Expression("quotient" if name == "frac" else "binomial", (first, self._argument()))
 
-    def _argument(self) -> Node:
+    def _argument(self) -> Expression:
         r"""What a construct applies to: a group, or one token, as in \sqrt2."""
         self._enter()
         node = self._atom()
         self._depth -= 1
         return node
 
-    def _of_several(self, name: str) -> Node:
+    def _of_several(self, name: str) -> Expression:
         """A function of two values or more, between commas."""
         self._enter()
         self._take("(")
@@ -287,28 +287,28 @@ class _Parser:
         self._depth -= 1
         if len(args) < 2:
             raise NotAnExpressionError(f"{name} of one value")
-        return Node(name, tuple(args))
+        return Expression(name, tuple(args))
 
-    def _function(self, name: str) -> Node:
+    def _function(self, name: str) -> Expression:
         exponent = base = None
         while self.next in ("^", "_"):
             if self._take() == "^":
                 minus = self._sign()
                 exponent = self._atom()
-                exponent = Node("negative", (exponent,)) if minus else exponent
+                exponent = Expression("negative", (exponent,)) if minus else exponent
             elif name == "log":
                 base = self._atom()
             else:
                 raise NotAnExpressionError(f"a subscript of {name}")
-        if exponent == Node("negative", (_ONE,)):
+        if exponent == Expression("negative", (_ONE,)):
             if name not in _INVERSES:
                 raise NotAnExpressionError(f"the inverse of {name}")
             name, exponent = _INVERSES[name], None
         argument = self._function_argument()
-        result = Node(name, (argument,) if base is None else (argument, base))
-        return result if exponent is None else Node("power", (result, exponent))
+        result = Expression(name, (argument,) if base is None else (argument, base))
+        return result if exponent is None else Expression("power", (result, exponent))
 
-    def _function_argument(self) -> Node:
+    def _function_argument(self) -> Expression:
         """A group, or the factors side by side up to the next function: sin 2x cos x is sin(2x) cos(x)."""
         self._enter()
         is_group = self.next in ("(", "[", "{")
@@ -318,7 +318,7 @@ class _Parser:
             self._take()
             if not self._take_degrees():
                 raise NotAnExpressionError("an exponent that may belong to the function or to its argument")
-            factors = [Node("degrees", (factors[0],))]
+            factors = [Expression("degrees", (factors[0],))]
         if is_group and self.next in ("^", "!"):
             raise NotAnExpressionError("an exponent that may belong to the function or to its argument")
         while not is_group and self._begins_factor() and self.next not in ("(", "[", "{"):
@@ -327,11 +327,11 @@ class _Parser:
             self._side_by_side(factors)
         self._depth -= 1
         argument = _product_of(factors)
-        return Node("negative", (argument,)) if minus else argument
+        return Expression("negative", (argument,)) if minus else argument
 
 
-def _product_of(factors: list[Node]) -> Node:
-    return factors[0] if len(factors) == 1 else Node("product", tuple(factors))
+def _product_of(factors: list[Expression]) -> Expression:
+    return factors[0] if len(factors) == 1 else Expression("product", tuple(factors))
 
 
 _SAME: Final = (

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Final, TypeAlias
 
-from strands_rollout.grading.expression import Node
+from strands_rollout.grading.expression import Expression
 
 _DIGITS: Final = 160
 _AGREEING_DIGITS: Final = 75
@@ -84,7 +84,7 @@ class Budget:
             raise OutOfTimeError("the comparison takes too long")
 
 
-def are_equal(first: Node, second: Node, budget: Budget) -> bool:
+def are_equal(first: Expression, second: Expression, budget: Budget) -> bool:
     """Whether two formulas have the same value wherever both have one.
 
     A `log` without a base may be natural or decimal, but the same in both.
@@ -102,7 +102,7 @@ def are_equal(first: Node, second: Node, budget: Budget) -> bool:
     return False
 
 
-def are_proportional(first: Node, second: Node, budget: Budget, *, positively: bool = False) -> bool:
+def are_proportional(first: Expression, second: Expression, budget: Budget, *, positively: bool = False) -> bool:
     """Whether one formula is a constant multiple, not 0, of the other, as what two equal equations set to 0 are."""
     if not first.symbols() or first.symbols() != second.symbols():
         return False
@@ -115,7 +115,7 @@ def are_proportional(first: Node, second: Node, budget: Budget, *, positively: b
     return False
 
 
-def value_of(node: Node, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
+def value_of(node: Expression, budget: Budget, symbols: Mapping[str, Fraction] | None = None) -> Value | None:
     """The real value of a formula with these values for its variables; None where it has none."""
     try:
         value = _Evaluation(budget, symbols or {}).of(node)
@@ -124,7 +124,7 @@ def value_of(node: Node, budget: Budget, symbols: Mapping[str, Fraction] | None 
     return value if _is_real(value) else None
 
 
-def root_of_line(node: Node, name: str, budget: Budget) -> tuple[Value, bool] | None:
+def root_of_line(node: Expression, name: str, budget: Budget) -> tuple[Value, bool] | None:
     """Where a formula that is linear in its one variable is 0, and whether it rises; None for any other formula."""
     values = [value_of(node, budget, {name: sample}) for sample in _LINE]
     if node.symbols() != {name} or None in values:
@@ -148,14 +148,16 @@ def is_less(a: Value, b: Value) -> bool:
     return not is_close(a, b) and bool(_float(a) < _float(b))
 
 
-def _readings(first: Node, second: Node, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
+def _readings(first: Expression, second: Expression, budget: Budget) -> Iterator[Iterator[tuple[Value, Value]]]:
     """The values of both at each point; once more with decimal logarithms where one has no base."""
     yield _pairs(first, second, budget, decimal_log=False)
     if first.has("log") or second.has("log"):
         yield _pairs(first, second, budget, decimal_log=True)
 
 
-def _pairs(first: Node, second: Node, budget: Budget, *, decimal_log: bool) -> Iterator[tuple[Value, Value]]:
+def _pairs(
+    first: Expression, second: Expression, budget: Budget, *, decimal_log: bool
+) -> Iterator[tuple[Value, Value]]:
     """The values of both at each point where both have one; at whole numbers if there is no other, as for (-1)^n."""
     is_complex = any(node.has("constant", name) for node in (first, second) for name in ("i", "imath"))
     names = sorted(first.symbols() | second.symbols())
@@ -201,7 +203,7 @@ class _Evaluation:
         self._is_complex = is_complex
         self._decimal_log = decimal_log
 
-    def of(self, node: Node) -> Value:
+    def of(self, node: Expression) -> Value:
         if node.kind == "number":
             return self._checked(node.value)
         if node.kind == "symbol":

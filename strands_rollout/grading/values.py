@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final, TypeAlias
 
-from strands_rollout.grading.expression import Node, NotAnExpressionError, canonical, parse
+from strands_rollout.grading.expression import Expression, NotAnExpressionError, canonical, parse
 
 _ONES: Final = re.findall(
     r"\w+",
@@ -186,7 +186,7 @@ class Formula:
     """What is no number, in its canonical text; `node` is None where the text is not understood."""
 
     text: str
-    node: Node | None = field(compare=False, default=None)
+    node: Expression | None = field(compare=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeAlias
 
 from strands_rollout.errors import ConfigError, ExportError
-from strands_rollout.evaluation.evaluate import Reward, playing
 from strands_rollout.files.json_codec import Json
 from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compared_rewards, finished_episodes
+from strands_rollout.play.player import Reward, playing
 from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY, settings_from_args
 from strands_rollout.slime_plugin.inputs import ROW_KEY

@@ -98,7 +98,7 @@ def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnRequest:
+class SamplingRequest:
     """One turn to be sampled.
 
     Attributes:
@@ -187,7 +187,7 @@ class TurnSampler:
         """Tokens left for new context and the next turn."""
         return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
-    async def sample(self, asked: TurnRequest, *, turn: int | str) -> Generation:
+    async def sample(self, asked: SamplingRequest, *, turn: int | str) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
         A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
@@ -256,7 +256,7 @@ class TurnSampler:
         tail = self._decode(ids[-_STOP_TAIL_TOKENS:]) if stops else ""
         return next((stop for stop in stops if tail.endswith(stop)), None)
 
-    async def _request(self, asked: TurnRequest, params: Mapping[str, Any], *, is_last: bool = False) -> Generation:
+    async def _request(self, asked: SamplingRequest, params: Mapping[str, Any], *, is_last: bool = False) -> Generation:
         """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
         client, config, trajectory = asked.client, asked.config, asked.trajectory
         images = [*trajectory.images, *asked.images]
@@ -309,7 +309,7 @@ class TurnSampler:
             self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
         return self._prompt.followed_by(context_ids)
 
-    def _allowance(self, asked: TurnRequest, turn_cap: int | None) -> tuple[int | None, str]:
+    def _allowance(self, asked: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
         """Tokens that may be sampled, and the limit that will cut them."""
         trajectory = asked.trajectory
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
@@ -341,7 +341,7 @@ class TurnSampler:
                     )
 
 
-def _record(asked: TurnRequest, generation: Generation) -> None:
+def _record(asked: SamplingRequest, generation: Generation) -> None:
     asked.trajectory.append_turn(
         asked.context_ids,
         generation.output_ids,

@@ -416,7 +416,7 @@ class SGLangModel(Model):
         else:
             least = config["limits"].min_turn_tokens
             context_ids = await turn_context(self.template, branch, place, head, room, least)
-        asked = sampling.TurnRequest(
+        asked = sampling.SamplingRequest(
             client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)

@@ -10,9 +10,8 @@ A file begins with a line that names the format. Frames follow, their numbers li
     checksum (CRC-32 of what follows), kind, bytes of the key, bytes of the record; the episode's key; the record
 
 Reading ends at the first frame that is cut or damaged. Finished episodes take no room for long: a file is emptied when
-it has no unfinished one, new episodes begin in another file when it is large, and where there are too many files
-because of episodes that nobody continues (their samples were dropped, their conditions have changed), the oldest of
-these episodes are ended.
+it has no unfinished one, and new episodes begin in another file when it is large. Where episodes that nobody continues
+(their samples were dropped, their conditions have changed) keep too many files, the oldest of them are ended.
 """
 
 from __future__ import annotations
@@ -33,14 +32,15 @@ from typing import Final, Self
 
 logger = logging.getLogger(__name__)
 
-MAX_FILES: Final = 64
-"""Files of a process, beyond which it ends episodes that do not run."""
 MAX_FILE_BYTES: Final = 64 * 2**20
 """Size of a file in which no further episode begins."""
+MAX_BYTES: Final = 4 * 2**30
+"""Size of a process's files together, beyond which it ends episodes that do not run."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
 _LENGTHS: Final = struct.Struct("<BHI")
+_HEAD_BYTES: Final = _CHECKSUM.size + _LENGTHS.size
 _FIRST, _FURTHER, _ENDED = 1, 2, 3
 
 
@@ -123,9 +123,10 @@ class RecordStore:
         if key not in self._file_of:
             if not self._files or self._files[-1].size >= MAX_FILE_BYTES:
                 self._files.append(_File.create(self._folder))
-                for file in self._files[:-MAX_FILES]:
-                    for idle in file.unfinished - self._running:
-                        self._end(idle)
+                for file in self._files[:-1]:
+                    if sum(each.size for each in self._files) > MAX_BYTES:
+                        for idle in file.unfinished - self._running:
+                            self._end(idle)
             self._file_of[key] = self._files[-1]
             self._files[-1].unfinished.add(key)
         return self._file_of[key]
@@ -259,9 +260,9 @@ class _File:
             if not _FORMAT.startswith(start):
                 raise ValueError("it is damaged, or was written by another version of strands-rollout")
             self.size = len(start)
-            while len(head := file.read(_CHECKSUM.size + _LENGTHS.size)) == _CHECKSUM.size + _LENGTHS.size:
+            while len(head := file.read(_HEAD_BYTES)) == _HEAD_BYTES:
                 kind, key_length, length = _LENGTHS.unpack_from(head, _CHECKSUM.size)
-                end = self.size + len(head) + key_length + length
+                end = self.size + _HEAD_BYTES + key_length + length
                 if end > size:
                     break
                 body = file.read(key_length + length)
@@ -282,10 +283,9 @@ class _File:
         self.size = len(_FORMAT)
 
     def remove(self) -> None:
-        try:
+        with suppress(OSError):
             self._path.unlink(missing_ok=True)
-        finally:
-            self.close()
+        self.close()
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -298,20 +298,18 @@ def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
         file = None
         try:
             file = _File(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
-            records = file.read() if file.lock() else None
+            if not file.lock():
+                file.close()
+            elif records := file.read():
+                taken.append((file, records))
+            else:
+                file.remove()
         except FileNotFoundError:  # its process has removed it
-            continue
+            pass
         except (OSError, ValueError) as e:
             logger.warning("can't read %s, whose episodes start from scratch: %s; remove it", path, e)
-            records = None
-        if file is None:
-            continue
-        if records:
-            taken.append((file, records))
-        elif records is None:
-            file.close()
-        else:
-            file.remove()
+            if file is not None:
+                file.close()
     return taken
 
 

@@ -18,7 +18,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -51,13 +51,14 @@ CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens",
 MAX_SAMPLES: Final = 64  # of a step are measured
 MAX_TOKENS: Final = 2**18  # of a step, prompts included, in the samples that are measured; about
 _DIVERGENCE_TOKENS: Final = 8
-_ANY: Final = "probed-{}-of-{}"
-_ANY_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
-_ANYS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
-_MISMATCH_TOKENS: Final = 12
-_MOST_USERS: Final = 2
+# what stands for texts that are not known, in messages that the template renders
+_PLACEHOLDER: Final = "probed-{}-of-{}"
+_PLACEHOLDER_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
+_PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
+_SHOWN_TOKENS: Final = 12
+_MAX_USER_TURNS: Final = 2
 _CALLS: Final = (parsers.ToolCall, parsers.ParseFailure)
-_SUMS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
+_COUNTS: Final = ("sampled_tokens", "turn_drift", "text_drift", "off_policy")
 
 T = TypeVar("T")
 Piece: TypeAlias = int | str
@@ -99,14 +100,14 @@ class TurnReading:
         with suppress(ConfigError):  # an agent without tools needs no parser
             self.parser = parsers.get_parser(parsers.format_of_call(*call))
 
-    def calls(self, ids: Sequence[int]) -> int | None:
-        """How many calls a turn holds, malformed ones included; None without a parser."""
+    def count_calls(self, ids: Sequence[int]) -> int | None:
+        """Count the calls of a turn, malformed ones included; None without a parser."""
         if self.parser is None:
             return None
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Where in a turn's text its prose begins and ends, in characters; None where all of it is."""
+        """Find where in a turn's text its prose begins and ends, in characters; None where all of it is prose."""
         segments = self._segments(ids)
         if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
@@ -127,6 +128,15 @@ class TurnReading:
 
 
 @dataclass(frozen=True, slots=True)
+class _Difference:
+    """The first place where a stretch of context is not what was expected."""
+
+    at: int  # index in the stretch
+    tokens: int  # how many of the stretch's tokens differ
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
 class Mismatch:
     """A stretch of context that is not what the template renders."""
 
@@ -142,10 +152,10 @@ class RenderCheck:
     def __init__(self, reading: TurnReading) -> None:
         self.reading = reading
         self._template, self._encoder = reading.template, reading.template.encoder
-        self._shapes: dict[tuple[int, int], list[Piece] | None] = {}
+        self._renderings: dict[tuple[int, int], list[Piece] | None] = {}
 
     def mismatches(self, episode: SampledEpisode) -> Iterator[Mismatch]:
-        """What differs, at most one for each stretch of context, in order."""
+        """Yield the mismatches in order, at most one for each stretch of context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
         # the template writes an image as one token, of which the processor makes many: then only texts can be compared
@@ -155,87 +165,87 @@ class RenderCheck:
             if is_unknown:
                 found = self._encoding_difference(tokens[start:end])
             elif number == 0:
-                found = self._in_prompt(tokens[:end], episode)
+                found = self._prompt_difference(tokens[:end], episode)
             else:
-                found = self._between(tokens[start:end], tokens[turns[number - 1][0] : start])
+                found = self._turn_difference(tokens[start:end], tokens[turns[number - 1][0] : start])
             if found is not None:
-                at, count, expected = found
-                got = self._encoder.decode(tokens[start + at : min(end, start + at + _MISMATCH_TOKENS)])
-                yield Mismatch(start + at, max(count, 1), got, expected)  # where tokens only lack, none differs
+                at = start + found.at
+                got = self._encoder.decode(tokens[at : min(end, at + _SHOWN_TOKENS)])
+                yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # where tokens only lack, none differs
 
-    def _between(self, context: Sequence[int], turn: Sequence[int]) -> tuple[int, int, str] | None:
-        """The first difference: its position, how many tokens differ, and what was expected."""
-        faults = []
+    def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
+        """Compare what was read after a turn with each form that the template may give it."""
+        differences = []
         for results, users in self._possible_messages(turn):
-            shape = self._shape(results, users)
-            if shape is None:  # the template can't be asked, e.g. for the form of a call's id
+            pieces = self._render_pieces(results, users)
+            if pieces is None:  # the template can't be asked, e.g. for the form of a call's id
                 continue
-            faults.append(self._template_difference(context, shape[1:] if turn[-1] == shape[0] else shape))
-        if faults and None not in faults:
-            return faults[0]
+            differences.append(self._template_difference(context, pieces[1:] if turn[-1] == pieces[0] else pieces))
+        if differences and None not in differences:
+            return differences[0]
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """How many tool results, and user's turns behind them, may follow a turn; none where it is unknown."""
-        calls = self.reading.calls(turn)
+        """List how many tool results, and user's turns behind them, may follow a turn; empty where it is unknown."""
+        calls = self.reading.count_calls(turn)
         if calls is None:
             return []
         # a turn that was cut by length is not searched for calls
         counts = [calls] if turn[-1] in self._template.end_ids else [calls, 0]
-        return [(count, users) for count in counts for users in range(0 if count else 1, _MOST_USERS + 1)]
+        return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
-    def _in_prompt(self, context: Sequence[int], episode: SampledEpisode) -> tuple[int, int, str] | None:
+    def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
         is_rewritten = (episode.facts.segments or 1) > 1
         if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
             return self._encoding_difference(context)
         question = episode.facts.question
         if question is None:
             question = _last_user_text(getattr(episode.sample, "prompt", None))
-        expected = self._ending(_ANY.format("question", 0) if question is None else question)
+        expected = self._render_prompt_end(_PLACEHOLDER.format("question", 0) if question is None else question)
         at = len(context) - sum(map(len, self._split(context)[-len(expected) :]))
         if found := self._template_difference(context[at:], expected, has_free_start=True):
-            return at + found[0], found[1], found[2]
+            return replace(found, at=at + found.at)
         return self._encoding_difference(context)
 
     def _template_difference(
         self, context: Sequence[int], expected: Sequence[Piece], *, has_free_start: bool = False
-    ) -> tuple[int, int, str] | None:
-        """Where the context leaves the template's pieces; `has_free_start` allows any text before the first piece."""
+    ) -> _Difference | None:
+        """Find where the context leaves the template's pieces; `has_free_start` allows any text before the first."""
         at, place, split = 0, 0, self._split(context)
         for number, piece in enumerate(expected):
             ids = split[place] if place < len(split) else []
             if ids and isinstance(piece, str) and self._encoder.is_control(ids[0]):
                 ids = []  # an empty text
             if not self._fits(ids, piece, has_free_start=has_free_start and number == 0):
-                shown = self._encoder.decode([piece]) if isinstance(piece, int) else _ANYS.sub("...", piece)
-                return at, len(context) - at, shown
+                shown = self._encoder.decode([piece]) if isinstance(piece, int) else _PLACEHOLDERS.sub("...", piece)
+                return _Difference(at, len(context) - at, shown)
             at, place = at + len(ids), place + bool(ids)
-        return None if at == len(context) else (at, len(context) - at, "the policy's turn")
+        return None if at == len(context) else _Difference(at, len(context) - at, "the policy's turn")
 
     def _fits(self, ids: Sequence[int], piece: Piece, *, has_free_start: bool) -> bool:
         if isinstance(piece, int):
             return list(ids) == [piece]
         if any(map(self._encoder.is_control, ids)):
             return False
-        parts = [self._encoder.unescape(part) for part in _ANYS.split(piece)]
-        return _has_in_order(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
+        parts = [self._encoder.unescape(part) for part in _PLACEHOLDERS.split(piece)]
+        return _consists_of(self._encoder.decode(ids), ["", *parts] if has_free_start else parts)
 
-    def _encoding_difference(self, context: Sequence[int]) -> tuple[int, int, str] | None:
-        """The first text between control tokens whose tokens are not the tokenizer's own."""
+    def _encoding_difference(self, context: Sequence[int]) -> _Difference | None:
+        """Find the first text between control tokens whose tokens are not the tokenizer's own."""
         at, count, first, shown = 0, 0, None, ""
         for ids in self._split(context):
             if not self._encoder.is_control(ids[0]):
                 own = self._encoder.encode_plain(self._encoder.decode(ids))
                 if own != ids:
                     same = min(shared_length(ids, own), len(ids) - 1)
-                    count += _differing(ids, own)
+                    count += _count_differing(ids, own)
                     if first is None:
-                        first, shown = at + same, f"tokens {own[same : same + _MISMATCH_TOKENS]}"
+                        first, shown = at + same, f"tokens {own[same : same + _SHOWN_TOKENS]}"
             at += len(ids)
-        return None if first is None else (first, count, shown)
+        return None if first is None else _Difference(first, count, shown)
 
     def _split(self, context: Sequence[int]) -> list[list[int]]:
-        """The context cut at its control tokens, each alone."""
+        """Cut the context at its control tokens, each of which is alone."""
         found: list[list[int]] = []
         for token in context:
             if self._encoder.is_control(token) or not found or self._encoder.is_control(found[-1][0]):
@@ -243,44 +253,50 @@ class RenderCheck:
             found[-1].append(token)
         return found
 
-    def _shape(self, calls: int, users: int) -> list[Piece] | None:
-        """What the template makes of so many results and user's turns, from the end of the assistant's turn on."""
-        if (calls, users) not in self._shapes:
+    def _render_pieces(self, calls: int, users: int) -> list[Piece] | None:
+        """Render so many results and user's turns, from the end of the assistant's turn on; None where that fails."""
+        if (calls, users) not in self._renderings:
             messages: list[ChatMessage] = []
             for number in range(calls):
-                name, content = _ANY.format("name", number), _ANY.format("result", number)
-                messages += [{"role": "tool", "name": name, "tool_call_id": _ANY_ID.format(number), "content": content}]
-            messages += [{"role": "user", "content": _ANY.format("question", number)} for number in range(users)]
-            self._shapes[calls, users] = None
+                name, content = _PLACEHOLDER.format("name", number), _PLACEHOLDER.format("result", number)
+                messages += [
+                    {"role": "tool", "name": name, "tool_call_id": _PLACEHOLDER_ID.format(number), "content": content}
+                ]
+            messages += [
+                {"role": "user", "content": _PLACEHOLDER.format("question", number)} for number in range(users)
+            ]
+            self._renderings[calls, users] = None
             with suppress(TemplateError):
-                self._shapes[calls, users] = list(self._encoder.pieces(self._template.render_turn(messages)))
-        return self._shapes[calls, users]
+                self._renderings[calls, users] = list(self._encoder.pieces(self._template.render_turn(messages)))
+        return self._renderings[calls, users]
 
-    def _ending(self, question: str) -> list[Piece]:
-        """How a prompt ends: the text that holds the question, and what follows it."""
-        marked = self._shape(0, 1) or []
-        place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _ANYS.search(piece)), 0)
+    def _render_prompt_end(self, question: str) -> list[Piece]:
+        """Render the end of a prompt: the text that holds the question, and what follows it."""
+        marked = self._render_pieces(0, 1) or []
+        place = next((n for n, piece in enumerate(marked) if isinstance(piece, str) and _PLACEHOLDERS.search(piece)), 0)
         ending = list(self._encoder.pieces(self._template.render_turn([{"role": "user", "content": question}])))[place:]
         first = ending[0] if ending else 0
         if isinstance(first, str) and self._shows_tools_with_question:
-            ending[0] = first[len(_ANYS.split(str(marked[place]))[0]) :]
+            ending[0] = first[len(_PLACEHOLDERS.split(str(marked[place]))[0]) :]
         return ending
 
     @cached_property
     def _shows_tools_with_question(self) -> bool:
-        """Whether tools stand between what opens the first user's turn and its words."""
-        question: ChatMessage = {"role": "user", "content": _ANY.format("question", 0)}
+        """True where tools stand between what opens the first user's turn and its words."""
+        question: ChatMessage = {"role": "user", "content": _PLACEHOLDER.format("question", 0)}
         try:
             shown = list(self._encoder.pieces(self._template.render([question], TOOLS)))
         except TemplateError:  # it shows none
             return False
-        alone = self._shape(0, 1) or []
-        texts = [next((p for p in pieces if isinstance(p, str) and _ANYS.search(p)), "") for pieces in (shown, alone)]
+        alone = self._render_pieces(0, 1) or []
+        texts = [
+            next((p for p in pieces if isinstance(p, str) and _PLACEHOLDERS.search(p)), "") for pieces in (shown, alone)
+        ]
         return not texts[0].endswith(texts[1])
 
 
-def _has_in_order(text: str, parts: Sequence[str]) -> bool:
-    """Whether a text is these parts with anything between them; in time linear in the text."""
+def _consists_of(text: str, parts: Sequence[str]) -> bool:
+    """Match a text against parts that may have anything between them, in time linear in the text."""
     first, *others = parts
     if not others:
         return text == first
@@ -296,7 +312,7 @@ def _has_in_order(text: str, parts: Sequence[str]) -> bool:
 
 
 def _last_user_text(prompt: Json) -> str | None:
-    """The question that ends a prompt, where it is plain text."""
+    """Return the question that ends a prompt, where it is plain text."""
     if isinstance(prompt, str):
         return prompt or None
     last = prompt[-1] if isinstance(prompt, list) and prompt else {}
@@ -304,8 +320,8 @@ def _last_user_text(prompt: Json) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _differing(got: Sequence[int], own: Sequence[int]) -> int:
-    """Tokens between the common beginning and the common end; at least one."""
+def _count_differing(got: Sequence[int], own: Sequence[int]) -> int:
+    """Count the tokens between the common beginning and the common end; at least one."""
     begin = shared_length(got, own)
     end = shared_length(got[begin:][::-1], own[begin:][::-1])
     return max(len(got) - begin - end, 1)
@@ -326,7 +342,7 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDrift:
-    """What was measured of one episode."""
+    """The drift and the mismatches of one episode."""
 
     number: int  # its place among those that are measured, or in its dump, from 0
     index: int | None  # the sample's own
@@ -342,11 +358,11 @@ class EpisodeDrift:
     def counts(self) -> dict[str, int | None]:
         """All numbers, None for what was not compared."""
         mismatched = None if self.mismatches is None else self.mismatched_tokens
-        return {**{name: getattr(self, name) for name in _SUMS}, "mismatched_tokens": mismatched}
+        return {**{name: getattr(self, name) for name in _COUNTS}, "mismatched_tokens": mismatched}
 
     @property
     def is_drifted(self) -> bool:
-        """Whether a sampled token drifts, turn by turn or in the whole text."""
+        """True where a sampled token drifts, turn by turn or in the whole text."""
         return bool(self.turn_drift or self.text_drift)
 
     @property
@@ -357,7 +373,7 @@ class EpisodeDrift:
 
 @dataclass(frozen=True, slots=True)
 class DriftTotals:
-    """What was measured of all episodes: sums of `EpisodeDrift`, and shares of the episodes and sampled tokens, 0 to 1.
+    """Sums of `EpisodeDrift` over all episodes, and shares of the episodes and sampled tokens, 0 to 1.
 
     Mismatches are None where no context was compared.
     """
@@ -483,7 +499,7 @@ class DriftMeter:
 
 
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
-    """The drift of at most `MAX_SAMPLES` samples of a step, with about `MAX_TOKENS`, evenly spread.
+    """Measure at most `MAX_SAMPLES` samples of a step, with about `MAX_TOKENS`, evenly spread.
 
     A sample whose facts don't say what was sampled, or with what is no token id, is left out.
     """
@@ -496,22 +512,22 @@ def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[E
 
 
 def evenly_spread(items: Sequence[T], most: int = MAX_SAMPLES) -> list[T]:
-    """At most so many of these, always the same ones."""
+    """Choose at most so many of these, always the same ones."""
     count = min(len(items), most)
     return [items[position * len(items) // count] for position in range(count)]
 
 
 def _lost(sampled: Sequence[Placed], again: Sequence[Placed]) -> list[int]:
-    """Which of these are not among the others, in ascending order."""
+    """List the positions of tokens that are not among the others, in ascending order."""
     found = set(again)
     return [at for at, placed in enumerate(sampled) if placed not in found]
 
 
 def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
-    """The sums of these."""
+    """Sum up what was measured of episodes."""
     measured = list(drifts)
     drifted = sum(drift.is_drifted for drift in measured)
-    sums = {name: sum(getattr(drift, name) for drift in measured) for name in _SUMS}
+    sums = {name: sum(getattr(drift, name) for drift in measured) for name in _COUNTS}
     checked = [drift for drift in measured if drift.mismatches is not None]
     return DriftTotals(
         episodes=len(measured),

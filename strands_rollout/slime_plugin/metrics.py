@@ -27,11 +27,11 @@ from strands_rollout.log_once import log_once
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, parts_of, run_metric
 from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
+from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
 from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
-from strands_rollout.slime_plugin.workers import pool_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -406,7 +406,7 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 def worker_metrics(samples: Samples) -> Metrics:
     """Episode workers: how long samples waited for a place; of each worker, its load, episodes and restarts."""
     waits = distribution("queue_s", [sample.facts.queue_s for sample in samples])
-    return waits | pool_metrics() if waits else waits
+    return waits | workers.pool_metrics() if waits else waits
 
 
 GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {

@@ -75,7 +75,7 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GradedAnswer:
     """What is rewarded: the text of a sample's last assistant message, with slime's args."""
 
     args: object
@@ -84,7 +84,9 @@ class Answer:
     label: Any
 
 
-async def own_reward(settings: RewardSettings, answer: Answer, built_in: Callable[[], Awaitable[Scored]]) -> Scored:
+async def own_reward(
+    settings: RewardSettings, answer: GradedAnswer, built_in: Callable[[], Awaitable[Scored]]
+) -> Scored:
     """The score of the user's function, or the weighted sum of parts, which are asked for all at once.
 
     `built_in` scores a part that has neither function, judge nor evaluator.
@@ -174,7 +176,7 @@ def _positional(function: Callable[..., object]) -> dict[str, bool]:
     return {}
 
 
-async def _called(path: str, answer: Answer) -> Scored:
+async def _called(path: str, answer: GradedAnswer) -> Scored:
     function = load_function(path)
     arguments = _arguments(function, path, answer)
     with foreign_code("a user's reward may raise anything") as outcome:
@@ -184,7 +186,7 @@ async def _called(path: str, answer: Answer) -> Scored:
     return scored_as(found, f"the reward of {path}")
 
 
-def _arguments(function: Callable[..., object], path: str, answer: Answer) -> tuple[Any, ...]:
+def _arguments(function: Callable[..., object], path: str, answer: GradedAnswer) -> tuple[Any, ...]:
     """What a reward takes, by the number and the names of its parameters."""
     names = _positional(function)
     needed = sum(names.values())
@@ -204,7 +206,7 @@ def check_reward(settings: RewardSettings) -> None:
         if (path := part.function) is not None:
             if hasattr(resolve(path), "evaluate_async"):
                 raise ConfigError(f"{path} is an evaluator and no function; name it as reward.evaluator")
-            _arguments(load_function(path), path, Answer(None, None, "", None))
+            _arguments(load_function(path), path, GradedAnswer(None, None, "", None))
         if part.evaluator is not None:
             _evaluator(part.evaluator, part.judge)
         if (judge := part.judge) is None:
@@ -215,7 +217,7 @@ def check_reward(settings: RewardSettings) -> None:
             raise ConfigError(f"a judge names the variable {missing[0]}, which is not set")
 
 
-async def _judged(judge: Judge, answer: Answer) -> Scored:
+async def _judged(judge: Judge, answer: GradedAnswer) -> Scored:
     asked = facts_of(answer.sample).question or question_of(getattr(answer.sample, "prompt", ""))
     texts = {"question": str(asked), "response": answer.response, "label": str(answer.label)}
     prompt = _PLACES.sub(lambda place: texts[place[1]], judge.prompt)
@@ -295,7 +297,7 @@ class _Evaluator(Protocol):
 _GIVEN_UP: Final[ContextVar[threading.Event]] = ContextVar("given_up")
 
 
-async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
+async def _evaluated(path: str, judge: Judge | None, answer: GradedAnswer) -> Scored:
     from strands_evals.evaluators import Evaluator
 
     evaluator = _evaluator(path, judge)
@@ -323,7 +325,7 @@ async def _evaluated(path: str, judge: Judge | None, answer: Answer) -> Scored:
     raise kind(f"the evaluator {path} raised {type(cause).__name__}: {cause}") from outcome.error
 
 
-def _refuse_nothing(evaluator: object, path: str, answer: Answer) -> None:
+def _refuse_nothing(evaluator: object, path: str, answer: GradedAnswer) -> None:
     """Raise ConfigError where an evaluator would give 0 for what the episode lacks."""
     from strands_evals.evaluators import Equals, StateEquals
 
@@ -444,7 +446,7 @@ def _case_class() -> type[Any]:
     return Case
 
 
-def _case(answer: Answer, *, reads_session: bool) -> object:
+def _case(answer: GradedAnswer, *, reads_session: bool) -> object:
     """The episode as evaluators read it; the trajectory as names of tools where the row expects those, or a Session."""
     facts, label = facts_of(answer.sample), answer.label
     held = facts.evaluated

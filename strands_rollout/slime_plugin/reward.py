@@ -242,7 +242,7 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
 
 async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
     # these import Strands, which this package's own reward does without
-    from strands_rollout.slime_plugin.own_reward import Answer, own_reward, scored_as
+    from strands_rollout.slime_plugin.own_reward import GradedAnswer, own_reward, scored_as
     from strands_rollout.user_code import search_beside
 
     async def built_in() -> Scored:
@@ -252,7 +252,7 @@ async def _own_reward(settings: RewardSettings, sample: object, args: object) ->
         return scored_as({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
 
     search_beside(getattr(args, "custom_config_path", None))
-    answer = Answer(args, sample, _answer_text(sample), getattr(sample, "label", None))
+    answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))
     scored = await own_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"
     return _as_scored(settings, scored, sample, method)

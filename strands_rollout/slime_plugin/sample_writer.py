@@ -9,7 +9,7 @@ import copy
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 
@@ -261,28 +261,39 @@ def _append_part(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory, pa
     if part.end <= written:
         return
     if part.start > written:
-        _append(args, sample, tokens=trajectory.token_ids[written : part.start], trainable=False)
+        _append(args, sample, trajectory.token_ids[written : part.start])
     meta_info, (layers, top_k) = dict(part.meta_info), _experts(args)
     if layers and top_k:
         start = 0 if part.start == trajectory.prompt_length else written - 1
         meta_info = located_experts(meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
     tokens, logprobs = trajectory.token_ids[part.start : part.end], trajectory.logprobs[part.start : part.end]
     try:
-        _append(args, sample, tokens=tokens, log_probs=logprobs, trainable=True, meta_info=meta_info)
+        _append(args, sample, tokens, logprobs, meta_info)
     except ValueError as e:
         raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
 
 
-def _append(args: SlimeArgs, sample: SampleLike, **appended: object) -> None:
-    """Sample.append_response_tokens, also for slime before 0.3.1, whose Sample has no such method."""
-    if hasattr(sample, "append_response_tokens"):
-        sample.append_response_tokens(args, **appended)
+def _append(
+    args: SlimeArgs,
+    sample: SampleLike,
+    tokens: list[int],
+    log_probs: list[float] | None = None,
+    meta_info: Mapping[str, Any] | None = None,
+) -> None:
+    """Append sampled tokens with their logprobs, or context without: `Sample.append_response_tokens` of any slime."""
+    own: Any = sample
+    is_sampled = log_probs is not None
+    if hasattr(own, "append_response_tokens"):
+        own.append_response_tokens(args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info)
         return
-    Sample.append_response_tokens(cast("Any", sample), args, **cast("Any", appended))
+    # slime before 0.3.1, whose Sample has no such method
+    Sample.append_response_tokens(
+        own, args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info
+    )
     layers, top_k = _experts(args)
     if layers and top_k:
-        meta_info, known = cast("Any", appended.get("meta_info") or {}), sample.rollout_routed_experts
-        sample.rollout_routed_experts = joined_experts(meta_info, known, layers=layers, top_k=top_k)
+        known = sample.rollout_routed_experts
+        sample.rollout_routed_experts = joined_experts(meta_info or {}, known, layers=layers, top_k=top_k)
 
 
 def _experts(args: SlimeArgs) -> tuple[int, int]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from strands_rollout.control import Control, EngineGrace, short_grace
-from strands_rollout.errors import ConfigError, ToolError, foreign_code
+from strands_rollout.errors import ConfigError, ToolError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import SampleLike, SlimeArgs
@@ -354,13 +354,12 @@ def within_spans(spans: object) -> Iterator[None]:
 @contextmanager
 def _tracing(step: str) -> Iterator[None]:
     """Keeps a trace from failing an episode; each kind of error is logged once per process."""
-    with foreign_code("slime's trace may raise anything") as outcome, exits_as_errors("slime's trace", RuntimeError):
-        yield
-    error = outcome.error
-    if error is not None:
+    try:
+        with exits_as_errors("slime's trace", RuntimeError):
+            yield
+    except Exception as e:  # slime's trace may raise anything
         words = "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s"
-        kind = type(error)
-        log_once(logger, logging.WARNING, words, step, kind.__name__, error, key=(step, kind), exc_info=error)
+        log_once(logger, logging.WARNING, words, step, type(e).__name__, e, key=(step, type(e)), exc_info=e)
 
 
 def _slimes_trace() -> ModuleType:
@@ -372,11 +371,13 @@ def _slimes_trace() -> ModuleType:
     fault: Exception | None = None
     loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing
     for name in (*loaded, *_TRACE_MODULES):
-        with foreign_code("another program's import may raise anything") as outcome:
+        try:
             found = importlib.import_module(name)
-            if hasattr(found, "trace_span"):
-                return found
-        fault = outcome.error or fault
+        except Exception as e:  # another program's import may raise anything
+            fault = e
+            continue
+        if hasattr(found, "trace_span"):
+            return found
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
 
 

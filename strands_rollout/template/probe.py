@@ -221,7 +221,7 @@ def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
     return f"{ids[index]} {encoder.decode(ids[index : index + 1])!r}" if index < len(ids) else "the end"
 
 
-class WrittenCall(NamedTuple):
+class CallTurn(NamedTuple):
     """An assistant's turn with one call and nothing else, as a template writes it."""
 
     turn: str
@@ -253,7 +253,7 @@ class ProbedTemplate:
     tools_error: str | None
     user_turns_error: str | None
     system_error: str | None
-    written_call: WrittenCall
+    written_call: CallTurn
     notes: tuple[str, ...]
 
 
@@ -320,7 +320,7 @@ def _is_open(prompt: str, tag: str) -> bool:
     return bool(tags) and not _CLOSING.match(tags[-1])
 
 
-def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall:
+def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
     """How a template writes a call."""
     name, arguments = "probe", {"x": "probed-argument"}
     turn, shown = written_calls(template, ends, [(name, arguments)]), ""
@@ -328,7 +328,7 @@ def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> WrittenCall
         with suppress(TemplateError):
             shown = template.encoder.unescape(template.render([user("question")], TOOLS))
         shown += "".join(template.encoder.control_ids)
-    return WrittenCall(turn, name, arguments, shown)
+    return CallTurn(turn, name, arguments, shown)
 
 
 def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

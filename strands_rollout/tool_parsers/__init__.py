@@ -133,7 +133,7 @@ def format_of_call(turn: str, name: str, arguments: Mapping[str, Any], shown: st
         turn: An assistant's turn with one call, as a chat template writes it; "" where it writes none.
         name: The called tool.
         arguments: The call's arguments, strings all.
-        shown: What else may tell the format of a template that writes no calls; see `WrittenCall`.
+        shown: What else may tell the format of a template that writes no calls; see `CallTurn`.
 
     Raises:
         ConfigError: No known format has that call in the turn, or several have; the message names the choices.

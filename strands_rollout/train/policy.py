@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils.logging import disable_progress_bar
 
 from strands_rollout.errors import ConfigError, RolloutError, TrajectoryError
-from strands_rollout.evaluation.options import UpdateSettings
 from strands_rollout.files.safe_files import replaced
+from strands_rollout.play.options import UpdateSettings
 from strands_rollout.train.rollouts import TrainingSequence
 
 _MOST_KL: Final = 10.0

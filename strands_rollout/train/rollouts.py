@@ -23,9 +23,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.evaluation.evaluate import Generate, Player
-from strands_rollout.evaluation.options import TrainOptions, slime_sampling_params
-from strands_rollout.evaluation.rows import Row
+from strands_rollout.play.options import TrainOptions, slime_sampling_params
+from strands_rollout.play.player import Generate, Player
+from strands_rollout.play.rows import Row
 from strands_rollout.samples import (
     NO_JUDGE,
     Sample,

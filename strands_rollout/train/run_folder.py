@@ -24,12 +24,12 @@ from rich.console import Console
 
 from strands_rollout.dump.terminal import progress_bar
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.options import TrainOptions
-from strands_rollout.evaluation.rows import json_line
 from strands_rollout.files.json_files import differences, read_json, write_json
 from strands_rollout.files.json_log import JsonLog, whole_lines
 from strands_rollout.files.safe_files import open_alone, replaced
 from strands_rollout.integrations.table import check_wandb, start_run
+from strands_rollout.play.options import TrainOptions
+from strands_rollout.play.rows import json_line
 from strands_rollout.samples import PART_PREFIX, Sample
 from strands_rollout.train.rollouts import Group
 

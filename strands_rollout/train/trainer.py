@@ -25,12 +25,12 @@ from strands_rollout import __version__
 from strands_rollout.client.transport import create_client, parse_base_url, redacted
 from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineUnavailableError, TrajectoryError
-from strands_rollout.evaluation.evaluate import SHIPPED_MODELS_EXECUTOR, Player, playing, served_engine, start_executor
-from strands_rollout.evaluation.options import TrainOptions, all_changes
-from strands_rollout.evaluation.plan import shipped_model_note
-from strands_rollout.evaluation.rows import Row, load_rows, shipped_rows
 from strands_rollout.files.json_files import write_json
 from strands_rollout.integrations.table import check_wandb
+from strands_rollout.play.engine import SHIPPED_MODELS_EXECUTOR, served_engine, shipped_model_note, start_executor
+from strands_rollout.play.options import TrainOptions, all_changes
+from strands_rollout.play.player import Player, playing
+from strands_rollout.play.rows import Row, load_rows, shipped_rows
 from strands_rollout.samples import Sample, run_metric
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.inputs import read_checked_config

@@ -1,4 +1,4 @@
-"""What each token of a sample is, which turn sampled it, and what most turns of a dump do.
+"""Kinds of a sample's tokens, the turns that sampled them, and the rules that most turns of a dump keep.
 
 All is read without trust: a dump is looked at when something is wrong with it.
 """
@@ -29,7 +29,7 @@ _LEAST_ENDS: Final = 0.1
 
 
 class TurnSpan(NamedTuple):
-    """Neighbouring tokens that one turn sampled with one weight version; positions count from the prompt's first."""
+    """Neighboring tokens that one turn sampled with one weight version; positions count from the prompt's first."""
 
     turn: int
     start: int
@@ -46,8 +46,8 @@ class TokenLists:
         prompt_length: Tokens before the response, at least 0.
         loss_mask: One per response token where nothing is wrong; all 1 where the sample has none, as slime reads it.
         logprobs: One per response token where nothing is wrong; empty where the sample has none.
-        spans: What was sampled, in order; by the mask where the episode's facts don't say.
-        spans_recorded: Whether the facts say so.
+        spans: Sampled tokens, in order; by the mask where the episode's facts don't say.
+        spans_recorded: True where the facts say so.
     """
 
     ids: list[int]
@@ -59,7 +59,7 @@ class TokenLists:
 
     @classmethod
     def of(cls, record: DumpRecord) -> TokenLists:
-        """Those of a record."""
+        """Read a record's lists."""
         values = record.values
         ids, length = _list(values.get("tokens"), int), values.get("response_length")
         prompt_length = min(max(len(ids) - (length if isinstance(length, int) else 0), 0), len(ids))
@@ -87,7 +87,7 @@ class TokenLists:
 
 
 def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
-    """One of "prompt", "context", "trained", "failed", "removed", "stale", "masked" and "unknown" per token.
+    """Tell "prompt", "context", "trained", "failed", "removed", "stale", "masked" and "unknown" tokens apart.
 
     "masked" is sampled and not trained for no reason that the sample gives, "unknown" has no mask.
     """
@@ -113,7 +113,7 @@ def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
 
 
 def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
-    """Neighbours of one kind: the kind, its first position, and its end."""
+    """Join neighbors of one kind: the kind, its first position, and its end."""
     found, start = [], 0
     for kind, group in groupby(kinds):
         end = start + len(list(group))
@@ -129,7 +129,7 @@ def _list(value: object, kind: type) -> list[Any]:
 
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
-    """Those of the facts, where they are within the sample's tokens."""
+    """Read the facts' spans, where all of them are within the sample's tokens."""
     found = [TurnSpan(turn, start, end, _named(*version)) for turn, start, end, *version in record.facts.spans or ()]
     return found if found and all(0 <= span.start <= span.end <= count for span in found) else None
 
@@ -139,7 +139,7 @@ def _named(version: object = None) -> str | None:
 
 
 def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
-    """What the mask calls sampled; with slime's versions, one for each request, where there are as many."""
+    """Take for sampled what the mask trains; slime's versions, one a request, are read where there are as many."""
     stretches = [(start, end) for kind, start, end in runs([bool(value) for value in mask]) if kind]
     named = versions if isinstance(versions, list) and len(versions) == len(stretches) else [None] * len(stretches)
     return [
@@ -166,7 +166,7 @@ class TurnHabits:
     sampled_controls: frozenset[int] = frozenset()
 
     def forged(self, context: list[int]) -> Iterator[int]:
-        """Places in a context where a control token stands that a template would not write there.
+        """Yield places in a context where a control token stands that a template would not write there.
 
         A template closes what it opens, opens the policy's message last, and leaves the policy's own control tokens to
         the policy, but for those of the generation prompt.
@@ -190,7 +190,7 @@ class TurnHabits:
 
 
 def habits_of(records: Sequence[DumpRecord], controls: frozenset[int] | None = None) -> TurnHabits:
-    """The rules that most of these samples keep; `controls` are ids of control tokens, None where their texts tell."""
+    """Learn the rules that most samples keep; `controls` are ids of control tokens, None where their texts tell."""
     if controls is None:
         texts = {token: text for record in records for token, text in record.token_texts.items()}
         controls = frozenset(token for token, text in texts.items() if is_control(text))
@@ -208,7 +208,7 @@ def habits_of(records: Sequence[DumpRecord], controls: frozenset[int] | None = N
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """The control tokens that end turns and stand inside of few; none where they end less than half of all."""
+    """Find the control tokens that end turns and stand inside of few; none where they end less than half of all."""
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
     found = {token for token in controls if ends[token] >= max(1, inside[token], _LEAST_ENDS * len(turns))}
@@ -216,7 +216,7 @@ def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> froze
 
 
 def _opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """The last control token that another token follows, with that, where more than half of the contexts agree."""
+    """Find the last control token that another one follows, with that, where more than half of the contexts agree."""
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
         for context in contexts
@@ -226,7 +226,7 @@ def _opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[i
 
 
 def is_control(text: bytes) -> bool:
-    """Whether a token's text looks like a control token of the known families; markup such as `<br>` does not."""
+    """Say if a token's text looks like a control token of the known families; markup such as `<br>` does not."""
     return _CONTROL.fullmatch(text) is not None
 
 
@@ -244,7 +244,7 @@ def drift_marks(
     bytes_of: Callable[[int], bytes],
     before: int | None = None,
 ) -> Iterator[DriftMark]:
-    """The marks of one turn's ids, which follow the token `before`, in order; `bytes_of` is the tokenizer's."""
+    """Mark drift in one turn's ids, which follow the token `before`, in order; `bytes_of` is the tokenizer's."""
     sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of, before=before)
     # what stands between tokens that both have; places ascend in both
     at_place = {placed: position for position, placed in enumerate(encoded)}

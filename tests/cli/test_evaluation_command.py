@@ -16,8 +16,8 @@ from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, ids_of
 from processes import until
 
-from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.run import run_evaluation
+from strands_rollout.play.options import Sampling
 
 REPOSITORY = str(Path(__file__).parents[2])
 SMOKE = Path(REPOSITORY) / "configs" / "smoke.yaml"

@@ -106,7 +106,9 @@ NO_WORKER = {"error": {"code": "model_not_found", "message": "no worker"}}
 PASSING = [
     *(Reply.status(s) for s in (429, 502, 503, 504)),
     *(Reply.status(500, body) for body in ("worker died", {"error": {"message": "CUDA error"}}, "[1]", "{")),
-    *(Reply.reset(), replace(Reply.cut(), code=503), Reply.status(404, NO_WORKER)),
+    Reply.reset(),
+    replace(Reply.cut(), code=503),
+    Reply.status(404, NO_WORKER),
 ]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.client.generate_api import EncodedIds, EncodedPrompt
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.model.sampling import SGLangModelConfig, TokenLimits, TurnRequest, TurnSampler
+from strands_rollout.model.sampling import SamplingRequest, SGLangModelConfig, TokenLimits, TurnSampler
 from strands_rollout.record.tokens import Trajectory
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a busy machine is no failure
@@ -45,7 +45,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Trajectory, context: list[int]) -> None:
     turn = len(trajectory.turns)
-    await sampler.sample(TurnRequest(client, CONFIG, trajectory, context), turn=turn)
+    await sampler.sample(SamplingRequest(client, CONFIG, trajectory, context), turn=turn)
 
 
 @UNHURRIED

@@ -89,11 +89,38 @@ def test_what_only_a_shell_can_expand_or_run_is_refused(text: str) -> None:
         ("env X=1 ray job submit --id=\"$(date)\" -- python3 'a b/train.py' --lr 3", ["--lr", "3"]),
         ("HAS_NVLINK: 0 (0)\npython3 -u train_async.py \\\n  --lr \\\n  3\n", ["--lr", "3"]),
         (r"""--a 'x $y | "z"' "(\"b\")" c\ \$d 'it'\''s'""", ["--a", 'x $y | "z"', '("b")', "c $d", "it's"]),
+        (r"--a=$'\377'", ["--a=\ufffd"]),
     ],
-    ids=["a list", "a command", "after other output", "quoted"],
+    ids=["a list", "a command", "after other output", "quoted", "no UTF-8"],
 )
 def test_arguments_are_split_as_a_shell_would_from_the_program_on(text: str, words: list[str]) -> None:
     assert list(read_arguments(text, "stdin").words) == words
+
+
+PRINTERS = {
+    "printf %q": 'printf "%q " "$@"',
+    "the scripts' own": f'source "{SCRIPTS}/launch/settings.sh"; print_command "$@"',
+}
+
+
+@pytest.mark.parametrize("printer", PRINTERS.values(), ids=PRINTERS)
+@pytest.mark.parametrize("locale", ["C", "C.UTF-8"])
+def test_what_bash_prints_is_read_as_it_was(printer: str, locale: str) -> None:
+    words = [
+        "--a",
+        "x y",
+        "it's",
+        'say "$HOME"',
+        "a\nb\tc",
+        "`id`; rm -rf | (x)",
+        "/home/müller",
+        "back\\slash",
+        "{a}#b",
+        "--c=$'",
+    ]
+    command = ["bash", "-c", printer, "bash", *words]
+    printed = subprocess.run(command, env={"PATH": "/usr/bin:/bin", "LC_ALL": locale}, capture_output=True, check=True)
+    assert list(read_arguments(printed.stdout.decode(), "stdin").words) == words
 
 
 def test_arguments_whose_quotes_are_not_closed_are_refused() -> None:
@@ -130,6 +157,11 @@ def test_each_launch_script_of_this_repository_has_no_fault(script: Path) -> Non
     found = findings_of(read.words)
     assert found.flags > 40
     assert [fault.line() for fault in found.findings] == []
+
+
+def test_a_script_that_trains_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"prepare_model\.sh --dry-run runs no train\.py"):
+        read_script(SCRIPTS / "prepare_model.sh", None)
 
 
 def test_what_is_no_script_is_refused(tmp_path: Path) -> None:

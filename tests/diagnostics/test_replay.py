@@ -19,9 +19,9 @@ from strands_rollout.diagnostics.replay import ReplayedTurn, episode_of, recorde
 from strands_rollout.dump import DumpRecord, TokenTexts, write_dump
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, TrajectoryError
-from strands_rollout.evaluation.evaluate import local_server
-from strands_rollout.evaluation.options import slime_sampling_params
 from strands_rollout.model.sampling import turn_params
+from strands_rollout.play.audit import local_server
+from strands_rollout.play.options import slime_sampling_params
 from strands_rollout.template.chat_template import ChatTemplate
 
 QUESTION = {"role": "user", "content": "What is 17 * 2?"}

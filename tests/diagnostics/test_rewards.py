@@ -16,7 +16,7 @@ from strands_rollout import Sample
 from strands_rollout.cli.commands import app
 from strands_rollout.dump import read_dump
 from strands_rollout.errors import DumpError
-from strands_rollout.evaluation.rows import shipped_rows
+from strands_rollout.play.rows import shipped_rows
 
 
 def sample(index: int, response: str, reward: Any, **fields: Any) -> Sample:

@@ -28,11 +28,11 @@ from vision import (
 )
 
 from strands_rollout import Sample, SGLangModel, errors, generate
-from strands_rollout.evaluation.evaluate import recording, tito_violations
 from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
+from strands_rollout.play.audit import recording, tito_violations
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 

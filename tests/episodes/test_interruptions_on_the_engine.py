@@ -13,7 +13,7 @@ from harness import args_for
 
 from strands_rollout import Sample, generate
 from strands_rollout.engine import engine_process
-from strands_rollout.evaluation.rows import read_rows, shipped_rows
+from strands_rollout.play.rows import read_rows, shipped_rows
 
 EPISODES = 6
 SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}

@@ -14,10 +14,12 @@ from harness import ANSWER, call_text, ids_of
 
 from strands_rollout.client.client import ServerInfo
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.evaluate import Outcome, RunPlan, Summary, evaluate, tokenizer_folder
-from strands_rollout.evaluation.options import DemoOptions, slime_sampling_params
-from strands_rollout.evaluation.rows import Row, read_rows
+from strands_rollout.evaluation.evaluate import RunPlan, Summary, evaluate
 from strands_rollout.evaluation.run import run_demo
+from strands_rollout.play.engine import tokenizer_folder
+from strands_rollout.play.options import DemoOptions, slime_sampling_params
+from strands_rollout.play.player import Outcome
+from strands_rollout.play.rows import Row, read_rows
 from strands_rollout.samples import Sample
 
 ROWS = [Row([{"role": "user", "content": "What is 17 * 2?"}], "34"), Row("What is 17 * 3?", "51")]

@@ -12,10 +12,11 @@ import yaml
 from evaluation_stage import write_problems
 
 from strands_rollout.errors import ConfigError, PromptError
-from strands_rollout.evaluation.options import Sampling
-from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config, shipped_model_note
+from strands_rollout.evaluation.plan import DataFile, EvalSet, read_eval_config
 from strands_rollout.evaluation.results import settings_identity
-from strands_rollout.evaluation.rows import load_rows
+from strands_rollout.play.engine import shipped_model_note
+from strands_rollout.play.options import Sampling
+from strands_rollout.play.rows import load_rows
 from strands_rollout.settings import RolloutSettings
 
 GOOD = {"prompt": "What is 17 * 2?", "label": "34"}

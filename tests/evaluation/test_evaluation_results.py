@@ -20,7 +20,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strands_rollout.errors import ConfigError, PromptError, RolloutError
-from strands_rollout.evaluation import evaluate as evaluate_module
 from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.results import (
     ResultsFile,
@@ -30,6 +29,7 @@ from strands_rollout.evaluation.results import (
     mean_pass_at_k,
     t_quantile,
 )
+from strands_rollout.play import player as player_module
 
 PLANNED = {SampleKey("sums", 0, number) for number in range(3)}
 IDENTITY = {"model": "a", "seed": None, "data_sets": {"sums": {"sha256": "00", "sampling_params": {"top_p": 1.0}}}}
@@ -179,7 +179,7 @@ async def test_grading_that_fails_for_all_ends_the_run_and_counts_nowhere(run, m
         error = "no symbolic worker could be started; the log says why"
         return {"score": -1.0, "acc": 0.0, "pred": "1", "label": "1", "method": "algebra_unavailable", "error": error}
 
-    monkeypatch.setattr(evaluate_module, "reward_func", unavailable)
+    monkeypatch.setattr(player_module, "reward_func", unavailable)
     ended = await run()
     sums = ended.report["data_sets"]["sums"]
     assert (ended.code, sums["scored"], sums["avg_at_n"]) == (1, 0, None)
@@ -201,7 +201,7 @@ async def test_drift_and_context_that_is_not_the_templates_are_reported(run, tmp
     assert (drift["measured"], drift["drifted"], drift["mismatched"], drift["mismatched_tokens"]) == (12, 0, 0, 0)
     assert (drift["turn_drift"], drift["text_drift"], drift["off_policy"]) == (0, 0, 0)
     assert right["notes"] == []
-    honest = evaluate_module.generate
+    honest = player_module.generate
 
     async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
         done = await honest(args, sample, params, **more)
@@ -210,7 +210,7 @@ async def test_drift_and_context_that_is_not_the_templates_are_reported(run, tmp
         done.metadata["strands_rollout"]["spans"] = [[turn, start - 1, end - 1, by] for turn, start, end, by in spans]
         return done
 
-    monkeypatch.setattr(evaluate_module, "generate", tampering)
+    monkeypatch.setattr(player_module, "generate", tampering)
     wrong = await run(out=tmp_path / "tampered")
     counts = wrong.report["data_sets"]["sums"]["drift"]
     assert (counts["measured"], counts["drifted"], counts["mismatched"]) == (12, 0, 12)

@@ -16,11 +16,12 @@ from harness import ids_of
 from rich.console import Console
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.evaluate import Outcome, Summary
-from strands_rollout.evaluation.options import Sampling
+from strands_rollout.evaluation.evaluate import Summary
 from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.results import SampleResult
 from strands_rollout.evaluation.run import accuracy_bar, print_outcomes, print_summary, run_evaluation, run_samples
+from strands_rollout.play.options import Sampling
+from strands_rollout.play.player import Outcome
 from strands_rollout.samples import Sample
 
 

@@ -13,10 +13,21 @@ from strands_rollout.integrations.table import read_parquet, to_parquet, to_rows
 from strands_rollout.samples import Sample
 
 LEFT_OUT = {
-    *("multimodal_inputs", "multimodal_train_inputs", "multimodal_train_input_id", "apply_chat_template_kwargs"),
-    *("rollout_top_p_token_ids", "rollout_top_p_token_offsets", "rollout_routed_experts", "teacher_log_probs"),
-    *("generate_function_path", "custom_rm_path", "train_metadata", "session_id", "non_generation_time"),
-    *("spec_info", "prefix_cache_info"),
+    "multimodal_inputs",
+    "multimodal_train_inputs",
+    "multimodal_train_input_id",
+    "apply_chat_template_kwargs",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+    "teacher_log_probs",
+    "generate_function_path",
+    "custom_rm_path",
+    "train_metadata",
+    "session_id",
+    "non_generation_time",
+    "spec_info",
+    "prefix_cache_info",
 }
 """Fields without a column: what an engine or slime needs while a sample is made, and data of other modalities."""
 

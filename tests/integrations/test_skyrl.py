@@ -24,9 +24,21 @@ PROMPT = [{"role": "user", "content": "What is 17 * 2?"}]
 PARAMS = {"temperature": 1.0, "top_k": -1, "max_tokens": 512, "min_tokens": 1, "logprobs": 1, "stop": None}
 # as SkyRL's GeneratorOutput and validate_generator_output ask (NovaSky-AI/SkyRL a9564572)
 FIELDS = (
-    *("prompt_token_ids", "response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_metrics"),
-    *("rollout_logprobs", "trajectory_ids", "trajectory_generation_times", "trajectory_time_splits"),
-    *("rollout_expert_indices", "is_last_step", "env_metrics", "pixel_values", "image_grid_thw"),
+    "prompt_token_ids",
+    "response_ids",
+    "rewards",
+    "loss_masks",
+    "stop_reasons",
+    "rollout_metrics",
+    "rollout_logprobs",
+    "trajectory_ids",
+    "trajectory_generation_times",
+    "trajectory_time_splits",
+    "rollout_expert_indices",
+    "is_last_step",
+    "env_metrics",
+    "pixel_values",
+    "image_grid_thw",
 )
 PER_RESPONSE = ("prompt_token_ids", "loss_masks", "rewards", "rollout_logprobs", "stop_reasons", "trajectory_ids")
 

@@ -98,7 +98,11 @@ def test_a_sample_is_a_trace_of_its_episode_its_turns_and_its_calls(tmp_path: Pa
     ]
     assert {span.parent.span_id for span in children} == {root.context.span_id}
     assert [span.kind for span in trace] == [
-        *(SpanKind.INTERNAL, SpanKind.CLIENT, SpanKind.INTERNAL, SpanKind.INTERNAL, SpanKind.CLIENT)
+        SpanKind.INTERNAL,
+        SpanKind.CLIENT,
+        SpanKind.INTERNAL,
+        SpanKind.INTERNAL,
+        SpanKind.CLIENT,
     ]
     told = {name.removeprefix("strands_rollout."): value for name, value in root.attributes.items()}
     assert told.items() >= {"index": 4, "group": 1, "status": "completed", "stop_reason": "completed"}.items()
@@ -141,7 +145,8 @@ def test_texts_are_sent_only_where_they_are_asked_for(tmp_path: Path) -> None:
         {"role": "assistant", "parts": [{"type": "text", "content": "call €"}], "finish_reason": "tool_call"}
     ]
     assert (first.attributes["strands_rollout.context"], last.attributes["strands_rollout.context"]) == (
-        *("What?", "result"),
+        "What?",
+        "result",
     )
 
 

@@ -12,9 +12,9 @@ import aiohttp
 from harness import args_for
 
 from strands_rollout import Sample, generate
-from strands_rollout.evaluation.evaluate import WireRecorder, recording, tito_violations
-from strands_rollout.evaluation.options import slime_sampling_params
-from strands_rollout.evaluation.rows import read_rows, shipped_rows
+from strands_rollout.play.audit import WireRecorder, recording, tito_violations
+from strands_rollout.play.options import slime_sampling_params
+from strands_rollout.play.rows import read_rows, shipped_rows
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 

@@ -24,7 +24,7 @@ from gateway_stage import (
 )
 from worker_front import WorkerFront
 
-from strands_rollout.evaluation.evaluate import Exchange
+from strands_rollout.play.audit import Exchange
 
 pytestmark = pytest.mark.real
 EPISODES = 12

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strands_rollout.evaluation.rows import shipped_rows
+from strands_rollout.play.rows import shipped_rows
 
 pytestmark = [pytest.mark.real, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"

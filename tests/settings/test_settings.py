@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 from strands_rollout.cli.commands import app
 from strands_rollout.cli.options import documented
 from strands_rollout.errors import ConfigError
-from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.plan import read_eval_config
+from strands_rollout.play.options import Sampling
 from strands_rollout.secret_mask import secret_values
 from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file, settings_from_args
 from strands_rollout.validation import expectation
@@ -204,8 +204,16 @@ def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_p
     command = "python -m server --api-key *** --password=*** --port 8080 --host tools.example"
     assert settings["tools"][1]["command"] == command
     assert settings["tools"][1]["args"] == [
-        *("--token", "***", "--client-secret=***", "-e", "GITHUB_PAT=***", "--verbose", "plain", "-H"),
-        *("Authorization: Bearer ***", "Bearer ***"),
+        "--token",
+        "***",
+        "--client-secret=***",
+        "-e",
+        "GITHUB_PAT=***",
+        "--verbose",
+        "plain",
+        "-H",
+        "Authorization: Bearer ***",
+        "Bearer ***",
     ]
     assert settings["tools"][1]["env"].pop("FROM") == "${FROM_ENV}"
     assert set(settings["tools"][1]["env"].values()) == {"***"}

@@ -16,9 +16,9 @@ from slime_run import TOOLS, chat_row, write_rows
 from slime_stage import Start
 from test_slime_eval import PLANS
 
-from strands_rollout.evaluation.options import Sampling
 from strands_rollout.evaluation.results import mean_pass_at_k
 from strands_rollout.evaluation.run import run_evaluation
+from strands_rollout.play.options import Sampling
 
 pytestmark = pytest.mark.slime
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from strands_rollout.evaluation.rows import read_rows
+from strands_rollout.play.rows import read_rows
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.inputs import EpisodePrompt, to_episode_prompt
 from strands_rollout.template.chat_template import ChatTemplate

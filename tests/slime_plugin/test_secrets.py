@@ -98,7 +98,7 @@ def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
 
 
 async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, monkeypatch) -> None:
-    from strands_rollout.evaluation import evaluate as evaluate_module
+    from strands_rollout.play import player as player_module
 
     async def leaking(args: Any, sample: Any, params: Any, **more: Any) -> Any:
         made = leaky(shipped_tokenizer)
@@ -106,7 +106,7 @@ async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, m
         made.index, made.session_id = sample.index, sample.session_id
         return made
 
-    monkeypatch.setattr(evaluate_module, "generate", leaking)
+    monkeypatch.setattr(player_module, "generate", leaking)
     ended = await evaluated(tmp_path, shipped_tokenizer, keeps_tokens=True)
     text = json.dumps(ended.lines)
     assert not [secret for secret in (KEY, PASSWORD, "of-the-row") if secret in text]

@@ -10,9 +10,9 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ids_of
 
-from strands_rollout.evaluation.options import EvalOptions, Sampling
 from strands_rollout.evaluation.plan import SampleKey
 from strands_rollout.evaluation.run import run_evaluation
+from strands_rollout.play.options import EvalOptions, Sampling
 
 PROBLEMS = 3
 
@@ -112,13 +112,13 @@ async def evaluated(folder: Path, tokenizer: Any, script: Any = None, **changes:
 
 def tamper(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on `generate` returns samples with a wrong token."""
-    from strands_rollout.evaluation import evaluate as evaluate_module
+    from strands_rollout.play import player as player_module
 
-    honest = evaluate_module.generate
+    honest = player_module.generate
 
     async def tampering(args: Any, sample: Any, params: Any, **more: Any) -> Any:
         done = await honest(args, sample, params, **more)
         done.tokens[-2] += 1
         return done
 
-    monkeypatch.setattr(evaluate_module, "generate", tampering)
+    monkeypatch.setattr(player_module, "generate", tampering)

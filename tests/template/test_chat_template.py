@@ -115,7 +115,7 @@ def test_no_text_of_a_message_makes_a_control_token(tokenizer, before, after, da
 MARK = "8314057264113702"  # begins an escaped text
 # whole control tokens, parts of them that a template or a neighbour could complete, and what escaping itself writes
 PARTS = ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_response>", "<think>", "[TOOL_CALLS]", "<|eot_id|>"]
-PARTS += [*("<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user"), MARK, MARK + "02"]
+PARTS += ["<", "<|im_", "|im_end|>", "end|>", ">", "think", "tool", "/", "user", MARK, MARK + "02"]
 PARTS += ["\U000f0000", "\U000f0001", "\U000f0000\U000f0005", "\ue000", " ", "\n", '"', "'", "\\", "é", "9", "{{ x }}"]
 # an id of 9 characters would be another one's length where it is escaped, which Mistral's templates count
 
@@ -248,8 +248,14 @@ def _with_template(tokenizer: Any, template: str | None) -> Any:
         ("<|im_end|>\n' }}{% endfor", "' }}{{ '<|im_end|>' if not loop.last }}{% endfor", "for user turns: turn 1"),
     ],
     ids=[
-        *("result dropped", "results numbered", "last turn marked", "reminder in long chats", "answer repeated"),
-        *("another header", "another end of line before the prompt", "a turn that its prompt leaves open"),
+        "result dropped",
+        "results numbered",
+        "last turn marked",
+        "reminder in long chats",
+        "answer repeated",
+        "another header",
+        "another end of line before the prompt",
+        "a turn that its prompt leaves open",
     ],
 )
 def test_a_template_that_rewrites_the_conversation_is_refused(shipped_tokenizer, old, new, words) -> None:

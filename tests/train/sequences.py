@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.evaluation.options import TrainOptions
+from strands_rollout.play.options import TrainOptions
 from strands_rollout.train.rollouts import TrainingSequence
 
 MODEL = Path(__file__).parents[2] / "strands_rollout/engine/checkpoint"

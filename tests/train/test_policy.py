@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from strands_rollout.errors import ConfigError, TrajectoryError  # noqa: E402
-from strands_rollout.evaluation.options import UpdateSettings  # noqa: E402
+from strands_rollout.play.options import UpdateSettings  # noqa: E402
 from strands_rollout.train import policy as policy_module  # noqa: E402
 from strands_rollout.train.policy import Policy  # noqa: E402
 

@@ -13,7 +13,7 @@ from slime_loss import checkout, slimes_loss
 pytestmark = [pytest.mark.slime, pytest.mark.torch]
 torch = pytest.importorskip("torch")
 
-from strands_rollout.evaluation.options import UpdateSettings  # noqa: E402
+from strands_rollout.play.options import UpdateSettings  # noqa: E402
 from strands_rollout.train.policy import Measured, Policy  # noqa: E402
 from strands_rollout.train.rollouts import TrainingSequence  # noqa: E402
 

@@ -14,7 +14,7 @@ from sequences import MODEL, options, sequence
 
 from experiments.methods import retokenised_batch
 from strands_rollout.errors import TrajectoryError
-from strands_rollout.evaluation.rows import Row
+from strands_rollout.play.rows import Row
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.train.rollouts import (

@@ -9,7 +9,7 @@ import pytest
 from sequences import options
 
 from strands_rollout.errors import ConfigError, RolloutError
-from strands_rollout.evaluation.options import UpdateSettings
+from strands_rollout.play.options import UpdateSettings
 from strands_rollout.samples import Sample
 from strands_rollout.train.rollouts import Group
 from strands_rollout.train.run_folder import RunState, StepLog, TrainFolder, read_steps

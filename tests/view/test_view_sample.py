@@ -11,7 +11,9 @@ from planted import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_s
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import EpisodeFacts, Sample
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.view.sample import Problem, Retokeniser, conversation, find_problems, plain, view_sample
+from strands_rollout.view.conversation import conversation
+from strands_rollout.view.problems import Problem, find_problems
+from strands_rollout.view.sample import Retokeniser, plain, view_sample
 from strands_rollout.view.tokens import TokenLists, TurnHabits, habits_of, token_kinds
 
 CALLS = [("run", {"code": "print('é€💡')", "note": "a\nb"}), ("tell", {"what": "five"})]

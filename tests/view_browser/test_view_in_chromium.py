@@ -10,7 +10,8 @@ from chromium import Page, chromium, written_page
 from planted import DEFECTS, whole
 
 from strands_rollout.dump import TokenTexts, write_dump
-from strands_rollout.view.page import DumpView, LiveDump, live_server, view_dump, write_page
+from strands_rollout.view.page import DumpView, view_dump, write_page
+from strands_rollout.view.server import LiveDump, live_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(chromium() is None, reason="needs Chromium")]
 EVIL = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>\u202eevil"

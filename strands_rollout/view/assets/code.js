@@ -1,14 +1,20 @@
 // Code in colors, by highlight.js; code of a language that it does not know stays as it is.
 
-const MAX_COLORED_CHARS = 40000;
-const LONG_WORD = /\w{1000}/; // some grammars take the square of its length
+const MAX_COLORED_CHARS = 20000;
+// grammars take the square of the length of a word or a gap, but for these
+const LONG_RUN = /[\w\u0080-\uffff]{200}|\s{200}/;
+const LINEAR_GRAMMARS = new Set(["JSON", "Python"]);
 
 // the text's own characters, in spans
 function colored(text, language) {
   const shown = visible(text);
-  if (!libraries.hljs.getLanguage(language) || shown.length > MAX_COLORED_CHARS || LONG_WORD.test(shown)) return shown;
-  // not its `value`, which is markup
-  const element = spanOf(libraries.hljs.highlight(shown, { language, ignoreIllegals: true })._emitter.rootNode);
+  const grammar = libraries.hljs.getLanguage(language);
+  const isSlow = shown.length > MAX_COLORED_CHARS || (grammar && !LINEAR_GRAMMARS.has(grammar.name) && LONG_RUN.test(shown));
+  if (!grammar || isSlow) return shown;
+  // not the result's `value`, which is markup
+  const { rootNode } = libraries.hljs.highlight(shown, { language, ignoreIllegals: true })._emitter;
+  if (isTooDeep(rootNode)) return shown;
+  const element = spanOf(rootNode);
   return element.textContent === shown ? element : shown; // where a grammar fails, the rest is missing
 }
 

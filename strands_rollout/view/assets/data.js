@@ -5,6 +5,7 @@
 const state = { rows: [], shown: [], title: "", live: false, picked: null, view: "talk", token: null, onlyProblems: false,
   runs: [], parts: new Set(), ofAnyStep: [], pane: "overview", place: null, metric: null, isPlain: false };
 const detailCache = new Map();
+const MAX_DEPTH = 60;
 
 function byId(id) { return document.getElementById(id); }
 
@@ -22,6 +23,13 @@ function visible(text) {
     const code = c.charCodeAt(0);
     return code < 32 ? String.fromCharCode(0x2400 + code) : "\\u" + code.toString(16).padStart(4, "0");
   });
+}
+
+// of a tree of nodes with `children`: elements, or what a library read; browsers lay out each level within the one above
+function isTooDeep(root) {
+  let level = [root];
+  for (let depth = 0; depth < MAX_DEPTH; depth += 1) level = level.flatMap(({ children = [] }) => [...children]);
+  return level.length > 0;
 }
 
 // a color of a legend and what it stands for, which stay together

@@ -9,7 +9,6 @@ const MAX_FORMULAS = 1000; // in one text
 const MAX_CHARS_OF_FORMULAS = 20000;
 const MAX_FORMULA_CHARS = 2000;
 const MAX_FORMULA_LINES = 40;
-const MAX_FORMULA_DEPTH = 60;
 const MAX_PRICE_CHARS = 400; // what two dollar signs further apart enclose is no formula
 const FORMULAS = [/^\$\$((?:[^\\$]|\\.|\$(?!\$))+)\$\$/s, /^\$((?:[^\\$]|\\.)+)\$(?!\d)/s, /^\\\(((?:[^\\]|\\[^()])+)\\\)/s, /^\\\[((?:[^\\]|\\[^[\]])+)\\\]/s];
 // macros that a formula defines could grow without bounds
@@ -55,8 +54,7 @@ function nodesOf(token) {
     case "fence": return [codeBlock(token.content, token.info.trim().split(/\s/)[0])];
     case "code_block": return [codeBlock(token.content, "")];
     case "code_inline": return [make("code", "", token.content)];
-    case "formula": return [formula(token.content, token.block)];
-    case "formula_block": return [make("div", "", "", formula(token.content, true), visible(token.info))];
+    case "formula": return [formula(token.content, token.meta.isDisplay), visible(token.meta.rest)];
     case "softbreak": case "hardbreak": return ["\n"];
     case "hr": return [make("hr")];
     default: return [token.nesting > 0 ? make(token.tag) : visible(token.content)];
@@ -82,8 +80,8 @@ function formulaBlock(state, first, last, silent) {
     if (end < 0) { lines.push(text); continue; }
     const rest = text.slice(end + 2).trim();
     if (rest.length > 3) return false; // in the middle of words
-    if (!pushFormula(state, "formula_block", [...lines, text.slice(0, end)].join("\n"), true, silent)) return false;
-    if (!silent) { state.tokens[state.tokens.length - 1].info = rest; state.line = line + 1; }
+    if (!pushFormula(state, [...lines, text.slice(0, end)].join("\n"), { isDisplay: true, rest }, silent)) return false;
+    if (!silent) state.line = line + 1;
     return true;
   }
   return false;
@@ -91,19 +89,19 @@ function formulaBlock(state, first, last, silent) {
 
 function inlineFormula(state, silent) {
   const found = formulaAt(state.src.slice(state.pos, Math.min(state.posMax, state.pos + MAX_FORMULA_CHARS)));
-  if (!found || !pushFormula(state, "formula", found.source, found.isDisplay, silent)) return false;
+  if (!found || !pushFormula(state, found.source, { isDisplay: found.isDisplay, rest: "" }, silent)) return false;
   state.pos += found.length;
   return true;
 }
 
-// false where a text has so many of them that the page would stop
-function pushFormula(state, type, source, isDisplay, silent) {
+// False where a text has so many of them that the page would stop. With `silent`, markdown-it only asks.
+function pushFormula(state, content, meta, silent) {
   const { env } = state;
-  if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + source.length > MAX_CHARS_OF_FORMULAS) return false;
+  if (env.formulas >= MAX_FORMULAS || env.charsOfFormulas + content.length > MAX_CHARS_OF_FORMULAS) return false;
   if (silent) return true;
-  Object.assign(state.push(type, "", 0), { content: source, block: isDisplay });
+  Object.assign(state.push("formula", "", 0), { content, meta });
   env.formulas += 1;
-  env.charsOfFormulas += source.length;
+  env.charsOfFormulas += content.length;
   return true;
 }
 
@@ -139,13 +137,7 @@ function formula(source, isDisplay) {
     libraries.temml.render(written, element, { ...TEMML_OPTIONS, displayMode: isDisplay });
   } catch { return plain; } // its parser may raise anything, a stack that overflows too
   // an id or a link could stand for one of the page's own
-  if (element.querySelector(".temml-error, [id], [href]") || isDeeperThan(MAX_FORMULA_DEPTH, element)) return plain;
+  if (element.querySelector(".temml-error, [id], [href]") || isTooDeep(element)) return plain;
   element.title = written;
   return element;
-}
-
-function isDeeperThan(most, element) {
-  let level = [element];
-  for (let depth = 0; depth <= most; depth += 1) level = level.flatMap(({ children }) => [...children]);
-  return level.length > 0;
 }

@@ -12,7 +12,7 @@ from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply
 from processes import until
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.evaluation.evaluate import Exchange, WireRecorder, recording, tito_violations
+from strands_rollout.play.audit import Exchange, WireRecorder, recording, tito_violations
 
 PARAMS = {"max_new_tokens": 4}
 

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 import orjson
 
-from strands_rollout.errors import PromptError, foreign_code
+from strands_rollout.errors import PromptError
 from strands_rollout.files.safe_files import open_regular
 from strands_rollout.samples import Sample
 
@@ -151,7 +151,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
     except ModuleNotFoundError as e:
         library = str(e.name).partition(".")[0]
         raise PromptError(f"reading {path} needs {library!r}; pip install 'strands-rollout[data]'") from e
-    with foreign_code("`datasets` raises errors of its own, of pyarrow and of its HTTP library") as outcome:
+    try:
         if is_parquet:
             with parquet.ParquetFile(path) as table:
                 return [row for batch in table.iter_batches() for row in batch.to_pylist()]
@@ -161,13 +161,14 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
         files = glob.escape(str(path))
         with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever
             return list(datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache))
-    if isinstance(outcome.error, PromptError):
-        raise outcome.error
-    error: BaseException | None = outcome.error
-    while error is not None and error.__cause__ is not None:
-        error = error.__cause__
-    why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-    raise PromptError(f"can't read {path} as a data set: {why}") from outcome.error
+    except PromptError:
+        raise
+    except Exception as e:  # `datasets` raises errors of its own, of pyarrow and of its HTTP library
+        error: BaseException = e
+        while error.__cause__ is not None:
+            error = error.__cause__
+        why = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise PromptError(f"can't read {path} as a data set: {why}") from e
 
 
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library

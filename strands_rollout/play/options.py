@@ -1,4 +1,4 @@
-"""What `demo`, `eval`, `try` and `train` are asked for: each field with the option of the command line that sets it.
+"""Options of the commands that play rows, `demo`, `eval`, `try` and `train`: each field with its command-line option.
 
 Imports nothing heavy, so that --help answers at once.
 """
@@ -53,7 +53,7 @@ DATA_HELP: Final = "JSONL, JSON, CSV or Parquet, or OWNER/NAME[:CONFIG][@SPLIT] 
 
 def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
     """The data of an option, each of which is a file or may be on the hub; a BadParameter where it is neither."""
-    from strands_rollout.evaluation.rows import is_of_hub
+    from strands_rollout.play.rows import is_of_hub
 
     for path in given if isinstance(given, list) else [given] if given else []:
         if not path.exists() and not is_of_hub(path):

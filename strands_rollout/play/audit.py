@@ -1,0 +1,222 @@
+"""Checks token exactness against what crossed the wire, which a proxy before the engine records.
+
+The model's own record is not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
+from typing import Any, Final
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from strands_rollout.client.transport import parse_base_url
+from strands_rollout.samples import Sample
+from strands_rollout.slime_plugin.episode import ROUTING_HEADER
+
+_MAX_BODY_BYTES: Final = 1 << 28
+_HOP_HEADERS: Final = frozenset(
+    {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One `/generate` request and its answer, in the order of the requests.
+
+    Attributes:
+        input_ids: As the engine received them.
+        output_ids: As the engine answered them; None where it gave no generation (an error, a cut connection).
+        logprobs: Beside the output ids; empty if none were asked for.
+        has_images: Whether the request held images, of which the engine makes more tokens than it was sent.
+        read_tokens: Tokens of the input that the engine says it read, where that is not all of `input_ids`.
+    """
+
+    input_ids: list[int]
+    output_ids: list[int] | None
+    logprobs: list[float]
+    has_images: bool = False
+    read_tokens: int | None = None
+
+    @property
+    def sequence(self) -> list[int]:
+        """All that the engine read and wrote."""
+        return [*self.input_ids, *(self.output_ids or [])]
+
+
+class WireRecorder:
+    """The running proxy: the URL where it listens, and the exchanges by routing key, "" for requests without one."""
+
+    def __init__(self, session: aiohttp.ClientSession, target: str) -> None:
+        self._session, self._target = session, target
+        self.url = ""
+        self.episodes: dict[str, list[Exchange]] = {}
+
+    async def forward(self, request: web.Request) -> web.Response:
+        """Send a request on to the engine; a generation is recorded in its episode, in the order of the requests."""
+        body = await request.read()
+        episode: list[Exchange] = []
+        if request.path == "/generate" and request.method == "POST":
+            asked = _object(body)
+            episode = self.episodes.setdefault(request.headers.get(ROUTING_HEADER, ""), [])
+            episode.append(Exchange(list(asked.get("input_ids") or []), None, [], bool(asked.get("image_data"))))
+        index = len(episode) - 1
+        try:
+            answer, content = await self._send(request, body)
+        except aiohttp.ClientError as e:
+            # the engine gave no answer: the client must see that, not a status that the engine never sent
+            if request.transport is not None:
+                request.transport.close()
+            return web.Response(status=502, text=f"{type(e).__name__}: {e}")
+        if episode and answer.status == 200:
+            episode[index] = _answered(episode[index], content)
+        return answer
+
+    async def _send(self, request: web.Request, body: bytes) -> tuple[web.Response, bytes]:
+        url, headers = f"{self._target}{request.rel_url}", _end_to_end(request.headers)
+        async with self._session.request(
+            request.method, url, data=body or None, headers=headers, allow_redirects=False
+        ) as answer:
+            content = await answer.read()
+            return web.Response(status=answer.status, body=content, headers=_end_to_end(answer.headers)), content
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in _HOP_HEADERS}
+
+
+@asynccontextmanager
+async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
+    """Run a proxy before the engine at `base_url`, on a free port of 127.0.0.1, until the block ends.
+
+    When a client goes away, its request to the engine is cancelled too, as without the proxy.
+
+    Raises:
+        ConfigError: `base_url` is not that of an HTTP server.
+    """
+    target = parse_base_url(base_url)
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10.0)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector, auto_decompress=True) as session:
+        recorder = WireRecorder(session, str(target).rstrip("/"))
+        async with local_server(web.route("*", "/{path:.*}", recorder.forward)) as recorder.url:
+            yield recorder
+
+
+@asynccontextmanager
+async def local_server(route: web.RouteDef) -> AsyncIterator[str]:
+    """Answer a route on a free port of 127.0.0.1 until the block ends; yields its URL."""
+    app = web.Application(client_max_size=_MAX_BODY_BYTES)
+    app.add_routes([route])
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def _answered(asked: Exchange, body: bytes) -> Exchange:
+    answer = _object(body)
+    if not isinstance(answer.get("output_ids"), list):
+        return asked
+    meta = answer.get("meta_info") or {}
+    logprobs = [entry[0] for entry in meta.get("output_token_logprobs") or []]
+    read = meta.get("prompt_tokens")
+    return replace(
+        asked,
+        output_ids=answer["output_ids"],
+        logprobs=logprobs,
+        read_tokens=None if read == len(asked.input_ids) else read,
+    )
+
+
+def _object(body: bytes) -> Mapping[str, Any]:
+    """The JSON object of a body; empty where it holds none."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def tito_violations(exchanges: Sequence[Exchange], sample: Sample) -> list[str]:
+    """Every break of token-in/token-out in one episode, each as a sentence.
+
+    Each request must extend the last one's ids and its output; one that got no generation is sent again unchanged. A
+    sample that trains anything must hold the last sequence, and train the ids that were sampled, all of them, at the
+    logprobs that came with them; and the engine must have read all tokens of each request. Of an episode with images,
+    of which the engine makes tokens itself, only the sampled ids and their logprobs are compared.
+    """
+    return [*_broken_extensions(exchanges), *_wrong_sample(exchanges, sample)]
+
+
+def _broken_extensions(exchanges: Sequence[Exchange]) -> Iterator[str]:
+    for number, (previous, exchange) in enumerate(pairwise(exchanges), start=1):
+        got, read = exchange.input_ids, previous.sequence
+        if previous.output_ids is None and got != read:
+            yield f"request {number} repeats a failed one{_difference(got, read)}"
+        elif got[: len(read)] != read:
+            yield f"request {number} does not extend the last one and its output{_difference(got, read)}"
+
+
+def _wrong_sample(exchanges: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+    if not any(sample.loss_mask or []):
+        return
+    answered = [exchange for exchange in exchanges if exchange.output_ids]
+    if not answered:
+        yield "the sample trains tokens, but the engine sampled none"
+        return
+    if any(exchange.has_images for exchange in answered):
+        yield from _wrong_sampled(answered, sample)
+        return
+    for exchange in answered:
+        if exchange.read_tokens is not None:
+            yield f"the engine read {exchange.read_tokens} tokens of a request of {len(exchange.input_ids)}"
+    sequence = answered[-1].sequence
+    if sample.tokens != sequence:
+        yield f"the sample's tokens are not the last request and its output{_difference(sample.tokens, sequence)}"
+        return
+    prompt_length = len(sample.tokens) - sample.response_length
+    if prompt_length != len(answered[0].input_ids):
+        yield f"the sample's prompt has {prompt_length} tokens; the first request had {len(answered[0].input_ids)}"
+    else:
+        yield from _wrong_training(answered, sample, prompt_length)
+
+
+def _wrong_training(answered: Sequence[Exchange], sample: Sample, prompt_length: int) -> Iterator[str]:
+    mask, logprobs = [0] * len(sample.tokens), [0.0] * len(sample.tokens)
+    for exchange in answered:
+        start, output = len(exchange.input_ids), exchange.output_ids or []
+        mask[start : start + len(output)] = [1] * len(output)
+        logprobs[start : start + len(output)] = exchange.logprobs or [0.0] * len(output)
+    for name, got, expected in (
+        ("loss_mask", sample.loss_mask, mask[prompt_length:]),
+        ("rollout_log_probs", sample.rollout_log_probs, logprobs[prompt_length:]),
+    ):
+        if got != expected:
+            yield f"{name} is not what the engine sampled{_difference(got or [], expected)}"
+
+
+def _wrong_sampled(answered: Sequence[Exchange], sample: Sample) -> Iterator[str]:
+    response = sample.tokens[len(sample.tokens) - sample.response_length :]
+    kept = zip(response, sample.loss_mask or [], sample.rollout_log_probs or [], strict=True)
+    trained = [(token, logprob) for token, mask, logprob in kept if mask]
+    sampled = [
+        (token, logprob)
+        for exchange in answered
+        for token, logprob in zip(exchange.output_ids or [], exchange.logprobs, strict=True)
+    ]
+    if trained != sampled:
+        yield f"the trained tokens are not what the engine sampled{_difference(trained, sampled)}"
+
+
+def _difference(got: Sequence[Any], expected: Sequence[Any]) -> str:
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(got, expected, strict=False)))
+    return f": got {len(got)} values, expected {len(expected)}; the first {same} agree"

@@ -1,0 +1,133 @@
+"""The engine that rows are played on: a running one or the embedded one, with its tokenizer, settings and sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+from strands_rollout.client.client import ServerInfo, fetch_server_info
+from strands_rollout.client.transport import create_client, parse_base_url, redacted
+from strands_rollout.code_tool.executors import shared_executor
+from strands_rollout.code_tool.local import LocalExecutor
+from strands_rollout.engine import engine_process
+from strands_rollout.errors import ConfigError, EngineResponseError, EngineUnavailableError
+from strands_rollout.play.options import SHIPPED_MODEL
+from strands_rollout.settings import RolloutSettings
+from strands_rollout.slime_plugin.inputs import read_checked_config
+
+SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
+"""Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
+
+
+@asynccontextmanager
+async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIterator[str]:
+    """The URL of an engine that runs already, or else of the embedded one, for as long as the block lasts.
+
+    Raises:
+        EngineUnavailableError: Nothing answers at the URL, which episodes would find out after a minute of retries.
+    """
+    if base_url is None:
+        async with engine_process(model_dir) as url:
+            yield url
+        return
+    with suppress(EngineResponseError):  # it is busy, which may pass
+        await ask_engine(base_url)
+    yield base_url
+
+
+async def ask_engine(base_url: str) -> ServerInfo:
+    """Ask the engine for its model, tokenizer and limits.
+
+    Raises:
+        ConfigError: The URL is not one of an HTTP server.
+        EngineUnavailableError: Nothing answers.
+    """
+    async with create_client(base_url) as http:
+        url = redacted(http.base_url)
+        try:
+            return await fetch_server_info(http, url=url)
+        except EngineUnavailableError as e:
+            raise EngineUnavailableError(
+                f"no engine answers at {url}: {_cause_of(e)}; start one there (SGLang's server, or "
+                "`strands-rollout serve`), or correct --base-url"
+            ) from e
+
+
+def _cause_of(error: Exception) -> str:
+    """What the operating system said, as in "Connection refused"; else the error's own words."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno:
+            return os.strerror(cause.errno) if cause.errno > 0 else str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return str(error)
+
+
+def check_is_engine(info: ServerInfo, base_url: str) -> None:
+    """Raise ConfigError where a server names no model."""
+    if (info.raw.get("tokenizer_path") or info.model_path) is None:
+        got = f"the engine at {redacted(parse_base_url(base_url))} names no model"
+        raise ConfigError(f"{got}, as an SGLang server or router would; check the URL's port")
+
+
+def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
+    """The folder of the tokenizer that an engine says it uses.
+
+    Raises:
+        ConfigError: It names none, or none on this machine.
+    """
+    check_is_engine(info, base_url)
+    named = info.raw.get("tokenizer_path") or info.model_path
+    if not isinstance(named, str) or not Path(named).is_dir():
+        got = f"names the tokenizer {named!r}, which is not a folder on this machine"
+        remedy = "pass the served model's tokenizer with --tokenizer DIR"
+        raise ConfigError(f"the engine at {redacted(parse_base_url(base_url))} {got}; {remedy}")
+    return Path(named)
+
+
+async def served_tokenizer(base_url: str) -> Path:
+    """Ask an engine for the folder of its tokenizer; see `ask_engine` and `tokenizer_folder` for what is raised."""
+    return tokenizer_folder(await ask_engine(base_url), base_url)
+
+
+async def start_executor(setting: str | Mapping[str, Any]) -> str:
+    """Start the code sandbox before episodes need it; returns its isolation, "unknown" where it does not report it.
+
+    Raises:
+        ConfigError: There is no such executor.
+        SandboxError: It can't be started.
+    """
+    sandbox = shared_executor(setting)
+    return (await sandbox.start()).isolation if isinstance(sandbox, LocalExecutor) else "unknown"
+
+
+async def load_settings(
+    config: Path | None, changes: Sequence[str] | None, base_url: str | None, model: Path | None
+) -> RolloutSettings:
+    """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
+    settings = await read_checked_config(config, changes)
+    if base_url is None and model is None and "executor" not in settings.model_fields_set:
+        return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
+    return settings
+
+
+def shipped_model_note(
+    settings: RolloutSettings, config: Path | None, base_url: str | None, model: Path | None
+) -> str | None:
+    """A note for a user who gives the shipped model an agent that it was not trained for; None for any other."""
+    plain, names = (
+        RolloutSettings(),
+        ("tools", "row_tools", "system_prompt", "agent_factory", "agent_program", "environment"),
+    )
+    changed = [name for name in names if getattr(settings, name) != getattr(plain, name)]
+    if not changed or base_url is not None or model not in (None, SHIPPED_MODEL):
+        return None
+    by_name = "one tool by its name, execute_python_code(code), and guesses at"
+    known = by_name if settings.has_code_tool else "only math with the code tool, not"
+    return (
+        f"note: the shipped model knows {known} what your {' and '.join(changed)} say{'s' * (len(changed) == 1)}. Play "
+        f"without a model (strands-rollout try {config} --script FILE, or --you), or with another (--base-url URL)"
+    )

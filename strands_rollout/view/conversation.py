@@ -1,0 +1,163 @@
+"""A sample's conversation: each turn as thoughts, text and tool calls, and the results that were read after it.
+
+Places are counted in UTF-16 units from the stretch's first, as the page's script counts them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from strands_rollout.errors import ConfigError
+from strands_rollout.model.answers import call_id
+from strands_rollout.samples import EpisodeFacts
+from strands_rollout.tool_parsers import ParseFailure, Reasoning, Text, ToolCall, ToolParser, get_parser, parser_names
+from strands_rollout.tool_parsers.base import TaggedParser
+from strands_rollout.view.tokens import TokenLists, is_control
+
+Part = list[Any]
+"""["text" | "think", start, end], ["call", id, name, arguments], ["malformed", start, end, id, name, reason], or
+["result", start, end, id of its call, or None]."""
+
+_USUAL: Final = "hermes"
+_WRITES_CALLS: Final = re.compile(
+    r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|<atem:|\[[\w.-]+\("
+)
+_END: Final = re.compile(
+    rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
+)
+_THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# what a forged tag begins with; blanked where no control token wrote it
+_BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
+# as the chat templates of the parsers' families write the result of a call
+_RESULTS: Final = [
+    re.compile(pattern.encode(), re.DOTALL)
+    for pattern in (
+        *map(
+            r"<{0}>\n?(.*?)\n?</{0}>".format, ("tool_response", "tool_response:opensource", "tool_result", "response")
+        ),
+        r"<\|tool_response_start\|>(.*?)<\|tool_response_end\|>",
+        r"response:[^{\0]*\{value:<\|\"\|>(.*?)<\|\"\|>\}<tool_response\|>",
+        r"<\|open\|>message role=\"tool\"[^<\0]*<\|sep\|>(.*?)<\|close\|>message<\|sep\|>",
+        r"<\|start_of_role\|>tool(?:_response)?<\|end_of_role\|>(.*?)<\|end_of_text\|>",
+        r"<seed:bos>tool\n(.*?)<seed:eos>",
+        r"<\|start\|>tool [^<\0]*<\|message\|>[<\0]tool_output name=\"[^\"]*\">\n(.*?)\n[<\0]/tool_output><\|eot\|>",
+        r"<｜tool▁output▁begin｜>(.*?)<｜tool▁output▁end｜>",  # noqa: RUF001 - DeepSeek's own characters
+        r"<\|im_system\|>[^<\0]*<\|im_middle\|>(?:## Return of [^\n]*\n)?(.*?)<\|im_end\|>",
+        r"<\|(?:start_header_id|header_start)\|>ipython<\|(?:end_header_id|header_end)\|>\n\n(.*?)<\|eo[tm](?:_id)?\|>",
+        r"\[TOOL_RESULTS\](.*?)\[/TOOL_RESULTS\]",
+        r"<\|start\|>functions\.\S+ to=assistant<\|channel\|>commentary<\|message\|>(.*?)<\|end\|>",
+    )
+]
+
+
+def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts) -> list[tuple[int, list[Part]]]:
+    """Read the parts of each turn and of the context after it, each with its first token.
+
+    Args:
+        lists: The sample's tokens.
+        texts: Bytes of token ids; an id without any stands as ⟨id⟩. Without texts there are no parts.
+        facts: The episode's, which may be empty.
+    """
+    if not texts:
+        return []
+    turns = [_turn_text(lists.ids[start:end], texts) for start, end in lists.turns]
+    parser = _parser(facts.tool_parser, turns)
+    contexts = dict(lists.contexts)
+    found = []
+    for number, ((start, end), text) in enumerate(zip(lists.turns, turns, strict=True), start=1):
+        parts = list(_turn_parts(text, parser, number, facts.final_in_reasoning))
+        found.append((start, parts))
+        if end in contexts:
+            calls = [part[1] if part[0] == "call" else part[3] for part in parts if part[0] in ("call", "malformed")]
+            found.append((end, _results(lists.ids[end : contexts[end]], texts, calls)))
+    return found
+
+
+def _turn_text(ids: Sequence[int], texts: Mapping[int, bytes]) -> str:
+    """Decode a turn without the token that ended it."""
+    parts = [_bytes_of(token, texts) for token in ids]
+    if parts and _END.fullmatch(parts[-1]):
+        parts.pop()
+    return b"".join(parts).decode("utf-8", "replace")
+
+
+def _bytes_of(token: int, texts: Mapping[int, bytes]) -> bytes:
+    return texts[token] if token in texts else f"⟨{token}⟩".encode()
+
+
+def _parser(name: object, turns: Sequence[str]) -> ToolParser:
+    """Choose the episode's own parser, or the first that reads all calls; else the usual one."""
+    try:
+        if isinstance(name, str):
+            return get_parser(name)
+    except ConfigError:
+        pass  # one that was registered elsewhere
+    texts = [text for text in turns if _WRITES_CALLS.search(text)]
+    for known in sorted(parser_names(), key=lambda known: known != _USUAL) if texts else ():
+        read = [part for text in texts for part in get_parser(known).parse(text)]
+        if read and all(isinstance(part, ToolCall) for part in read):
+            return get_parser(known)
+    return get_parser(_USUAL)
+
+
+def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object) -> Iterator[Part]:
+    at = 0
+    begins_in_thought = in_reasoning if isinstance(in_reasoning, bool) else _begins_in_thought(text, parser)
+    for index, segment in enumerate(parser.segments(text, in_reasoning=begins_in_thought)):
+        call = call_id(f"call_{number}_", index, segment)
+        if isinstance(segment, ToolCall):
+            yield ["call", call, segment.name, segment.arguments]
+            continue
+        inside = segment.raw if isinstance(segment, ParseFailure) else segment.text
+        start = text.find(inside, at)
+        if start < 0:  # a parser of the user's may show other text than it read
+            continue
+        at = start + len(inside)
+        place = [_utf16(text[:start]), _utf16(text[:at])]
+        if isinstance(segment, ParseFailure):
+            yield ["malformed", *place, call, segment.name, segment.reason]
+        elif isinstance(segment, Reasoning | Text):
+            yield ["think" if isinstance(segment, Reasoning) else "text", *place]
+
+
+def _begins_in_thought(text: str, parser: ToolParser) -> bool:
+    """Say if a thought ends in a turn that did not begin there."""
+    own: list[tuple[str, str]] = []
+    # the closing token of others ends messages of all kinds
+    if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):
+        own.append((parser.open_reasoning, parser.close_reasoning))
+    for opening, closing in (*own, *_THOUGHTS):
+        before, found, _ = text.partition(closing)
+        if found:
+            return opening not in before
+    return False
+
+
+def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
+    """Find the results in a context, which come in the order of the calls."""
+    tokens = [_bytes_of(token, texts) for token in ids]
+    whole = b"".join(tokens)
+    # what a tool's text says in the words of a tag is no tag, where the template writes tags as control tokens
+    tagged = b"".join(text if is_control(text) else text.translate(_BLANKED) for text in tokens)
+    for source in (tagged, whole):
+        for pattern in _RESULTS:
+            found = [match.span(1) for match in pattern.finditer(source)]
+            if found:
+                named = [*calls, *[None] * len(found)]
+                return [
+                    [
+                        "result",
+                        _utf16(whole[:start].decode("utf-8", "replace")),
+                        _utf16(whole[:end].decode("utf-8", "replace")),
+                        call,
+                    ]
+                    for (start, end), call in zip(found, named, strict=False)
+                ]
+    return []
+
+
+def _utf16(text: str) -> int:
+    """Count a text as the page's script does."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2

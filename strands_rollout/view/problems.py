@@ -1,0 +1,157 @@
+"""Finds what looks wrong in a sample: what slime's contract refuses, and what only the episode's facts show."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from strands_rollout.dump import DumpRecord
+from strands_rollout.errors import DumpError
+from strands_rollout.settings import REWARD_KEY
+from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
+from strands_rollout.view.tokens import TokenLists, TurnHabits, runs
+
+_MAX_CONTRACT: Final = 20
+_POSITION: Final = re.compile(r"\[(\d+)\] is")
+_FEW_TOKENS: Final = 4
+# what a sentence of the contract's holds -> what the list calls it
+_CONTRACT_KINDS: Final = {
+    "expected response_length=": "lengths disagree",
+    " tokens with response_length": "lengths disagree",
+    "where loss_mask is 0": "context logprob",
+    "a FAILED sample would be trained": "trained failure",
+    "ends with context": "trailing context",
+    "the episode was aborted": "unfinished",
+    "trains no token": "nothing trained",
+    "reward is": "reward",
+    "status is": "status",
+}
+
+
+class Problem(NamedTuple):
+    """A thing that looks wrong: its kind in a word or two, and the first token and the end of those that it is at."""
+
+    kind: str
+    text: str
+    start: int | None = None
+    end: int | None = None
+
+
+def find_problems(record: DumpRecord, lists: TokenLists, habits: TurnHabits) -> list[Problem]:
+    """List all that looks wrong, faults by slime's contract first."""
+    violations = [Problem("violation", text) for text in record.violations]
+    if not record.has_tokens:
+        return violations
+    found = [*_contract(record, lists), *_masks(record, lists), *_logprobs(lists), *_response(record, lists)]
+    return [*found, *_turns(lists, habits), *_forged(lists, habits), *_versions(lists), *violations]
+
+
+def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    try:
+        sample = record.to_sample()
+    except DumpError as e:
+        yield Problem("no sample", str(e))
+        return
+    key = reward_key(record)
+    if record.has_facts:
+        aborted = sample.status.value == "aborted"
+        unrewarded = sample.reward is None and not sample.metadata.get("eval")
+        found = contract_violations(sample, reward_key=key, may_abort=aborted)
+        found = [text for text in found if not (unrewarded and text.startswith("reward is"))]
+    else:
+        found = export_violations(sample, reward_key=key)
+    for text in found[:_MAX_CONTRACT]:
+        place = _POSITION.search(text)
+        start = None if place is None or "tokens" in text else lists.prompt_length + int(place[1])
+        kind = next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
+        yield Problem(kind, text, start, None if start is None else start + 1)
+    if len(found) > _MAX_CONTRACT:
+        yield Problem("contract", f"and {len(found) - _MAX_CONTRACT} more of slime's contract")
+
+
+def reward_key(record: DumpRecord) -> str | None:
+    """Name the key of the number in a sample's reward; None where the reward is a number itself."""
+    reward = record.values.get("reward")
+    if not isinstance(reward, dict):
+        return None
+    if REWARD_KEY in reward:
+        return REWARD_KEY
+    numbers = (key for key, value in reward.items() if isinstance(value, int | float))
+    return next(numbers, REWARD_KEY)
+
+
+def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """Find tokens of which mask and spans disagree who wrote them."""
+    if not lists.spans_recorded:
+        return
+    sampled = bytearray(len(lists.ids))
+    for span in lists.spans:
+        sampled[span.start : span.end] = b"\x01" * (span.end - span.start)
+    offset, mask = lists.prompt_length, lists.loss_mask
+    may_drop = bool(
+        record.values.get("status") == "failed" or record.values.get("remove_sample") or record.facts.stale_tokens
+    )
+    disagree = [
+        ("context is trained" if mask[place] else "a sampled token is not trained")
+        if bool(mask[place]) != bool(sampled[offset + place]) and (mask[place] or not may_drop)
+        else None
+        for place in range(min(len(mask), len(sampled) - offset))
+    ]
+    for what, start, end in runs(disagree):
+        if what:
+            yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
+    count = record.facts.sampled_tokens
+    if isinstance(count, int) and count != sum(sampled):
+        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {count} were sampled")
+
+
+def _logprobs(lists: TokenLists) -> Iterator[Problem]:
+    """Find logprobs above 0, and turns that have none."""
+    offset = lists.prompt_length
+    values = lists.logprobs
+    for positive, start, end in runs([value > 0 for value in values]):
+        if positive:
+            yield Problem("logprob", "a logprob above 0", offset + start, offset + end)
+    for start, end in lists.turns:
+        turn = values[start - offset : end - offset]
+        trained = any(lists.loss_mask[start - offset : end - offset])
+        if len(turn) >= _FEW_TOKENS and trained and not any(turn):
+            yield Problem("logprob", "a turn whose logprobs are all 0.0", start, end)
+
+
+def _response(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """Compare the response with the texts of its tokens, where all of them are known."""
+    response, texts = record.values.get("response"), record.token_texts
+    ids = lists.ids[lists.prompt_length :]
+    if not isinstance(response, str) or not texts or not all(token in texts for token in ids):
+        return
+    text = b"".join(texts[token] for token in ids).decode("utf-8", "replace")
+    if response != text and any(lists.loss_mask):
+        place = next((p for p, (one, two) in enumerate(zip(response, text, strict=False)) if one != two), None)
+        where = "is shorter or longer" if place is None else f"differs from character {place} on"
+        yield Problem("text", f"the response's text is not that of its tokens: it {where}")
+
+
+def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+    """Find turns that were not closed before the next context began."""
+    text = "a turn is not closed: context follows without an end of turn"
+    for start, _ in lists.contexts if habits.ends_of_turn else ():
+        if not habits.ends_of_turn.intersection(lists.ids[start - 1 : start + 1]):
+            yield Problem("not closed", text, start - 1, start + 1)
+
+
+def _forged(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+    for start, end in lists.contexts:
+        for place in habits.forged(lists.ids[start:end]):
+            text = "a control token inside context that no template writes there: text may have forged it"
+            yield Problem("forged control", text, start + place, start + place + 1)
+
+
+def _versions(lists: TokenLists) -> Iterator[Problem]:
+    """Find tokens of other weights than the sample's last ones."""
+    last = lists.spans[-1].version if lists.spans else None
+    for span in lists.spans:
+        if last is not None and span.version not in (None, last):
+            text = f"sampled by weights {span.version}; the sample ends with {last}"
+            yield Problem("stale version", text, span.start, span.end)

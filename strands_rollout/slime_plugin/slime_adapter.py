@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -203,13 +203,14 @@ def rollout_control(
     asked: str | Callable[[], bool] | None,
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
-    """Return the control of one sample's episode or reward, which ends when `is_aborting` holds.
-
-    The poll asks once for all samples of the same args and the same further function.
-    """
-    key = id(args), is_slime_sample(sample), asked if isinstance(asked, str) else id(asked)
+    """Return the control of one sample's episode or reward, which ends when `is_aborting` holds."""
     should_abort = functools.partial(is_aborting, args, sample, asked)
-    return Control(should_abort, engine_grace_s=engine_grace_s, poll_key=key)
+    return Control(should_abort, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, asked))
+
+
+def abort_key(args: SlimeArgs, sample: object, asked: str | Callable[[], bool] | None) -> Hashable:
+    """Return a value that is equal for samples of which `is_aborting` asks the same, as long as they are in use."""
+    return id(args), is_slime_sample(sample), asked if isinstance(asked, str) else id(asked)
 
 
 ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()

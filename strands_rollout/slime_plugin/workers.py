@@ -301,7 +301,7 @@ class WorkerPool:
         await asyncio.shield(self._starting)
         job.done, job.since = self.loop.create_future(), time.monotonic()
         args, sample = job.call.args, job.call.sample
-        asked = id(args), slime_adapter.is_slime_sample(sample), id(job.should_abort)
+        asked = slime_adapter.abort_key(args, sample, job.should_abort)
         self._jobs[asked][job.key] = job
         self._queue.append(job)
         self._assign()

@@ -351,11 +351,10 @@ class EpisodeFacts:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
         """Facts from metadata, which is not trusted: a value of another type, or an infinite number, is unknown."""
-        kinds = _kinds_of_facts()
         known = {
             name: value
-            for name in kinds.keys() & given.keys()
-            if (value := _read(given[name], kinds[name])) is not None
+            for name, kind in _kinds_of_facts().items()
+            if name in given and (value := _read(given[name], kind)) is not None
         }
         return cls(**known)
 

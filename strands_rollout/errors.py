@@ -1,15 +1,5 @@
 """The tree of errors."""
 
-from __future__ import annotations
-
-import logging
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
-logger = logging.getLogger(__name__)
-
 
 class RolloutError(Exception):
     """Base of every error that this package raises on purpose."""

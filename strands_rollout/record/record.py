@@ -105,7 +105,12 @@ class Record:
         return None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
-        """Remember whose conversation it is; what is None changes nothing."""
+        """Remember whose conversation it is, unless that is known; what is None changes nothing.
+
+        An agent that asked twice at once has two: what is known of the second is kept, while it goes on with the first.
+        """
+        if conversation.belongs_to(agent, signal):
+            return
         conversation.bind(agent, signal)
         self._known.update((id(one), conversation) for one in (agent, signal) if one is not None)
 

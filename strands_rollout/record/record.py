@@ -84,6 +84,7 @@ class Record:
             branch.head = head
             branch.parent, branch.shared = place.parent or branch.parent, place.shared
             branch.messages = [*map(what_is_read, place.new[: place.shared])]
+            branch.seen, branch.client_ids = (), {}  # of a first request here that failed
             self.touch(branch)
         conversation.is_busy, conversation.has_unread_turn = True, False
         return conversation

@@ -62,7 +62,7 @@ class AgentRequest:
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """How far it follows the one branch that it may go on with: the last of its agent's; none of a new agent's."""
+        """How far it follows the branch that grows in its agent's conversation; nothing for an agent without one."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
@@ -121,7 +121,10 @@ class AgentRequest:
         return Match(conversation, branch, why=why, changes_in_head=changes)
 
     def as_kept(self, start: int, new: StrandsMessages) -> dict[int, Message]:
-        """By their index, the new messages, of which the first is at `start`, that the agent keeps otherwise."""
+        """By their index, those new messages that were shown with a transient text, as the agent has them without it.
+
+        The first of the new messages is at `start` of the branch.
+        """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
             return {}

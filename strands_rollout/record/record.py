@@ -25,7 +25,7 @@ class Request(Protocol):
         """How far it follows the branches that it may go on with, the best first."""
 
     def place_beside(self, record: Record, matches: Sequence[Any]) -> Place:
-        """Where it goes on if it extends none of them."""
+        """Where it goes on if it neither repeats a turn nor extends a branch: a branch or a conversation of its own."""
 
 
 class Record:
@@ -69,7 +69,9 @@ class Record:
         return request.place_beside(self, matches)
 
     def enter(self, place: Place, head: Head) -> Conversation:
-        """Go where a turn is to be sampled, and begin what is to be begun there; the conversation is busy from now on.
+        """Go where a turn is to be sampled, and begin what is to be begun there.
+
+        The conversation is busy until whoever entered it sets `is_busy` back, as `SGLangModel.answer_at` does.
 
         Raises:
             EngineAbortedError: A conversation is to be begun, and the episode is over.
@@ -90,7 +92,7 @@ class Record:
         return conversation
 
     def touch(self, branch: Branch) -> None:
-        """Note that a branch was begun or answered now."""
+        """Note that a branch was begun or answered now: of equal matches, the branch touched last counts."""
         branch.touched = next(self._times)
 
     def is_begun(self, conversation: Conversation) -> bool:

@@ -134,16 +134,18 @@ class Record:
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
-        """Make it the main one; the one before stays beside it, unless it has no turn."""
+        """Make it the main one; the one before stays beside it, if a turn was sampled in it or is."""
         before = self.main
         if conversation is before:
             return
         self.others.remove(conversation)
         self.main, conversation.kind = conversation, "main"
-        if before.turn_count:
+        if self.is_begun(before):
             before.kind = "agent"
             self.others.insert(0, before)
             self._known[id(before.agent)] = before
+        else:  # its agent is given another, which is in the record
+            self._known = {key: one for key, one in self._known.items() if one is not before}
 
     def restart_main(self) -> None:
         """Begin the main one anew."""

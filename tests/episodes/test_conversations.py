@@ -21,7 +21,7 @@ from strands.vended_plugins.context_injector import ContextInjector
 from wire import Wire, call, play
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
-from strands_rollout.errors import TrajectoryError
+from strands_rollout.errors import PromptError, TrajectoryError
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin import sample_writer
 from strands_rollout.slime_plugin.retokenisation import DriftMeter, measure_some
@@ -249,6 +249,20 @@ async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_mor
             await asyncio.gather(*(model.answer(who.messages, agent=who) for _ in range(2)))
             await model.answer(who.messages, agent=who)
         assert [one.turn_count for one in model.record] == [6, 3]
+
+
+async def test_an_agent_whose_first_request_failed_is_recorded_also_after_another_became_the_main_one(
+    shipped_tokenizer,
+):
+    wire, one, other = Wire(shipped_tokenizer, lambda _text, _number: DONE), Who([_user("One")]), Who([_user("Two")])
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        with pytest.raises(PromptError):
+            await model.answer([{"role": "user", "content": [{"video": {}}]}], agent=one)
+        await model.answer(other.messages, agent=other)
+        model.record.promote(list(model.record)[1])
+        await model.answer(one.messages, agent=one)
+    assert [conversation.turn_count for conversation in model.record] == [1, 1]
 
 
 async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any) -> None:

@@ -300,9 +300,14 @@ class SGLangModel(Model):
             raise TrajectoryError(_AT_ONCE)
         await own_pass()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
-        if place.node is not None and isinstance(place.conversation, Conversation):
-            place.conversation.has_unread_turn = False
-            return cast("Answer", place.node.answer)
+        if isinstance(place.conversation, Conversation):
+            if not is_sole:  # also where it is refused: so it is when it asks again
+                self.record.bind(place.conversation, agent, signal)
+            if place.node is not None:
+                answer = cast("Answer", place.node.answer)
+                place.conversation.branch.append_answer(answer)
+                place.conversation.has_unread_turn = False
+                return answer
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_AT_ONCE)
         if place.branch is None and not self._may_begin_branch(place.conversation):

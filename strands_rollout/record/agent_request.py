@@ -33,7 +33,7 @@ class AgentRequest:
     """What Strands asks of a model.
 
     Attributes:
-        messages: The agent's history; not changed.
+        messages: The agent's history; not changed. The agent may change it while its request is answered.
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
         system_blocks: The same as content blocks, which count where both are given.
@@ -65,7 +65,7 @@ class AgentRequest:
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """How far it follows the one branch that it may go on with: the last of its agent's; none of a new agent's."""
+        """How far it follows the branch that grows in its agent's conversation; nothing for an agent without one."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
@@ -73,9 +73,9 @@ class AgentRequest:
         """Where it goes on if it extends no branch: on a new one of its agent's conversation, or in a new one."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
-            return Place("agent" if is_known else "aside", None, new=self.messages)
+            return Place("agent" if is_known else "aside", None, new=[*self.messages])
         match = matches[0]
-        return Place(match.conversation, None, match.why, new=self.messages, changes_in_head=match.changes_in_head)
+        return Place(match.conversation, None, match.why, new=[*self.messages], changes_in_head=match.changes_in_head)
 
     def _conversation(self, record: Record) -> Conversation | None:
         """Its agent's; where nobody says who asks, that whose history it extends. An agent that asks twice has two."""
@@ -100,15 +100,16 @@ class AgentRequest:
         return self._continues_answer(branch) or (is_unfinished and is_covered(branch, self.messages))
 
     def _continues_answer(self, branch: Branch) -> bool:
-        """Whether it begins with what the policy has read and exactly its answer, and has more."""
-        if (answered := branch.answered) is None or not is_extended(branch, self.messages):
+        """Whether it begins with what the policy has read and exactly its answer, and maybe has more."""
+        answer = branch.nodes[-1].answer if branch.nodes else None  # which may be unread, and not among the messages
+        if answer is None or not is_extended(branch, self.messages):
             return False
-        return cleaned(what_is_read(self.messages[branch.covered])) == cleaned(answered)
+        return cleaned(what_is_read(self.messages[branch.covered])) == cleaned(what_is_read(answer.message))
 
     def _match(self, conversation: Conversation) -> Match:
         branch, messages, covered = conversation.branch, self.messages, conversation.branch.covered
         if branch.is_new:
-            return Match(conversation, branch, extends=True, new=messages)
+            return Match(conversation, branch, extends=True, new=[*messages])
         changes = changes_in_head(branch.head, self.head)
         if self.only_grew and not changes:
             return Match(conversation, branch, extends=True, answered=messages[covered], new=messages[covered + 1 :])
@@ -125,11 +126,14 @@ class AgentRequest:
         return Match(conversation, branch, why=why, changes_in_head=changes)
 
     def as_kept(self, start: int, new: StrandsMessages) -> dict[int, Message]:
-        """By their index, the new messages, of which the first is at `start`, that the agent keeps otherwise."""
+        """By their index, those new messages that were shown with a transient text, as the agent has them without it.
+
+        The first of the new messages is at `start` of the branch.
+        """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
             return {}
-        both = zip(map(what_is_read, new), map(what_is_read, history[start:]), strict=True)
+        both = zip(map(what_is_read, new), map(what_is_read, history[start:]), strict=False)
         return {
             index: (kept[0], copied(kept[1]))
             for index, (read, kept) in enumerate(both, start)

@@ -83,11 +83,11 @@ class Reply:
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """One turn on a branch.
+    """One turn on a branch: which messages it answers, and what was answered.
 
     Attributes:
         parent: The turn before it, which may be on the branch that its own began from; None of the first.
-        position: Messages of the branch that the policy had read, which is the index of its answer among them.
+        position: How many messages of the branch it answers; its answer is the message at this index.
         turn: Index of its tokens in `Branch.trajectory.turns`.
         answer: The turn as an agent takes it; None while it is open.
         reply: The turn as a client was sent it, where it was.
@@ -112,8 +112,9 @@ class Branch:
         shown_ids: Those of the branch that its history left.
 
     Attributes:
-        messages: What the policy has read, and then its answer, if the last turn is finished.
-        covered: How many of them it has read.
+        messages: What the policy has read, and then its last answer. That is missing while the turn is open, and while
+            an agent has not had it (`Conversation.has_unread_turn`).
+        covered: How many of them it has read, so that `messages[covered]` is the last answer.
         origin: The turn of another branch after which its own messages begin; None where it shares none.
         nodes: Its turns; of an episode that was resumed, those whose place among the messages is known.
         trajectory: Tokens, mask, logprobs and turns.
@@ -128,12 +129,12 @@ class Branch:
             in formats that have one, else one of 9 letters and digits, as some templates want it. A history that was
             read before keeps its own.
         chat_tools: The tools as the template takes them.
-        new_images: Those among the context of the turn that is being sampled.
+        new_images: Those among the context of the turn that is being sampled; kept where that fails.
         ended_by: Why a request began another branch, as text; "" while it may grow.
-        with_transient: By their index, messages that the policy has read with a text that the agent's history has not,
-            as it has read them; `messages` has them without.
-        transient_texts: How many such messages there were, those that are kept so included.
-        seen: The last request's messages, as its client spelled them.
+        with_transient: By their index, messages as the policy has read them, with a text that was shown in one request
+            alone and stays in the tokens (transient_context "keep"); `messages` has them as the agent has, without it.
+        transient_texts: How many messages were shown with such a text, whether or not it stays.
+        seen: The last request's messages, as its client spelled them. Of the gateway's branches, as `client_ids` is.
         client_ids: By the ids under which a client knows calls, those that they were sent with, where they differ;
             several where calls of one turn have one id.
         touched: Orders branches by their last answer, or their beginning.
@@ -214,7 +215,7 @@ class Branch:
 
         Args:
             messages: The answer before them, as the agent has it by now, and all after it; copies are kept.
-            kept: By their index in the branch, those that the agent keeps otherwise, without transient text.
+            kept: By their index in the branch, messages as the agent has them, where `messages` has a transient text.
         """
         self.messages[self.covered :] = [(role, copied(content)) for role, content in map(what_is_read, messages)]
         for index, message in (kept or {}).items():

@@ -30,7 +30,7 @@ class ClientMatch(Match):
 
     Attributes:
         given: The request's messages, the calls of a turn in one message.
-        ids: The branch's `client_ids`, and those that the request tells.
+        ids: The branch's `client_ids`, with what this request tells of them; the branch's own once it goes on there.
         changed: Calls among those that were compared that differ, each as text.
         has_same_head: Whether the system prompt and the tools are the branch's.
         reaches_end: Whether it goes on where the branch ends, whatever its system prompt and tools.

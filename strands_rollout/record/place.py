@@ -16,13 +16,13 @@ class Match:
     Attributes:
         conversation: The branch's.
         branch: The branch.
-        node: The turn that is the answer to this request, which it has had, or should have.
+        node: The turn that has answered this very request already; None where no turn has.
         extends: Whether it goes on where the branch ends.
-        why: Why it does not, as text.
+        why: Why it does not, as text; not to be read where it does.
         changes_in_head: What of its system prompt and tools is not the branch's, named.
         answered: The branch's last answer, as whoever asks has it; None before the first and inside an open turn.
         new: The messages after that.
-        length: How many messages are the branch's.
+        length: How many of its messages are the branch's; only compared by requests of clients.
     """
 
     conversation: Conversation
@@ -41,16 +41,17 @@ class Place:
     """Where a request goes on.
 
     Attributes:
-        conversation: The conversation; the kind of one that is to be begun.
-        branch: The branch that it extends, or repeats; None where it begins one.
+        conversation: The conversation, or the kind of a new one, which `Record.enter` begins.
+        branch: The branch that it extends, or whose turn it repeats; None where it begins a branch.
         why: Why it begins a branch in a conversation that has some, as text.
         node: The turn that it repeats, if it does.
         answered: The answer before the new messages, as whoever asks has it.
-        new: The messages that the policy is to read; none inside an open turn.
+        new: The messages that the policy is to read: of a new branch all of them, the shared beginning included; of
+            others those after the last answer; none inside an open turn.
         changes_in_head: What of the system prompt and tools is not those of the branch before, named.
         match: The match with the branch that it extends, or from which it forks.
-        shared: How many of the new messages are those of the branch that the history has left.
-        origin: The last of its turns among these.
+        shared: How many of `new` are those of the branch that the history has left; 0 where a branch is extended.
+        origin: The last turn among these.
     """
 
     conversation: Conversation | Kind

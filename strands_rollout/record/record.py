@@ -25,7 +25,7 @@ class Request(Protocol):
         """How far it follows the branches that it may go on with, the best first."""
 
     def place_beside(self, record: Record, matches: Sequence[Any]) -> Place:
-        """Where it goes on if it extends none of them."""
+        """Where it goes on if it neither repeats a turn nor extends a branch: a branch or a conversation of its own."""
 
 
 class Record:
@@ -69,7 +69,9 @@ class Record:
         return request.place_beside(self, matches)
 
     def enter(self, place: Place, head: Head) -> Conversation:
-        """Go where a turn is to be sampled, and begin what is to be begun there; the conversation is busy from now on.
+        """Go where a turn is to be sampled, and begin what is to be begun there.
+
+        The conversation is busy until whoever entered it sets `is_busy` back, as `SGLangModel.answer_at` does.
 
         Raises:
             EngineAbortedError: A conversation is to be begun, and the episode is over.
@@ -83,6 +85,7 @@ class Record:
         if branch.is_new:
             branch.head = head
             branch.messages = [*map(what_is_read, place.new[: place.shared])]
+            branch.seen, branch.client_ids = (), {}  # of a first request here that failed
             if place.origin is not None:
                 branch.origin = place.origin
             self.touch(branch)
@@ -90,7 +93,7 @@ class Record:
         return conversation
 
     def touch(self, branch: Branch) -> None:
-        """Note that a branch was begun or answered now."""
+        """Note that a branch was begun or answered now: of equal matches, the branch touched last counts."""
         branch.touched = next(self._times)
 
     def is_begun(self, conversation: Conversation) -> bool:
@@ -106,7 +109,12 @@ class Record:
         return None
 
     def bind(self, conversation: Conversation, agent: object, signal: object = None) -> None:
-        """Remember whose conversation it is; what is None changes nothing."""
+        """Remember whose conversation it is, unless that is known; what is None changes nothing.
+
+        An agent that asked twice at once has two: what is known of the second is kept, while it goes on with the first.
+        """
+        if conversation.belongs_to(agent, signal):
+            return
         conversation.bind(agent, signal)
         self._known.update((id(one), conversation) for one in (agent, signal) if one is not None)
 
@@ -127,16 +135,18 @@ class Record:
         return self.others[-1]
 
     def promote(self, conversation: Conversation) -> None:
-        """Make it the main one; the one before stays beside it, unless it has no turn."""
+        """Make it the main one; the one before stays beside it, if a turn was sampled in it or is."""
         before = self.main
         if conversation is before:
             return
         self.others.remove(conversation)
         self.main, conversation.kind = conversation, "main"
-        if before.turn_count:
+        if self.is_begun(before):
             before.kind = "agent"
             self.others.insert(0, before)
             self._known[id(before.agent)] = before
+        else:  # its agent is given another, which is in the record
+            self._known = {key: one for key, one in self._known.items() if one is not before}
 
     def restart_main(self) -> None:
         """Begin the main one anew."""

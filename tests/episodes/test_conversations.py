@@ -20,7 +20,7 @@ from strands.vended_plugins.context_injector import ContextInjector
 from wire import Wire, call, play
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
-from strands_rollout.errors import TrajectoryError
+from strands_rollout.errors import PromptError, TrajectoryError
 from strands_rollout.samples import finished_samples
 from strands_rollout.slime_plugin.drift import DriftMeter, measure_some
 
@@ -197,6 +197,90 @@ async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_ot
         assert [one.kind for one in model.record] == ["main", "agent", "agent", "aside", "aside"]
         with pytest.raises(TrajectoryError, match="does not extend"):
             await model.answer([_user("Five")], agent=agents[0])
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_whoever_gets_the_turn_of_an_earlier_attempt_goes_on_with_its_conversation(shipped_tokenizer, is_known):
+    wire = Wire(shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        first = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        who = Who([_user("One")])
+        agent = who if is_known else None
+        await first.answer(who.messages, agent=who)
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        model.resume(first.trajectory, who.messages, 1)
+        answer = await model.answer(who.messages, agent=agent)
+        who.messages += [answer.message, _user("Two")]
+        await model.answer(who.messages, agent=agent)
+    assert len(wire.requests) == 2
+    assert [[len(branch.trajectory.turns) for branch in one] for one in model.record] == [[2]]
+    assert len(model.parse_failures) == 1
+
+
+async def test_a_request_that_is_refused_leaves_the_turn_of_an_earlier_attempt_unread(shipped_tokenizer: Any) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        first = SGLangModel(shipped_tokenizer, fake.base_url)
+        said = await first.answer([_user("One")])
+        model = SGLangModel(shipped_tokenizer, fake.base_url)
+        model.resume(first.trajectory, [_user("One")], 1)
+        with pytest.raises(TrajectoryError, match="does not extend"):
+            await model.answer([_user("Two")])
+        assert (await model.answer([_user("One")])).message == said.message
+    assert len(wire.requests) == 1
+
+
+async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_more(shipped_tokenizer: Any) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        config: Any = {"conversations": "many", "on_rewritten_history": "segment"}
+        model = SGLangModel(shipped_tokenizer, fake.base_url, **config)
+        who = Who([_user("One")])
+        for _ in range(3):
+            await asyncio.gather(*(model.answer(who.messages, agent=who) for _ in range(2)))
+            await model.answer(who.messages, agent=who)
+        assert [one.turn_count for one in model.record] == [6, 3]
+
+
+async def test_an_agent_whose_first_request_failed_is_recorded_also_after_another_became_the_main_one(
+    shipped_tokenizer,
+):
+    wire, one, other = Wire(shipped_tokenizer, lambda _text, _number: DONE), Who([_user("One")]), Who([_user("Two")])
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        with pytest.raises(PromptError):
+            await model.answer([{"role": "user", "content": [{"video": {}}]}], agent=one)
+        await model.answer(other.messages, agent=other)
+        model.record.promote(list(model.record)[1])
+        await model.answer(one.messages, agent=one)
+    assert [conversation.turn_count for conversation in model.record] == [1, 1]
+
+
+async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any) -> None:
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        said = await model.answer([_user("One")])
+        who = Who([_user("One"), said.message, _user("Two")])
+        with pytest.raises(TrajectoryError, match="changes the system prompt"):
+            await model.answer(who.messages, system_prompt="Be long.", agent=who)
+        with pytest.raises(TrajectoryError, match="does not extend"):
+            await model.answer([_user("Three")], agent=who)
+
+
+async def test_what_an_agent_hears_while_a_turn_is_sampled_is_not_read_with_it(shipped_tokenizer: Any) -> None:
+    """Its list of messages is handed over as it is, and grows by the answer to another request at once."""
+    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    async with FakeSGLang(wire, context_length=4096) as fake:
+        model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
+        who = Who([_user("One")])
+        asked = asyncio.create_task(model.answer(who.messages, agent=who))
+        await fake.arrived()
+        who.messages.append(_user("Two"))
+        answer = await asked
+        who.messages[1:] = [answer.message, _user("Two")]
+        await model.answer(who.messages, agent=who)
+        assert [len(branch.trajectory.turns) for branch in model.conversation] == [2]
 
 
 async def test_conversations_of_one_model_have_ids_and_seeds_of_their_own(shipped_tokenizer: Any) -> None:

@@ -63,7 +63,7 @@ _HOMES = {
     "Task": "agent.environment",
     "TokenLimits": "model.sampling",
     "ToolLimiter": "agent.limits",
-    "Trajectory": "model.trajectory",
+    "Trajectory": "record.tokens",
     "create_client": "client.client",
     "current_task": "agent.environment",
     "execute_python_code": "code_tool.tool",

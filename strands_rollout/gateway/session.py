@@ -158,7 +158,8 @@ class Session:
     @property
     def main_messages(self) -> list[dict[str, Any]]:
         """The history of the main conversation: what the policy read and wrote."""
-        return self.model.conversation.branch.history()
+        branch = self.model.conversation.branch
+        return [] if branch.is_new else branch.history()
 
     def restore(self, messages: StrandsMessages) -> None:
         """Answer the first requests from an earlier attempt's main conversation, which the model has resumed."""

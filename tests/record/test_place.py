@@ -15,6 +15,7 @@ from strands_rollout.gateway.protocols import TurnRequest
 from strands_rollout.gateway.session import Session
 from strands_rollout.record.branch import Head
 from strands_rollout.record.client_request import ClientRequest
+from strands_rollout.record.place import Place
 
 # few, so that histories of different agents are often equal
 WORDS = ("Hi", "Go on.", "So.")
@@ -120,6 +121,13 @@ async def test_clients_get_what_is_recorded_and_each_sampled_token_is_in_one_bra
                 said = {"role": "assistant", "content": [*thought, {"text": reply.text}, *calls]}
                 told.append([*one.messages, said, followed(said, chance)])
         assert session.facts.repeats > 0
+
+
+async def test_a_first_request_that_failed_has_been_read_by_nobody(shipped_tokenizer):
+    model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", **MANY)
+    place = Place(model.conversation, model.conversation.branch, new=[user("One"), user("Two")], shared=1)
+    model.record.enter(place, Head()).is_busy = False
+    assert Session(model).main_messages == []
 
 
 async def test_a_first_request_that_failed_leaves_nothing_of_how_its_client_spelled_it(shipped_tokenizer):

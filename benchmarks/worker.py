@@ -128,13 +128,13 @@ async def turns(job: Job, player: Player, scripts: Sequence[Script]) -> Figures:
 
     episodes, last = job.step.episodes, job.step.turns
     asked_at_s: list[float] = []
-    answer = SGLangModel.answer
+    answer_at = SGLangModel.answer_at
 
     def noted(*args: Any, **kwargs: Any) -> Awaitable[Any]:
         asked_at_s.append(time.process_time())
-        return answer(*args, **kwargs)
+        return answer_at(*args, **kwargs)
 
-    with patch.object(SGLangModel, "answer", noted):
+    with patch.object(SGLangModel, "answer_at", noted):
         cpu_s, wall_s = time.process_time(), time.perf_counter()
         done = await _play(job, player, scripts)
         cpu_s, wall_s = time.process_time() - cpu_s, time.perf_counter() - wall_s

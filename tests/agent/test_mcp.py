@@ -144,6 +144,14 @@ time.sleep(600)
 """
 
 
+# tests that a shell runs in the background ignore Ctrl-C, and so does what they start
+HEEDING = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+runpy.run_module("strands_rollout.cli", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.parametrize(
     ("server", "ends_by"),
     [("refuses", "itself"), ("speaks", "itself"), ("silent", "Ctrl-C"), ("accepts", "Ctrl-C")],
@@ -158,7 +166,7 @@ def test_a_command_ends_where_a_server_is_dead(server: str, ends_by: str, tmp_pa
         tool = {"url": urls[server]} if server in urls else started
         tool["startup_timeout"] = 2 if ends_by == "itself" else 600
         (tmp_path / "rollout.yaml").write_text(json.dumps({"strands_rollout": {"tools": [tool]}}))
-        command = [sys.executable, "-m", "strands_rollout.cli", "try", "rollout.yaml", "--script", "turns.yaml"]
+        command = [sys.executable, "-c", HEEDING, "try", "rollout.yaml", "--script", "turns.yaml"]
         process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if ends_by == "Ctrl-C":
             if server == "accepts":

@@ -93,6 +93,7 @@ async def test_an_abort_is_seen_before_the_model_is_called(shipped_tokenizer: An
     assert fake.requests == []
 
 
+@pytest.mark.skipif(bool(IMPORT_FAULT), reason="Strands' own loop runs, whose histories are compared")
 async def test_a_tool_that_changes_what_it_was_given_or_has_returned_leaves_the_episode_as_it_is(
     shipped_tokenizer: Any,
 ) -> None:

@@ -150,6 +150,7 @@ class SGLangClient:
         extra: Mapping[str, Any] | None = None,
         flight: Flight | None = None,
         should_abort: Callable[[], bool] = never,
+        control: Control | None = None,
     ) -> Generation:
         """Sample from these token ids; return only what was checked token by token.
 
@@ -165,6 +166,7 @@ class SGLangClient:
             extra: More top-level fields of the request.
             flight: Kept up to date with where the request is.
             should_abort: Asked before the request is sent again.
+            control: That of the episode, which asks its own `should_abort`.
 
         Raises:
             TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
@@ -178,7 +180,7 @@ class SGLangClient:
         """
         ids, rid = self._encoded(input_ids), rid or uuid.uuid4().hex
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
-        return await self._generation(request, headers, flight or Flight(), Control(should_abort))
+        return await self._generation(request, headers, flight or Flight(), control or Control(should_abort))
 
     async def _generation(
         self,

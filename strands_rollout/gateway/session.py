@@ -305,7 +305,9 @@ class Session:
         self._tasks.discard(task)
         self._pending.remove(pending)
         if task.cancelled():
-            conversation.is_busy = False  # of a turn that was cancelled before it began, too
+            if conversation.is_busy:  # the turn was cancelled before it began
+                conversation.is_busy = False
+                conversation.drop_new_branch()
             return
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):

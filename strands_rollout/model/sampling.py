@@ -272,7 +272,7 @@ class TurnSampler:
                     headers=config["headers"] or None,
                     extra={**extra, **image_fields(images)} if images else extra or None,
                     flight=self.flight,
-                    should_abort=asked.control.should_abort,
+                    control=asked.control,
                 )
                 if note is not None:
                     note(generation.meta_info)

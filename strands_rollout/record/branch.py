@@ -198,7 +198,8 @@ class Branch:
 
     def history(self) -> list[dict[str, Any]]:
         """Its messages as Strands messages, with the usage of the policy's answers."""
-        usages = {node.position: node.answer.usage for node in self.path() if node.answer is not None}
+        told = ((node.position, node.answer or node.reply) for node in self.path())
+        usages = {position: answer.usage for position, answer in told if answer is not None}
         return [
             {"role": role, "content": content, **({"metadata": {"usage": usages[at]}} if at in usages else {})}
             for at, (role, content) in enumerate(self.messages)

@@ -148,7 +148,7 @@ class RecordStore:
 
 
 class EpisodeRecords:
-    """The records of one episode; see `journal.Kept`.
+    """The records of one episode; see `slime_plugin.journal.RecordSink`.
 
     Attributes:
         records: What a process left that died while it played the episode.

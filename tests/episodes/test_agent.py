@@ -9,6 +9,7 @@ from strands import tool
 
 from strands_rollout import EpisodeLimits, SGLangModel, StopReason, TokenLimits
 from strands_rollout.agent.episode import EpisodeSetup, run_episode
+from strands_rollout.agent.loop import IMPORT_FAULT
 from strands_rollout.control import Control
 
 ran: list[str] = []

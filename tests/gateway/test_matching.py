@@ -10,6 +10,7 @@ from harness import call_text, ids_of
 from programs import TOOLS
 
 from strands_rollout.gateway import session
+from strands_rollout.gateway.protocols import TurnRequest
 from strands_rollout.gateway.session import SessionEndedError
 
 ASK = {"role": "user", "content": "What is 17 * 2?"}
@@ -352,3 +353,23 @@ async def test_tokens_are_counted_as_the_policy_reads_them(stage):
         counted = await made.post("/v1/messages/count_tokens", body)
         await made.post("messages", body)
     assert counted == (200, {"input_tokens": len(made.fake.requests[0].input_ids)})
+
+
+async def test_a_session_that_ends_before_a_fork_is_sampled_keeps_what_was_sampled(stage: Any) -> None:
+    async with stage([END, END]) as made:
+        await made.chat([ASK], tools=TOOLS)
+        sampled = made.session.model.trajectory.sampled_length
+        spec = {"name": "another", "description": "", "inputSchema": {"json": {"type": "object"}}}
+        asked = [{"role": "user", "content": [{"text": ASK["content"]}]}]
+        head = made.session.model.conversation.branch.head
+        changed = [*made.session.model.conversation.branch.history(), {"role": "user", "content": [{"text": "And?"}]}]
+        request = TurnRequest([*asked, *changed[1:]], head.system, [*head.tools, spec], {}, "policy", streams=False)
+        reply = asyncio.create_task(made.session.reply(request))
+        await asyncio.sleep(0)  # the turn is begun, and has not run
+        made.session.end(SessionEndedError("it is over"))
+        with pytest.raises(SessionEndedError):
+            await reply
+        await made.session.finish()
+    assert made.session.facts.forks == 1
+    assert made.session.model.trajectory.sampled_length == sampled
+    assert not made.session.model.conversation.is_busy

@@ -199,9 +199,11 @@ class ChatPolicy(OpenAIModel):
         conversation: How far the episode came.
         sent_at: None: an engine that is told to abort would answer with text that can't be resumed, so that
             it is not waited for.
+        engine_fault: None: the OpenAI client's own retries tell nothing of the engine.
     """
 
     sent_at: Final = None
+    engine_fault: Final = None
 
     def __init__(self, chat: RecordedChat, params: dict[str, Any]) -> None:
         _log_dropped_reasoning_once()

@@ -30,6 +30,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from strands_rollout.log_once import log_once
+
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 64 * 2**20
@@ -61,7 +63,6 @@ class RecordStore:
         self._file_of: dict[bytes, _File] = {}  # by the keys of unfinished episodes
         self._running: set[bytes] = set()
         self._left: dict[bytes, list[bytes]] = {}
-        self._has_warned = False
         for file, found in _take_over(folder):
             self._files.append(file)
             for key in found:
@@ -101,14 +102,8 @@ class RecordStore:
                 self._file_for(key).append(_FIRST if is_first else _FURTHER, key, record)
             except OSError as e:
                 self._end(key)
-                if not self._has_warned:
-                    self._has_warned = True
-                    logger.warning(
-                        "episodes have no further records, and can't be continued after their process dies: can't "
-                        "write to %s: %s",
-                        self._folder,
-                        e,
-                    )
+                words = "episodes have no further records, and can't be continued after their process dies: %s: %s"
+                log_once(logger, logging.WARNING, words, self._folder, e, key=self._folder)
                 return False
             return True
 

@@ -118,9 +118,8 @@ def write_episode(
     status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
-        if (
-            ended.beginning.resume and len(model.conversation.branches) > 1
-        ):  # the sample holds what is another segment by now
+        # the sample holds what is another segment by now
+        if ended.beginning.resume and len(model.conversation.branches) > 1:
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
         if status is statuses.FAILED:

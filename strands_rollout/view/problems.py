@@ -102,7 +102,7 @@ def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         if what:
             yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
     count = record.facts.sampled_tokens
-    if isinstance(count, int) and count != sum(sampled):
+    if count is not None and count != sum(sampled):
         yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {count} were sampled")
 
 

@@ -134,6 +134,15 @@ class SGLangModel(Model):
         self._request_span = request_span
         self.reset()
 
+    def client(self) -> SGLangClient:
+        """The client of the running event loop."""
+        base_url = cast("str", self._base_url)
+        return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
+
+    # ---------------------------------------------------------------------------
+    # What it has read and written
+    # ---------------------------------------------------------------------------
+
     def reset(self) -> None:
         """Start a new trajectory; references to the old one stay valid."""
         self.record = Record(self._new_sampler)
@@ -149,11 +158,6 @@ class SGLangModel(Model):
         return self.conversation.branch.trajectory
 
     @property
-    def parse_failures(self) -> list[ParseFailure]:
-        """Tool calls of the conversation that could not be parsed."""
-        return [failure for branch in self.conversation for failure in branch.parse_failures]
-
-    @property
     def prompt_ids(self) -> list[int]:
         """The first prompt, also where its generation failed."""
         return self.conversation.branch.prompt_ids
@@ -162,6 +166,11 @@ class SGLangModel(Model):
     def final_text(self) -> str:
         """The last turn as text, control tokens included but its end of turn."""
         return self.conversation.branch.final_text
+
+    @property
+    def parse_failures(self) -> list[ParseFailure]:
+        """Tool calls of the conversation that could not be parsed."""
+        return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
         """Continue a conversation that another model began, perhaps in another process; see `Branch.restore`."""
@@ -176,99 +185,9 @@ class SGLangModel(Model):
         # the turn was sampled, and the agent was stopped before it had the message
         conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
 
-    def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """Read the calls of a conversation by the tools' schemas, where the format needs them; the first tools count.
-
-        What was resumed was read without them, and is read again.
-        """
-        if conversation.parser is not None or not tool_specs:
-            return
-        conversation.parser = for_tool_specs(self._parser, tool_specs)
-        if conversation.parser is not self._parser and len(conversation.branches) == 1:
-            self._reader(conversation).read_all(conversation.branch)
-
-    def _reader(self, conversation: Conversation) -> AnswerReader:
-        return AnswerReader(self.template, conversation.parser or self._parser, conversation.number)
-
-    @property
-    def engine_aborts(self) -> int:
-        """Requests that the engine aborted and that were continued in place."""
-        return sum(one.sampler.engine_aborts for one in self.record)
-
-    @property
-    def engine_fault(self) -> Fault | None:
-        """How the engine failed, while it is asked again; None while it is well."""
-        return next((one.sampler.engine_fault for one in self.record if one.sampler.engine_fault), None)
-
-    @property
-    def sent_at(self) -> float | None:
-        """When the last of this model's requests that are at the engine was sent; None without any."""
-        flights = [one.sampler.flight for one in self.record]
-        return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
-
-    async def stop_generating(self) -> bool:
-        """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
-        rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
-        client, headers = self.client(), self.config["headers"] or None
-        return any(await asyncio.gather(*(client.stop(rid, headers=headers) for rid in rids)))
-
-    async def finish(self, grace_s: float) -> None:
-        """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""
-        self.record.close()
-        if any(one.is_busy for one in self.record):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self.stop_generating()
-                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - perhaps in threads
-                        await asyncio.sleep(ABORT_POLL_S / 5)
-
-    @property
-    def context_window_limit(self) -> int | None:
-        """Context length in tokens: the smallest of those configured and the engine's own, where known."""
-        limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
-        return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
-
-    def estimate_utilization(self, input_tokens: int) -> float:
-        """The share of the context that so many tokens use; 0.0 where its length is not known."""
-        limit = self.context_window_limit
-        return input_tokens / limit if limit else 0.0
-
-    @property
-    def cut_by(self) -> str | None:
-        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
-        return self.conversation.sampler.cut_by
-
-    def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
-        """Change settings by name; the next turn uses them.
-
-        Raises:
-            ConfigError: There is no such setting.
-        """
-        self.config = sampling.updated_config(self.config, model_config)
-
-    def get_config(self) -> sampling.SGLangModelConfig:
-        """The settings in force."""
-        return self.config
-
-    async def stream(  # type: ignore[override] # Strands' own providers narrow it the same way
-        self,
-        messages: StrandsMessages,
-        tool_specs: Sequence[Mapping[str, Any]] | None = None,
-        system_prompt: str | None = None,
-        *,
-        system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
-        invocation_state: Mapping[str, Any] | None = None,
-        cancel_signal: object = None,
-        **kwargs: object,  # noqa: ARG002 - tool choice and others that SGLang has no equal for
-    ) -> AsyncGenerator[StreamEvent, None]:
-        """One turn as Strands events; see `answer`.
-
-        The request is not streamed from the server; all events come when the turn is complete.
-        """
-        agent = calling_agent(invocation_state, cancel_signal, messages)
-        request = messages, tool_specs, system_prompt, system_prompt_content
-        for event in answer_events(await self.answer(*request, agent, cancel_signal)):
-            yield event
+    # ---------------------------------------------------------------------------
+    # A turn: find its place in the record, sample it there, read it
+    # ---------------------------------------------------------------------------
 
     async def answer(
         self,
@@ -339,59 +258,6 @@ class SGLangModel(Model):
         finally:
             conversation.is_busy = False
 
-    async def structured_output(
-        self,
-        output_model: type[T],
-        prompt: StrandsMessages,
-        system_prompt: str | None = None,
-        **kwargs: object,  # noqa: ARG002 - Strands' signature
-    ) -> AsyncGenerator[dict[str, T | Any], None]:
-        """Ask for an instance of `output_model`, outside the trajectory; with many conversations, in one of its own.
-
-        Yields:
-            The turn's events, then `{"output": instance}`.
-
-        Raises:
-            StructuredOutputException: The policy's answer is not a valid instance; the message says why.
-        """
-        record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
-        spec = convert_pydantic_to_tool_spec(output_model)
-        head, place = AgentRequest(prompt, [spec], system_prompt).head, Place("aside", None, new=prompt)
-
-        async def events() -> AsyncGenerator[StreamEvent, None]:
-            aside = record.enter(place, head)
-            for event in answer_events(await self.answer_at(aside, place, head)):
-                yield event
-
-        message: dict[str, Any] = {"content": []}
-        async for event in process_stream(cast("Any", events())):
-            if "stop" in event:
-                message = event["stop"][1]
-            yield dict(event)
-        yield {"output": validated_output(output_model, message, spec["name"])}
-
-    async def count_tokens(
-        self,
-        messages: StrandsMessages,
-        tool_specs: Sequence[Mapping[str, Any]] | None = None,
-        system_prompt: str | None = None,
-        system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
-    ) -> int:
-        """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
-        if self.config["conversations"] == "many":  # who counts compares with the context's length
-            await self.conversation.sampler.learn_context(self.client())
-        asked = messages, tool_specs, system_prompt, system_prompt_content
-        return await token_count(self.template, AgentRequest(*asked))
-
-    def client(self) -> SGLangClient:
-        """The client of the running event loop."""
-        base_url = cast("str", self._base_url)
-        return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
-
-    def _may_begin_branch(self, conversation: Conversation | str) -> bool:
-        """Whether a history in a conversation may be another than the policy has read."""
-        return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
-
     async def _sample(
         self,
         conversation: Conversation,
@@ -441,6 +307,156 @@ class SGLangModel(Model):
         answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
         branch.append_answer(answer)
         return answer
+
+    def _may_begin_branch(self, conversation: Conversation | str) -> bool:
+        """Whether a history in a conversation may be another than the policy has read."""
+        return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
+
+    def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
+        """Read the calls of a conversation by the tools' schemas, where the format needs them; the first tools count.
+
+        What was resumed was read without them, and is read again.
+        """
+        if conversation.parser is not None or not tool_specs:
+            return
+        conversation.parser = for_tool_specs(self._parser, tool_specs)
+        if conversation.parser is not self._parser and len(conversation.branches) == 1:
+            self._reader(conversation).read_all(conversation.branch)
+
+    def _reader(self, conversation: Conversation) -> AnswerReader:
+        return AnswerReader(self.template, conversation.parser or self._parser, conversation.number)
+
+    # ---------------------------------------------------------------------------
+    # Strands' interface
+    # ---------------------------------------------------------------------------
+
+    async def stream(  # type: ignore[override] # Strands' own providers narrow it the same way
+        self,
+        messages: StrandsMessages,
+        tool_specs: Sequence[Mapping[str, Any]] | None = None,
+        system_prompt: str | None = None,
+        *,
+        system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
+        invocation_state: Mapping[str, Any] | None = None,
+        cancel_signal: object = None,
+        **kwargs: object,  # noqa: ARG002 - tool choice and others that SGLang has no equal for
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """One turn as Strands events; see `answer`.
+
+        The request is not streamed from the server; all events come when the turn is complete.
+        """
+        agent = calling_agent(invocation_state, cancel_signal, messages)
+        request = messages, tool_specs, system_prompt, system_prompt_content
+        for event in answer_events(await self.answer(*request, agent, cancel_signal)):
+            yield event
+
+    async def structured_output(
+        self,
+        output_model: type[T],
+        prompt: StrandsMessages,
+        system_prompt: str | None = None,
+        **kwargs: object,  # noqa: ARG002 - Strands' signature
+    ) -> AsyncGenerator[dict[str, T | Any], None]:
+        """Ask for an instance of `output_model`, outside the trajectory; with many conversations, in one of its own.
+
+        Yields:
+            The turn's events, then `{"output": instance}`.
+
+        Raises:
+            StructuredOutputException: The policy's answer is not a valid instance; the message says why.
+        """
+        record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
+        spec = convert_pydantic_to_tool_spec(output_model)
+        head, place = AgentRequest(prompt, [spec], system_prompt).head, Place("aside", None, new=prompt)
+
+        async def events() -> AsyncGenerator[StreamEvent, None]:
+            aside = record.enter(place, head)
+            for event in answer_events(await self.answer_at(aside, place, head)):
+                yield event
+
+        message: dict[str, Any] = {"content": []}
+        async for event in process_stream(cast("Any", events())):
+            if "stop" in event:
+                message = event["stop"][1]
+            yield dict(event)
+        yield {"output": validated_output(output_model, message, spec["name"])}
+
+    async def count_tokens(
+        self,
+        messages: StrandsMessages,
+        tool_specs: Sequence[Mapping[str, Any]] | None = None,
+        system_prompt: str | None = None,
+        system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
+        if self.config["conversations"] == "many":  # who counts compares with the context's length
+            await self.conversation.sampler.learn_context(self.client())
+        asked = messages, tool_specs, system_prompt, system_prompt_content
+        return await token_count(self.template, AgentRequest(*asked))
+
+    @property
+    def context_window_limit(self) -> int | None:
+        """Context length in tokens: the smallest of those configured and the engine's own, where known."""
+        limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
+        return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
+
+    def estimate_utilization(self, input_tokens: int) -> float:
+        """The share of the context that so many tokens use; 0.0 where its length is not known."""
+        limit = self.context_window_limit
+        return input_tokens / limit if limit else 0.0
+
+    def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
+        """Change settings by name; the next turn uses them.
+
+        Raises:
+            ConfigError: There is no such setting.
+        """
+        self.config = sampling.updated_config(self.config, model_config)
+
+    def get_config(self) -> sampling.SGLangModelConfig:
+        """The settings in force."""
+        return self.config
+
+    # ---------------------------------------------------------------------------
+    # How it goes at the engine, and the end
+    # ---------------------------------------------------------------------------
+
+    @property
+    def cut_by(self) -> str | None:
+        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
+        return self.conversation.sampler.cut_by
+
+    @property
+    def engine_aborts(self) -> int:
+        """Requests that the engine aborted and that were continued in place."""
+        return sum(one.sampler.engine_aborts for one in self.record)
+
+    @property
+    def engine_fault(self) -> Fault | None:
+        """How the engine failed, while it is asked again; None while it is well."""
+        return next((one.sampler.engine_fault for one in self.record if one.sampler.engine_fault), None)
+
+    @property
+    def sent_at(self) -> float | None:
+        """When the last of this model's requests that are at the engine was sent; None without any."""
+        flights = [one.sampler.flight for one in self.record]
+        return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
+
+    async def stop_generating(self) -> bool:
+        """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
+        rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
+        client, headers = self.client(), self.config["headers"] or None
+        return any(await asyncio.gather(*(client.stop(rid, headers=headers) for rid in rids)))
+
+    async def finish(self, grace_s: float) -> None:
+        """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""
+        self.record.close()
+        if any(one.is_busy for one in self.record):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await self.stop_generating()
+                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - perhaps in threads
+                        await asyncio.sleep(ABORT_POLL_S / 5)
 
 
 def _why_refused(place: Place, got: int, read: int) -> str:

@@ -446,7 +446,7 @@ class SGLangModel(Model):
         """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
         rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
-        return any(await asyncio.gather(*(client.stop(rid, headers=headers) for rid in rids)))
+        return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
         """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""

@@ -39,7 +39,7 @@ _LEAST_EPISODES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What to compare.
+    """A comparison of checkouts.
 
     Attributes:
         checkouts: Folders that hold `strands_rollout`; ratios are to the first.

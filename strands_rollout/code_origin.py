@@ -9,6 +9,6 @@ _STDLIB: Final = sysconfig.get_paths()["stdlib"]
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether a file is in no library, and not in this package but its examples."""
+    """Return whether a file is in no library, and not in this package but its examples."""
     library = "site-packages" in filename or filename.startswith((_STDLIB, "<frozen"))
     return not library and (not filename.startswith(_PACKAGE) or filename.startswith(f"{_PACKAGE}/examples/"))

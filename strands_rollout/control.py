@@ -261,7 +261,7 @@ def is_in_episode() -> bool:
 
 @dataclass(slots=True)
 class RunningCall:
-    """A tool call under way.
+    """A tool call that is running.
 
     Attributes:
         id: Its tool-use id.

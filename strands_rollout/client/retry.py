@@ -20,7 +20,7 @@ _MOST_S_OF_ATTEMPT: Final = 10.0
 
 
 class FaultKind(StrEnum):
-    """What went wrong with an attempt that may be repeated."""
+    """The failure of an attempt that may be repeated."""
 
     UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router's word for that
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
@@ -74,7 +74,7 @@ class Outage:
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        # since the first: all waits, and of each attempt 10 s at most, as a longer one was a generation under way
+        # since the first: all waits, and of each attempt 10 s at most, as a longer one was a generation in flight
         self.waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:
@@ -84,7 +84,7 @@ class Outage:
         self.faults.append(fault)
 
     def gives_up(self) -> bool:
-        """Whether the last attempt was the last."""
+        """Return True if no attempt is to follow."""
         policy, kind = self._policy, self.faults[-1].kind
         alike = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts

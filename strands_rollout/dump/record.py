@@ -289,7 +289,7 @@ class DumpRecord:
 
     @property
     def has_facts(self) -> bool:
-        """Whether `generate` wrote facts of the episode."""
+        """True if `generate` wrote facts of the episode."""
         return bool(recorded_facts(self.values.get("metadata")))
 
     def to_sample(self, sample_class: Any = Sample) -> Any:  # noqa: ANN401 - slime's class or ours

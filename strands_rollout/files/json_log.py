@@ -43,7 +43,7 @@ class JsonLog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has no line."""
+        """True if it has no line."""
         return not os.fstat(self._file.fileno()).st_size
 
     def append(self, line: bytes) -> None:

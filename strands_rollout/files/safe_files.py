@@ -101,7 +101,7 @@ def replaced(path: Path) -> Iterator[Path]:
     try:
         yield beside
         beside.replace(path)
-    except BaseException:
+    except BaseException:  # whatever ended the block, the half file goes
         with contextlib.suppress(OSError):
             beside.unlink(missing_ok=True)
         raise

@@ -55,7 +55,7 @@ class BusySessionError(RolloutError):
 
 @dataclass(slots=True)
 class Facts:
-    """What a session was asked.
+    """Counts of what a session was asked.
 
     Attributes:
         requests: All that could be read.
@@ -144,7 +144,7 @@ class Session:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being answered."""
+        """True if a request is being answered."""
         return bool(self._tasks)
 
     @property
@@ -283,7 +283,7 @@ class Session:
             try:
                 self._watched(self._watch.asked, conversation, place.new[place.shared :], waited_s)
             except SessionEndedError:
-                conversation.is_busy = False
+                _leave(conversation)
                 raise
         task = asyncio.create_task(self._turn(conversation, request, asked, place, given))
         pending = _Pending(request, branch, task, is_gone)
@@ -306,8 +306,7 @@ class Session:
         self._pending.remove(pending)
         if task.cancelled():
             if conversation.is_busy:  # the turn was cancelled before it began
-                conversation.is_busy = False
-                conversation.drop_new_branch()
+                _leave(conversation)
             return
         error = task.exception()
         if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
@@ -464,6 +463,12 @@ class Session:
         self.facts.dropped_tokens = sampled[0] - sampled[1]
         if self._watch is not None:
             self._watch.left_record(main, messages, [node.reply for node in kept if node.reply is not None])
+
+
+def _leave(conversation: Conversation) -> None:
+    """Leave a conversation that was entered for a turn that is not sampled."""
+    conversation.is_busy = False
+    conversation.drop_new_branch()
 
 
 def _reply_of_turn(content: Sequence[dict[str, Any]], turn: Turn, usage: Mapping[str, int] | None) -> Reply:

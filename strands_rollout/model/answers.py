@@ -135,7 +135,7 @@ def call_id(call_prefix: str, index: int, segment: Segment) -> str:
 
 
 def failure_message(reason: str) -> str:
-    """What the policy reads about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
+    """Return what the policy reads about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
     return f"Error: the tool call could not be parsed and was not run: {reason}"
 
 

@@ -138,7 +138,7 @@ async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> l
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
-    """What `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
+    """Return what `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
     if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
         return encode()
     return await asyncio.to_thread(encode)

@@ -309,7 +309,7 @@ class SGLangModel(Model):
         return answer
 
     def _may_begin_branch(self, conversation: Conversation | str) -> bool:
-        """Whether a history in a conversation may be another than the policy has read."""
+        """Return whether a history in a conversation may be another than the policy has read."""
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:

@@ -30,7 +30,7 @@ TRANSIENT: Final = "a text was shown in one request and not in the next"
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """What Strands asks of a model.
+    """A call of the model by Strands.
 
     Attributes:
         messages: The agent's history; not changed. The agent may change it while its request is answered.
@@ -85,7 +85,7 @@ class AgentRequest:
         return next((one for one in record if self._may_belong_to(one)), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Whether it may be of a conversation, by its history, where it or the conversation has no known agent."""
+        """Return whether its history may be a conversation's, where it or the conversation has no known agent."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
@@ -100,7 +100,7 @@ class AgentRequest:
         return self._continues_answer(branch) or (is_unfinished and is_covered(branch, self.messages))
 
     def _continues_answer(self, branch: Branch) -> bool:
-        """Whether it begins with what the policy has read and exactly its answer, and maybe has more."""
+        """Return whether it begins with what the policy has read and exactly its answer, and maybe has more."""
         answer = branch.nodes[-1].answer if branch.nodes else None  # which may be unread, and not among the messages
         if answer is None or not is_extended(branch, self.messages):
             return False
@@ -142,18 +142,18 @@ class AgentRequest:
 
 
 def is_covered(branch: Branch, messages: StrandsMessages) -> bool:
-    """Whether a branch's policy has read exactly these messages."""
+    """Return whether a branch's policy has read exactly these messages."""
     return len(messages) == branch.covered and _begin_as_read(branch, messages)
 
 
 def is_extended(branch: Branch, messages: StrandsMessages) -> bool:
-    """Whether these are the messages that the policy has read, an answer to them, and maybe more."""
+    """Return whether these are the messages that the policy has read, an answer to them, and maybe more."""
     covered = branch.covered
     return len(messages) > covered and messages[covered]["role"] == "assistant" and _begin_as_read(branch, messages)
 
 
 def _begin_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Whether the messages begin with those that were read; one comparison in C where they do, however many they are.
+    """Return whether the messages begin with those that were read; if they do, by one comparison in C.
 
     Strands cleans what it sends on one of its ways to a model and not on another.
     """
@@ -167,7 +167,7 @@ def _begin_as_read(branch: Branch, messages: StrandsMessages) -> bool:
 
 
 def changes_in_head(read: Head | None, asked: Head) -> list[str]:
-    """What of a request's system prompt and tools the policy has not read, named; nothing is known after a resume.
+    """Name what of a request's system prompt and tools the policy has not read; nothing is known after a resume.
 
     Fewer tools are no change: of those that it has read, Strands shows only the one that it insists on.
     """
@@ -216,7 +216,7 @@ def _without_text(content: Sequence[Block]) -> list[Block]:
 
 
 def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool:
-    """Whether a request is about the agent's own messages, of which the last one tells.
+    """Return whether a request is about the agent's own messages, of which the last one tells.
 
     Strands cleans what it sends, and plugins add text to it.
     """

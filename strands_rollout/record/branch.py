@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from strands_rollout.control import current_call
@@ -77,7 +78,7 @@ class Reply:
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has neither text nor calls; some clients leave such a message out."""
+        """True if it has neither text nor calls; some clients leave such a message out."""
         return not self.calls and not self.text.strip()
 
 
@@ -167,12 +168,12 @@ class Branch:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has no turn."""
+        """True if it has no turn."""
         return not self.trajectory.turns
 
     @property
     def is_open(self) -> bool:
-        """Whether its last turn was aborted, and can be continued from its own tokens."""
+        """True if its last turn was aborted, and can be continued from its own tokens."""
         return self.trajectory.is_open
 
     @property
@@ -193,8 +194,14 @@ class Branch:
             node = node.parent
 
     def node_at(self, position: int) -> Node | None:
-        """The turn that answered so many messages."""
-        return next((node for node in self.path() if node.position == position), None)
+        """The turn that answered so many messages; None where no turn has."""
+        at = bisect_left(self.nodes, position, key=attrgetter("position"))
+        if at < len(self.nodes) and self.nodes[at].position == position:
+            return self.nodes[at]
+        node = self.origin
+        while node is not None and node.position > position:
+            node = node.parent
+        return node if node is not None and node.position == position else None
 
     def history(self) -> list[dict[str, Any]]:
         """Its messages as Strands messages, with the usage of the policy's answers."""
@@ -206,7 +213,7 @@ class Branch:
         ]
 
     def snapshot(self) -> Branch:
-        """What it is now, also while another thread samples into it."""
+        """Copy it as it is now, also while another thread samples into it."""
         frozen = copy.copy(self)
         frozen.trajectory = self.trajectory.snapshot()
         return frozen
@@ -308,7 +315,7 @@ class Conversation:
 
     @property
     def is_bound(self) -> bool:
-        """Whether it is known to be of an agent, which may be gone."""
+        """True if it is known to be of an agent, which may be gone."""
         return self._agent is not _nobody or self._signal is not _nobody
 
     @property
@@ -333,11 +340,11 @@ class Conversation:
         self._signal = self._signal if signal is None else weakref.ref(signal)
 
     def is_sampling(self, branch: Branch) -> bool:
-        """Whether a turn of this branch is in progress."""
+        """Return whether a turn of this branch is in progress."""
         return self.is_busy and branch is self.branch
 
     def belongs_to(self, agent: object, signal: object) -> bool:
-        """Whether the agent that asks is known to be its own."""
+        """Return whether the agent that asks is known to be its own."""
         return (agent is not None and self._agent() is agent) or (signal is not None and self._signal() is signal)
 
     def begin_branch(self, why: str) -> Branch:

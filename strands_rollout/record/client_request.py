@@ -45,7 +45,7 @@ class ClientMatch(Match):
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """What a client asks for.
+    """A request of a client of the gateway, as far as the record has to know it.
 
     Attributes:
         messages: Its history as Strands messages; the last is a user's.
@@ -153,7 +153,7 @@ class ClientRequest:
 
 
 def own_messages(given: StrandsMessages, ids: Mapping[str, Sequence[str]], matched: int) -> StrandsMessages:
-    """What a client has told after the messages that match, with results under the ids that calls were sent with."""
+    """Return the messages after those that match, with results under the ids that calls were sent with."""
     return [_under_ids(given, at, ids, matched) for at in range(matched, len(given))]
 
 
@@ -174,7 +174,7 @@ def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def sent(branch: Branch, at: int) -> Reply:
-    """What a client was sent of the policy's message at this place, or what it had told itself."""
+    """Return what a client was sent as the policy's message at this place, or what it had told itself."""
     node = branch.node_at(at)
     return node.reply if node is not None and node.reply is not None else reply_of(branch.messages[at][1])
 
@@ -303,7 +303,7 @@ def _user_difference(kept: Sequence[Block], given: Sequence[Block], *, keeps_tra
 
 
 def _plain(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
-    """What a user's message says: its results, by the ids of their calls, and images; and the words of its texts."""
+    """Split a user's message: its results, by the ids of their calls, and images; and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
     by_id = sorted(((one["toolUseId"], _plain(one["content"])) for one in results), key=itemgetter(0))

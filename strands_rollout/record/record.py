@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Request(Protocol):
-    """What somebody asks the policy: an agent (`AgentRequest`), or a client of the gateway (`ClientRequest`)."""
+    """A request to the policy: of an agent (`AgentRequest`), or of a client of the gateway (`ClientRequest`)."""
 
     @property
     def head(self) -> Head:
@@ -97,7 +97,7 @@ class Record:
         branch.touched = next(self._times)
 
     def is_begun(self, conversation: Conversation) -> bool:
-        """Whether a turn was sampled in a conversation, or is being sampled."""
+        """Return whether a turn was sampled in a conversation, or is being sampled."""
         return conversation.is_busy or conversation.turn_count > 0
 
     def conversation_of(self, agent: object, signal: object) -> Conversation | None:

@@ -152,7 +152,7 @@ def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = Non
 def load_episode(
     saved: object, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> SavedEpisode:
-    """What `save_episode` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
+    """Load what `save_episode` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
 
     Raises:
         ResumeError: It is of another version, damaged, or does not fit the tokens.
@@ -177,7 +177,7 @@ def load_episode(
 
 
 def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
+    """Return what the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
     content = [
         {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]
@@ -425,7 +425,7 @@ def _all(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """What `save_episode` gives of the same episode, without its checksum."""
+    """Return what `save_episode` gives of the same episode, without its checksum."""
     finished: dict[str, Any] = {}
     for line in lines:
         finished = ({} if "messages" in line else finished) | line.get("finished", {})

@@ -136,7 +136,7 @@ class Trajectory:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last turn was aborted: it is continued from its own tokens, without new context."""
+        """True if the last turn was aborted: it is continued from its own tokens, without new context."""
         return bool(self.turns) and self.turns[-1].parts[-1].finish_reason == "abort"
 
     @property

@@ -21,6 +21,7 @@ from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
 from strands_rollout.control import ABORT_GRACE_S, Control
 from strands_rollout.exits import exits_as_errors
+from strands_rollout.log_once import log_once
 from strands_rollout.model.replay_data import ASK_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
@@ -41,7 +42,6 @@ from strands_rollout.watchdog import watch_running_loop
 logger = logging.getLogger(__name__)
 ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
-_warn_of_prompt: Final = functools.cache(functools.partial(logger.warning, MISSING_CODE_TOOL))
 
 
 async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> SampleLike | list[SampleLike]:
@@ -105,7 +105,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall) -> bool:
-    """Whether slime is given lists: by the run's own settings, since it takes lists of all episodes or of none."""
+    """Return whether slime gets lists, by the run's own settings: it takes lists of all episodes or of none."""
     wants = settings_from_args(call.args).fan_out
     return wants and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
@@ -252,7 +252,7 @@ async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     has_own = settings.agent_factory is not None or settings.has_program
     is_meant = not has_own or "system_prompt" in settings.model_fields_set
     if settings.misses_code_tool:
-        _warn_of_prompt()
+        log_once(logger, logging.WARNING, MISSING_CODE_TOOL)
     prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     return Task(

@@ -133,7 +133,7 @@ def _reseed() -> None:
         if module is not None:
             try:
                 reseed(module, int.from_bytes(os.urandom(4), "little"))
-            except Exception as e:
+            except Exception as e:  # a library's generator may raise anything
                 words = f"the random numbers of {name} can't be made different in each run ({type(e).__name__}: {e})"
                 raise RuntimeError(f"{words}; take the library off the list, or use another version of it") from e
 

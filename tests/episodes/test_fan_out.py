@@ -60,7 +60,7 @@ def policy(tokenizer: Any) -> Any:
 async def episode(
     tokenizer: Any, settings: dict[str, Any] | None = None, script: Any = None, *, evaluation: bool = False, **args: Any
 ) -> tuple[Any, FakeSGLang, Any]:
-    ours = {"tools": [f"{__name__}.ask"], "fan_out": True, **(settings or {})}
+    ours = {"tools": [f"{__name__}.ask"], "system_prompt": None, "fan_out": True, **(settings or {})}
     async with FakeSGLang(script or policy(tokenizer), context_length=4096) as fake:
         namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
         sample = Sample(prompt="What is 17 * 2?", label="34", index=5, group_index=2)

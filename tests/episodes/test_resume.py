@@ -79,7 +79,12 @@ async def attempt(tokenizer, script, sample, *, settings=None, params=None, vers
     """One call of `generate`; the flag is down when it begins."""
     world.aborting = False
     async with FakeSGLang(script, context_length=8192, weight_version=version) as fake:
-        ours = {"tools": [f"{__name__}.work"], "should_abort": world.is_aborting, **(settings or {})}
+        ours = {
+            "tools": [f"{__name__}.work"],
+            "system_prompt": None,
+            "should_abort": world.is_aborting,
+            **(settings or {}),
+        }
         namespace = args_for(fake.base_url, tokenizer, strands_rollout=ours, **args)
         await generate(namespace, sample, {"temperature": 1.0, "max_new_tokens": 2048, **(params or {})})
     assert fake.violations == []

@@ -26,7 +26,7 @@ from strands_rollout import Sample, generate
 from strands_rollout.code_tool.tool import CODE_TOOL_DESCRIPTION, CODE_TOOL_NAME, CODE_TOOL_SCHEMA
 from strands_rollout.settings import SYSTEM_PROMPT
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.slime_plugin.workers import workers_here
+from strands_rollout.slime_plugin.workers import local_workers
 
 _SCRIPTS: Final = "STRANDS_ROLLOUT_BENCH_SCRIPTS"  # names the file of scripts in the workers' environment too
 OnStep = Callable[[str, int, int], None]
@@ -82,7 +82,7 @@ def measure(
         with scripted_engine([path], core=None) as port:
             for number, (count, size) in enumerate(steps):
                 on_step(f"{count} workers, {size} episodes at once", number, len(steps))
-                with workers_here(count):
+                with local_workers(count):
                     found.append(asyncio.run(_measured(count, size, port, tokenizer_dir, scripts)))
     return {"cores": len(usable_cores()), "measurements": [asdict(one) for one in found]}
 

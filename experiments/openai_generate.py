@@ -43,13 +43,13 @@ from strands_rollout.settings import RolloutSettings, settings_from_args
 from strands_rollout.slime_plugin.conditions import context_limit, template_kwargs
 from strands_rollout.slime_plugin.episode import (
     build_tools,
+    failure_reason,
     log_episode,
     log_failure,
-    reason_of_failure,
 )
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
 from strands_rollout.slime_plugin.metrics import TRUNCATING
-from strands_rollout.slime_plugin.resume import begin_sample
+from strands_rollout.slime_plugin.resume import prepare_sample
 from strands_rollout.slime_plugin.sample_writer import (
     WritingRules,
     error_text,
@@ -89,13 +89,13 @@ async def generate(args: Any, sample: Any, sampling_params: Mapping[str, Any], e
     """
     try:
         settings = _checked(with_row_settings(settings_from_args(args), sample.metadata))
-        aborts = begin_sample(sample, None, may_resume=False).aborts
+        aborts = prepare_sample(sample, None, may_resume=False).aborts
         played = await _run(args, sample, sampling_params, settings, evaluation=evaluation)
         log_episode(sample, played.episode)
         _write(args, sample, played, aborts, sampling_params)
     except Exception as e:  # a training run must survive every failure of one sample
         log_failure(sample, e)
-        write_failure(sample, e, reason_of_failure(e), WritingRules())
+        write_failure(sample, e, failure_reason(e), WritingRules())
         sample.rollout_log_probs = None
     return sample
 

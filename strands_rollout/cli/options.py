@@ -226,9 +226,9 @@ def config(
         json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
     )
     if file is not None or changes:
-        from strands_rollout.slime_plugin.inputs import check_names
+        from strands_rollout.slime_plugin.inputs import check_loadable
 
-        asyncio.run(check_names(file, settings, changes))
+        asyncio.run(check_loadable(file, settings, changes))
     if file is not None and not as_json:
         _show_further(file, settings)
 

@@ -47,7 +47,7 @@ from strands_rollout.samples import (
     reward_details,
 )
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.inputs import ROW_KEY, SLIMES_TOOLS_KEY, with_row_settings
+from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY, SLIME_TOOLS_KEY, with_row_settings
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.user_code import search_beside
 
@@ -142,12 +142,12 @@ def load_reward(
     # these import Strands, which this package's own reward does without
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
-    from strands_rollout.slime_plugin.own_reward import check_reward, takes_sample_with_args
+    from strands_rollout.slime_plugin.own_reward import check_reward, takes_args_and_sample
 
     search_beside(config)
     try:
         function: Callable[..., object] = reward_func if path is None else load_function(path)
-        if path is not None and not takes_groups and not takes_sample_with_args(function):
+        if path is not None and not takes_groups and not takes_args_and_sample(function):
             function, changes = reward_func, [*(changes or ()), f"reward={path}"]
         settings = read_config_file(config, changes)
         check_reward(settings.reward)
@@ -323,12 +323,12 @@ async def run_validate(
 
 def _own_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
     """Why a row's own settings fail its episode; "" if they don't. Its tools are known from a configuration alone."""
-    given, own = row.metadata, row.metadata.get(ROW_KEY)
-    if settings is None or (own is None and not given.get(SLIMES_TOOLS_KEY)):
+    given, own = row.metadata, row.metadata.get(ROW_SETTINGS_KEY)
+    if settings is None or (own is None and not given.get(SLIME_TOOLS_KEY)):
         return ""
     if not {"tools", "row_tools"} & settings.model_fields_set:
         own = {name: value for name, value in own.items() if name != "tools"} if isinstance(own, Mapping) else own
-        given = {ROW_KEY: own}
+        given = {ROW_SETTINGS_KEY: own}
     try:
         with_row_settings(settings, given)
     except RolloutError as e:

@@ -16,7 +16,7 @@ from strands_rollout.integrations.conversion import VLLM, FinishedEpisode, compa
 from strands_rollout.play.player import Reward, playing
 from strands_rollout.samples import Sample
 from strands_rollout.settings import REWARD_KEY, settings_from_args
-from strands_rollout.slime_plugin.inputs import ROW_KEY
+from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_writer import exclude_from_training
 
@@ -154,7 +154,10 @@ def _samples(input_batch: Mapping[str, Any]) -> list[Sample]:
     for number, (prompt, extra, trajectory) in enumerate(zip(prompts, extras, ids, strict=True)):
         group = number if trajectory is None else groups.setdefault(trajectory.instance_id, len(groups))
         # for the episode's own settings, and for an environment, which knows the row by it
-        metadata = {"env_extras": extra, **({ROW_KEY: extra[ROW_KEY]} if ROW_KEY in extra else {})}
+        metadata = {
+            "env_extras": extra,
+            **({ROW_SETTINGS_KEY: extra[ROW_SETTINGS_KEY]} if ROW_SETTINGS_KEY in extra else {}),
+        }
         label = _label(extra, number)
         samples.append(Sample(prompt=prompt, label=label, index=number, group_index=group, metadata=metadata))
     return samples

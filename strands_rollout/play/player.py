@@ -21,7 +21,7 @@ from strands_rollout.slime_plugin.generate import generate
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.slime_plugin.workers import workers_here
+from strands_rollout.slime_plugin.workers import local_workers
 
 if TYPE_CHECKING:
     import httpx
@@ -131,7 +131,7 @@ async def playing(
     url = parse_base_url(base_url)
     is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
     async with AsyncExitStack() as stack:
-        stack.enter_context(workers_here(workers))
+        stack.enter_context(local_workers(workers))
         recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)

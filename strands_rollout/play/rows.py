@@ -172,10 +172,10 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
 
 
 def _hub_rows(datasets: Any, path: Path) -> Iterable[Mapping[str, Any]]:  # noqa: ANN401 - the library
-    from strands_rollout.slime_plugin.slime_adapter import hub_obstacle
+    from strands_rollout.slime_plugin.slime_adapter import hub_unreachable_reason
 
     match: Any = _HUB.fullmatch(str(path))
-    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_obstacle()):  # then the cache may have it
+    if not os.environ.get("HF_HUB_OFFLINE") and (obstacle := hub_unreachable_reason()):  # then the cache may have it
         raise PromptError(f"{path} is no file here, and {obstacle}")
     found = datasets.load_dataset(match["name"], match["config"], split=match["split"])
     if isinstance(found, dict):  # all splits

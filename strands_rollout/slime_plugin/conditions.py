@@ -73,7 +73,7 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
     return {name: digest_of(value) for name, value in conditions.items()}
 
 
-def row_of(sample: SampleLike) -> list[object]:
+def row_values(sample: SampleLike) -> list[object]:
     """What a data set's row gives an episode, as plain values: the prompt, the label, and its metadata."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     given = {str(name): value for name, value in metadata.items() if name not in _OF_ATTEMPTS}

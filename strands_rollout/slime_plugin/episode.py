@@ -32,9 +32,9 @@ from strands_rollout.slime_plugin import sample_writer, slime_adapter
 from strands_rollout.slime_plugin.conditions import context_limit, episode_conditions, template_kwargs
 from strands_rollout.slime_plugin.garbage import freeze_long_lived
 from strands_rollout.slime_plugin.inputs import episode_prompt, run_settings, with_row_settings
-from strands_rollout.slime_plugin.journal import EpisodeJournal, RecordSink, continued, open_journal
-from strands_rollout.slime_plugin.own_reward import check_reward, evaluated_record
-from strands_rollout.slime_plugin.resume import Beginning, begin_sample, reset_sample
+from strands_rollout.slime_plugin.journal import EpisodeJournal, RecordSink, continue_from_journal, open_journal
+from strands_rollout.slime_plugin.own_reward import check_reward, record_for_evaluators
+from strands_rollout.slime_plugin.resume import EpisodeStart, prepare_sample, reset_sample
 from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 from strands_rollout.watchdog import watch_running_loop
@@ -63,7 +63,9 @@ async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> Sam
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
             is_unfinished = sample.status is statuses_of(sample).ABORTED
             now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
-            beginning = continued(begin_sample(sample, now, may_resume=settings.resume_aborted), sink, settings)
+            beginning = continue_from_journal(
+                prepare_sample(sample, now, may_resume=settings.resume_aborted), sink, settings
+            )
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             grace_s = functools.partial(_engine_grace_s, call.args, settings)
             control = slime_adapter.rollout_control(call.args, call.sample, settings.should_abort, grace_s)
@@ -93,7 +95,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
     rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
     try:
         with exits_as_errors("it", RuntimeError):
-            sample_writer.write_failure(sample, error, reason_of_failure(error), rules)
+            sample_writer.write_failure(sample, error, failure_reason(error), rules)
     except Exception as e:  # a sample's own setters may raise anything
         raise errors.ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
     try:
@@ -137,7 +139,7 @@ async def _filled(job: RolloutJob) -> SampleLike | list[SampleLike]:
     return samples if sample_writer.is_fan_out(call.sample, rules) else call.sample
 
 
-def _beginning(job: RolloutJob, episode: Episode) -> Beginning:
+def _beginning(job: RolloutJob, episode: Episode) -> EpisodeStart:
     """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
     program = episode.program
     if program is None or program.dropped_tokens is None:
@@ -158,7 +160,7 @@ def _obstacle_to_resuming(job: RolloutJob, ended: EndedEpisode, *, has_siblings:
     return "its program can't be started again" if job.settings.has_program else "it is a swarm's or graph's"
 
 
-def reason_of_failure(error: Exception) -> StopReason:
+def failure_reason(error: Exception) -> StopReason:
     """Why no episode could be run, or none could be written."""
     reasons: dict[type[Exception], StopReason] = {
         errors.EngineAbortedError: StopReason.ABORTED,
@@ -217,7 +219,7 @@ async def _run(job: RolloutJob) -> EndedEpisode:
         sub_agents=sub_agents.made,
         score=score,
         question=question,
-        evaluated=evaluated_record(model, episode, state) if is_evaluated else None,
+        evaluated=record_for_evaluators(model, episode, state) if is_evaluated else None,
     )
 
 
@@ -359,7 +361,7 @@ def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) 
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
     if settings.abort_grace_s is not None:
         grace_s = settings.abort_grace_s
-    return grace_s if slime_adapter.was_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
+    return grace_s if slime_adapter.was_sent_before_abort(args, sent_at) else min(grace_s, ABORT_GRACE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +370,7 @@ class RolloutJob:
 
     call: GenerateCall
     settings: RolloutSettings  # of this episode
-    beginning: Beginning
+    beginning: EpisodeStart
     fans_out: bool  # whether a list of samples can be returned
     routing_key: str  # keeps its requests on one engine behind a router
     control: Control

@@ -14,7 +14,7 @@ from strands_rollout.exits import exits_as_errors
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.slime_plugin.episode import fail_sample, play_sample
 from strands_rollout.slime_plugin.inputs import run_settings
-from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_episode
+from strands_rollout.slime_plugin.reward_groups import count_episode, failed_groups_of
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, is_aborting
 from strands_rollout.slime_plugin.workers import play_on_worker
 
@@ -55,7 +55,7 @@ async def generate(
     with failed_groups_of(args).episode() as number:
         given = await _play(call)
     if not is_aborting(args, sample):
-        note_episode(args, number, sample)
+        count_episode(args, number, sample)
     return given
 
 

@@ -39,9 +39,9 @@ from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
-SLIMES_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
-ROW_KEY: Final = "strands_rollout_settings"
-MAY_SET: Final = (
+SLIME_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
+ROW_SETTINGS_KEY: Final = "strands_rollout_settings"
+ROW_SETTINGS: Final = (
     "enable_thinking",
     "episode_timeout_s",
     "max_parallel_tool_calls",
@@ -78,11 +78,11 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:
-        await check_names(path, settings, changes)
+        await check_loadable(path, settings, changes)
     return settings
 
 
-async def check_names(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
+async def check_loadable(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
     """Raise ConfigError, with a line for each, where something that settings name is not there.
 
     Those that `changes`, `setting=value`, have put in place of the file's are the command line's.
@@ -91,7 +91,7 @@ async def check_names(path: Path | None, settings: RolloutSettings, changes: Seq
     changed = {re.split(r"[.=]", change.strip().removeprefix("strands_rollout."))[0] for change in changes or ()}
     of_file: list[str] = []
     of_command: list[str] = []
-    for name, error in await named_faults(settings):
+    for name, error in await find_load_errors(settings):
         (of_command if path is None or name in changed else of_file).append(f"  {name}: {error}")
     blocks = [(path, of_file), ("the command line", of_command)]
     lines = [line for where, faults in blocks if faults for line in (f"{where} names what can't be used:", *faults)]
@@ -99,7 +99,7 @@ async def check_names(path: Path | None, settings: RolloutSettings, changes: Seq
         raise ConfigError("\n".join(lines))
 
 
-async def named_faults(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
+async def find_load_errors(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
     """Each setting that names what can't be loaded, with the error; `connects` tries MCP servers too."""
     load = tool_loading.load_function
     load_tools: Callable[[tool_loading.Named], object] = tool_loading.try_tools if connects else tool_loading.load_tools
@@ -376,34 +376,36 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     """
     if not isinstance(metadata, Mapping):
         return settings
-    row, schemas = metadata.get(ROW_KEY), metadata.get(SLIMES_TOOLS_KEY)
+    row, schemas = metadata.get(ROW_SETTINGS_KEY), metadata.get(SLIME_TOOLS_KEY)
     if row is None and not schemas:
         return settings
     if not isinstance(row, Mapping | None):
-        raise ConfigError(f"got {ROW_KEY}={row!r:.200} in a row's metadata; expected a mapping of settings")
+        raise ConfigError(f"got {ROW_SETTINGS_KEY}={row!r:.200} in a row's metadata; expected a mapping of settings")
     given = dict(row or {})
-    for name in given.keys() - set(MAY_SET):
-        near = get_close_matches(str(name), MAY_SET, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(MAY_SET)}"
-        raise ConfigError(f"got {name!r} in {ROW_KEY} of a row's metadata; {hint}")
+    for name in given.keys() - set(ROW_SETTINGS):
+        near = get_close_matches(str(name), ROW_SETTINGS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(ROW_SETTINGS)}"
+        raise ConfigError(f"got {name!r} in {ROW_SETTINGS_KEY} of a row's metadata; {hint}")
     if "tools" in given:
         given["tools"] = _chosen(given["tools"], [*settings.tools, *settings.row_tools])
     elif schemas:
         given["tools"] = _matching(schemas, settings)
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return checked_settings({**values, **given}, f"{ROW_KEY} of a row's metadata")
+    return checked_settings({**values, **given}, f"{ROW_SETTINGS_KEY} of a row's metadata")
 
 
 def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:
     if not isinstance(names, Sequence) or isinstance(names, str):
-        raise ConfigError(f"got tools={names!r:.200} in {ROW_KEY} of a row's metadata; expected a list of names")
+        raise ConfigError(
+            f"got tools={names!r:.200} in {ROW_SETTINGS_KEY} of a row's metadata; expected a list of names"
+        )
     named = [(tool if isinstance(tool, str) else tool.name, tool) for tool in offered]
     by_name = {name: tool for name, tool in named if name is not None}
     missing = [name for name in names if not isinstance(name, str) or name not in by_name]
     if missing:
         raise ConfigError(
-            f"got the tools {missing} in {ROW_KEY} of a row's metadata; expected some of {sorted(by_name)}. A row "
-            "chooses among the tools and row_tools of the configuration, an MCP server by its name there"
+            f"got the tools {missing} in {ROW_SETTINGS_KEY} of a row's metadata; expected some of {sorted(by_name)}. A "
+            "row chooses among the tools and row_tools of the configuration, which give an MCP server its name"
         )
     return [by_name[name] for name in names]
 

@@ -26,8 +26,8 @@ from strands_rollout.record.saved import EpisodeProgress, SavedEpisode, StepWrit
 from strands_rollout.record.store import EpisodeRecords, RecordStore
 from strands_rollout.samples import SampleLike, statuses_of
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.conditions import digest_of, row_of
-from strands_rollout.slime_plugin.resume import Beginning
+from strands_rollout.slime_plugin.conditions import digest_of, row_values
+from strands_rollout.slime_plugin.resume import EpisodeStart
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class EpisodeJournal:
         made: Sequence[SGLangModel],
         *,
         fans_out: bool,
-        beginning: Beginning,
+        beginning: EpisodeStart,
     ) -> None:
         self._kept = kept
         self._model = model
@@ -147,7 +147,7 @@ def _check_unfinished_calls(progress: EpisodeProgress, settings: RolloutSettings
         )
 
 
-def continued(beginning: Beginning, kept: RecordSink | None, settings: RolloutSettings) -> Beginning:
+def continue_from_journal(beginning: EpisodeStart, kept: RecordSink | None, settings: RolloutSettings) -> EpisodeStart:
     """How an episode begins that may have records.
 
     Raises:
@@ -185,7 +185,7 @@ async def open_journal(
     folder = settings.journal_dir
     if folder is None or not settings.resume_aborted:
         return None
-    name = digest_of([await asyncio.to_thread(conditions), row_of(sample), evaluation])
+    name = digest_of([await asyncio.to_thread(conditions), row_values(sample), evaluation])
     try:
         await once(("journal", os.getpid(), folder), functools.partial(_store_in, os.getpid(), folder))
         store, name = _store_in(os.getpid(), folder), f"{sample.index}-{name}"

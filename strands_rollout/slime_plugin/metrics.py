@@ -29,7 +29,7 @@ from strands_rollout.secret_mask import secret_values, without_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
-from strands_rollout.slime_plugin.reward_groups import end_run_of_failures
+from strands_rollout.slime_plugin.reward_groups import raise_on_failed_groups
 from strands_rollout.slime_plugin.sample_writer import TRUNCATED_REASONS
 from strands_rollout.slime_plugin.slime_adapter import tokenizer_of
 
@@ -81,7 +81,7 @@ def log_rollout(
     """
     run_metric("settings", functools.partial(_check_staleness, args))
     run_metric("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
-    end_run_of_failures(args, samples)
+    raise_on_failed_groups(args, samples)
     return False
 
 
@@ -118,7 +118,7 @@ def _by_data_set(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
     """Leave in an evaluation's results what slime's own metrics are to be computed from."""
     for name in list(data):
-        _leave_out_missing(args, data, name)
+        _drop_missing(args, data, name)
     if getattr(args, "reward_key", None):
         return
     # slime reads each reward again, by `--reward-key`, and rounds it: a dict that is read by another key ends the run
@@ -128,7 +128,7 @@ def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None
                 sample.reward = reward
 
 
-def _leave_out_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
+def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
     """Take what has no graded answer out of a data set; for slime's pass rate all samples of its problem."""
     result = data[name]
     samples = finished_samples(result.get("samples"))

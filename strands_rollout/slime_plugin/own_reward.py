@@ -1,7 +1,7 @@
 """The user's own reward: a function, or several parts with weights, judges and Strands' evaluators among them.
 
 A sample and the text of its answer in, a score and the values of its parts out. An evaluator reads more of an episode,
-which `evaluated_record` keeps in the sample's metadata.
+which `record_for_evaluators` keeps in the sample's metadata.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _summed(parts: Mapping[str, RewardPart], scored: Mapping[str, Scored]) -> Sc
     )
 
 
-def scored_as(found: object, what: str) -> Scored:
+def parse_score(found: object, what: str) -> Scored:
     """A number, or a mapping with one as `score`, whose further numbers are parts; RolloutError for anything else."""
     entries = found if isinstance(found, Mapping) else {"score": found}
     numbers = {str(name): number for name, value in entries.items() if (number := usable_number(value)) is not None}
@@ -161,7 +161,7 @@ def scored_as(found: object, what: str) -> Scored:
     return Scored(numbers.pop("score"), numbers.pop("acc", None), pred if isinstance(pred, str) else "", numbers)
 
 
-def takes_sample_with_args(function: Callable[..., object]) -> bool:
+def takes_args_and_sample(function: Callable[..., object]) -> bool:
     """Whether a reward has slime's own signature, `reward(args, sample)`."""
     first, second, *_ = [*_positional(function), "", ""]
     return bool(second) and (first.strip("_") == "args" or second.strip("_").startswith("sample"))
@@ -183,14 +183,14 @@ async def _called(path: str, answer: GradedAnswer) -> Scored:
         found = await result_of(function, *arguments)
     except Exception as e:  # a user's reward may raise anything
         raise RolloutError(f"{path} raised {type(e).__name__}: {e}{place_in_users_code(e)}") from e
-    return scored_as(found, f"the reward of {path}")
+    return parse_score(found, f"the reward of {path}")
 
 
 def _arguments(function: Callable[..., object], path: str, answer: GradedAnswer) -> tuple[Any, ...]:
     """What a reward takes, by the number and the names of its parameters."""
     names = _positional(function)
     needed = sum(names.values())
-    if needed <= 2 and takes_sample_with_args(function):
+    if needed <= 2 and takes_args_and_sample(function):
         return answer.args, answer.sample
     if needed == 2 or (needed < 2 and list(names)[1:2] == ["label"]):
         return answer.response, answer.label
@@ -268,7 +268,7 @@ _PLACES_OF: Final[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str,
 _EVALUATORS: Final[dict[tuple[str, str], _Evaluator]] = {}
 
 
-def evaluated_record(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
+def record_for_evaluators(model: SGLangModel, episode: Episode, state: Mapping[str, Any] | None) -> dict[str, Any]:
     """What evaluators read of an episode, as plain JSON: the main agent's part, and the environment's state."""
     head = model.conversation.branch.head or Head()
     messages = [saved_message(message) for message in episode.messages]
@@ -316,7 +316,7 @@ async def _evaluated(path: str, judge: Judge | None, answer: GradedAnswer) -> Sc
         judged = [output for output in outputs if not output.not_applicable]
         score, passed, reason = evaluator.aggregator(judged or outputs)
         scored = (
-            scored_as({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave") if judged else None
+            parse_score({"score": score, "acc": float(passed)}, f"what the evaluator {path} gave") if judged else None
         )
     except Exception as e:  # an evaluator may raise anything
         cause = getattr(e, "original_exception", e)  # of what Strands wraps

@@ -46,7 +46,7 @@ _FRESH: Final[dict[str, Callable[[], object]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class EpisodeStart:
     """How an episode begins: from what it is resumed, and the attempts before it."""
 
     resume: SavedEpisode | None = None  # None to start afresh
@@ -56,7 +56,7 @@ class Beginning:
     dropped_tokens: int = 0  # tokens that earlier attempts sampled and that are in no sample
 
 
-def begin_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> Beginning:
+def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:
     """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh.
 
     None is resumed that was begun under other conditions.
@@ -72,14 +72,14 @@ def begin_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, ma
     if resume is None:
         dropped += (facts.sampled_tokens or 0) if aborted else 0
         reset_sample(sample)
-        return Beginning(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
+        return EpisodeStart(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
     # slime may have masked what older weights sampled; masked tokens have no logprobs
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]
     sample.status, sample.reward, sample.remove_sample = statuses_of(sample).PENDING, None, False
     sample.metadata = {key: value for key, value in sample.metadata.items() if key != METADATA_KEY}
-    return Beginning(resume, aborts, resumes, facts.question, dropped)
+    return EpisodeStart(resume, aborts, resumes, facts.question, dropped)
 
 
 def _resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapping[str, str]) -> SavedEpisode | None:

@@ -33,8 +33,8 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
-from strands_rollout.slime_plugin.reward_groups import failed_groups_of, note_reward, take_number
-from strands_rollout.slime_plugin.slime_adapter import asks_reward_func
+from strands_rollout.slime_plugin.reward_groups import count_reward, failed_groups_of, take_episode_number
+from strands_rollout.slime_plugin.slime_adapter import uses_reward_func
 from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ async def _graded(args: object, sample: object) -> _Graded:
     """Grade one sample; until its reward is known its episode is one that may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
-            is_counted, number = not _is_evaluated(sample), take_number(sample)
+            is_counted, number = not _is_evaluated(sample), take_episode_number(sample)
     except Exception:  # a foreign sample may raise anything
         is_counted, number = False, None
     if not is_counted:
@@ -138,7 +138,7 @@ def _count(args: object, all_graded: Sequence[_Graded]) -> None:
         try:
             with exits_as_errors("it", RuntimeError):
                 if one.number is not None:
-                    note_reward(args, one.number, one.sample, failure)
+                    count_reward(args, one.number, one.sample, failure)
         except FailedGroupsError:
             raise
         except Exception:  # a foreign sample may raise anything
@@ -207,7 +207,7 @@ def _fan_out(sample: object) -> tuple[Hashable, int | None]:
 
 async def grade_ahead(args: object, sample: SampleLike) -> None:
     """Grade a sample in an episode worker, if slime asks this reward function for it next, which then finds it."""
-    is_asked = asks_reward_func(args, sample) and not getattr(args, "group_rm", False)
+    is_asked = uses_reward_func(args, sample) and not getattr(args, "group_rm", False)
     if is_asked and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
         began = time.monotonic()
         details = await _reward(args, sample)
@@ -235,21 +235,21 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
         return _slime_example_reward(sample)
     if (scored := facts_of(sample).environment_score) is None:
         return await _default_reward(settings, sample)
-    from strands_rollout.slime_plugin.own_reward import scored_as
+    from strands_rollout.slime_plugin.own_reward import parse_score
 
-    return _as_scored(settings, scored_as(scored, "environment_score"), sample, "environment")
+    return _as_scored(settings, parse_score(scored, "environment_score"), sample, "environment")
 
 
 async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
     # these import Strands, which this package's own reward does without
-    from strands_rollout.slime_plugin.own_reward import GradedAnswer, own_reward, scored_as
+    from strands_rollout.slime_plugin.own_reward import GradedAnswer, own_reward, parse_score
     from strands_rollout.user_code import search_beside
 
     async def built_in() -> Scored:
         found = await _built_in(settings, sample)
         if found["error"]:
             raise RolloutError(str(found["error"]))
-        return scored_as({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
+        return parse_score({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
 
     search_beside(getattr(args, "custom_config_path", None))
     answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))

@@ -35,7 +35,7 @@ from strands_rollout.samples import (
     usable_number,
 )
 from strands_rollout.settings import settings_from_args
-from strands_rollout.slime_plugin.slime_adapter import asks_reward_func, is_aborting, is_fully_async, slimes_state
+from strands_rollout.slime_plugin.slime_adapter import is_aborting, is_fully_async, slime_state, uses_reward_func
 
 logger = logging.getLogger(__name__)
 _CENTRED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
@@ -84,8 +84,8 @@ def normalize_rewards(args: SlimeArgs, samples: Sequence[Any]) -> tuple[list[flo
     Raises:
         FailedGroupsError: The run is to be ended, and `generate` could not end it.
     """
-    end_run_of_failures(args, samples)
-    _leave_out_stale(args, samples)
+    raise_on_failed_groups(args, samples)
+    _exclude_stale(args, samples)
     raw = [_usable_reward(args, sample) or 0.0 for sample in samples]
     rollouts = rollouts_of(args, samples)
     _report_unusable(samples, rollouts)
@@ -108,7 +108,7 @@ def _normalized(groups: Iterable[Sequence[Rollout]], count: int, *, is_scaled: b
     return normalized
 
 
-def _leave_out_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
+def _exclude_stale(args: SlimeArgs, samples: Sequence[Any]) -> None:
     try:
         limit = settings_from_args(args).max_sample_staleness
     except ConfigError:  # each sample has failed of it
@@ -273,7 +273,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
     if hasattr(verdict, "keep_when_insufficient"):
         return type(verdict)(keep=False, reason=verdict.reason, keep_when_insufficient=True)
     # slime draws further prompts once what remains can't fill a batch
-    remaining = getattr(slimes_state(args), "remaining_batch_size", None)
+    remaining = getattr(slime_state(args), "remaining_batch_size", None)
     would_draw = remaining is not None and remaining <= getattr(args, "rollout_batch_size", 0)
     return type(verdict)(keep=would_draw, reason=verdict.reason)
 
@@ -281,7 +281,7 @@ def keep_informative_groups_with_fallback(args: SlimeArgs, samples: Sequence[Any
 def _trained_rewards(args: SlimeArgs, samples: Sequence[Any]) -> list[float]:
     flat = [sample for part in samples for sample in (part if isinstance(part, list) else [part])]
     rewards = [rollout.reward for rollout in rollouts_of(args, flat) if rollout.reward is not None]
-    _note_group(args, flat, rewards)
+    _count_unrewarded_group(args, flat, rewards)
     return rewards
 
 
@@ -400,7 +400,7 @@ def _job_of(args: SlimeArgs) -> _CountedJob:
         return held
 
 
-def note_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
+def count_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     """Count a training episode that has ended; one that is to be graded here counts as trained when that is done.
 
     Raises:
@@ -413,7 +413,7 @@ def note_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
     elif is_trained(sample):
         try:
             with exits_as_errors("reading args", RuntimeError):
-                is_graded_next = asks_reward_func(args, sample) and sample.reward is None
+                is_graded_next = uses_reward_func(args, sample) and sample.reward is None
         except Exception:  # args may be unreadable
             is_graded_next = False
         if is_graded_next:
@@ -422,13 +422,13 @@ def note_episode(args: SlimeArgs, number: int, sample: SampleLike) -> None:
             groups.add_trained()
 
 
-def take_number(sample: object) -> int | None:
-    """Take the number that `note_episode` has left on a sample; None of a sample that another function has played."""
+def take_episode_number(sample: object) -> int | None:
+    """Take the number that `count_episode` has left on a sample; None of a sample that another function has played."""
     number = take_fact(sample, "episode_number")
     return number if isinstance(number, int) else None
 
 
-def note_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str | None) -> None:
+def count_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str | None) -> None:
     """Count a training sample that was graded; `failure` says why it could not be.
 
     Raises:
@@ -446,7 +446,7 @@ def note_reward(args: SlimeArgs, number: int, sample: SampleLike, failure: str |
         groups.add_trained()
 
 
-def _note_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
+def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float]) -> None:
     """Count a group of which only a filter sees that a reward of somebody else's gave it nothing to train on.
 
     Raises:
@@ -458,7 +458,7 @@ def _note_group(args: SlimeArgs, samples: Sequence[Any], rewards: Sequence[float
         return
     # FAILED ones are counted already, and without a token in the mask there was nothing to train on
     left = [one for one in samples if not _has_failed(one) and any(one.loss_mask or ())]
-    if not left or asks_reward_func(args, left[0]):
+    if not left or uses_reward_func(args, left[0]):
         return
     with groups.episode() as number:
         pass
@@ -497,7 +497,7 @@ def _max_failed_groups(args: SlimeArgs) -> int:
     return limit if isinstance(limit, int) and limit >= 0 else MAX_FAILED_GROUPS
 
 
-def end_run_of_failures(args: SlimeArgs, samples: Iterable[Any]) -> None:
+def raise_on_failed_groups(args: SlimeArgs, samples: Iterable[Any]) -> None:
     """End the run at the end of a step that has nothing to train on, where slime has lost what `generate` raised.
 
     Raises:

@@ -39,7 +39,7 @@ from strands_rollout.samples import (
     rollout_id_of,
     statuses_of,
 )
-from strands_rollout.slime_plugin.resume import Beginning, reset_sample
+from strands_rollout.slime_plugin.resume import EpisodeStart, reset_sample
 from strands_rollout.slime_plugin.slime_adapter import is_fully_async
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class EndedEpisode:
 
     model: SGLangModel
     episode: Episode
-    beginning: Beginning = field(default_factory=Beginning)
+    beginning: EpisodeStart = field(default_factory=EpisodeStart)
     code_calls: CodeCalls = field(default_factory=CodeCalls)
     sub_agents: Sequence[SGLangModel] = ()
     score: Mapping[str, Any] | None = None
@@ -105,7 +105,7 @@ def write_episode(
     rules: WritingRules,
     segments: Sequence[SiblingSegment] = (),
 ) -> list[SampleLike]:
-    """Fill a sample that `begin_sample` has made ready from a finished episode; of a resumed one, append what is new.
+    """Fill a sample that `prepare_sample` has made ready from a finished episode; of a resumed one, append what is new.
 
     Returns:
         The sample, and with `rules.fans_out` its siblings: one for each of the segments, unless the episode failed or
@@ -139,7 +139,7 @@ def write_episode(
     dropped_tokens = ended.beginning.dropped_tokens + dropped
     write_facts(sample, replace(facts, stale_tokens=stale_tokens, dropped_sampled_tokens=dropped_tokens, resume=resume))
     if dropped and not (rules.evaluation or rules.fans_out):
-        warn_of_dropped(sample, segments)
+        warn_about_dropped_tokens(sample, segments)
     if is_fan_out(sample, rules):
         _mark_as_one_rollout(samples, ["main", *(one.kind for one in returned)])
     return samples
@@ -396,7 +396,7 @@ def sibling_segments(
     return found
 
 
-def warn_of_dropped(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
+def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
     """Say, once for each reason, that what the policy has sampled in these segments is in no sample."""
     for one in segments:
         key = one.kind, one.segment.ended_by.startswith(TRANSIENT)

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # the first is the newest slime's, the second that of releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
-DRIVERS_STATE: Final = "strands_rollout_drivers_state"
+DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
 """Of the args in an episode worker: slime's state in the driver, as far as it was told."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
@@ -68,7 +68,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    held = getattr(slimes_state(args, sample), "tokenizer", None)
+    held = getattr(slime_state(args, sample), "tokenizer", None)
     if held is not None:
         return held
     checkpoint = getattr(args, "hf_checkpoint", None)
@@ -86,7 +86,7 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
     """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
-    held = getattr(slimes_state(args, sample), "processor", None)
+    held = getattr(slime_state(args, sample), "processor", None)
     return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
@@ -114,7 +114,7 @@ def _loaded_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         )
     from transformers import AutoTokenizer
 
-    obstacle = None if is_folder else hub_obstacle()
+    obstacle = None if is_folder else hub_unreachable_reason()
     try:
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=obstacle is not None)
     except (OSError, ValueError) as e:
@@ -127,7 +127,7 @@ def _loaded_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         raise ConfigError(f"the tokenizer of {checkpoint!r} can't be loaded: {reason}") from e
 
 
-def hub_obstacle() -> str | None:
+def hub_unreachable_reason() -> str | None:
     """Why the hub can't be asked, by one request through the environment's proxies: transformers tries for a minute."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
@@ -152,7 +152,7 @@ def vocab_size_of(args: SlimeArgs) -> int | None:
 def _load_vocab_size(checkpoint: str) -> int | None:
     from transformers import AutoConfig
 
-    is_local = os.path.isdir(checkpoint) or hub_obstacle() is not None  # noqa: PTH112 - as above
+    is_local = os.path.isdir(checkpoint) or hub_unreachable_reason() is not None  # noqa: PTH112 - as above
     try:
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=is_local)
     except (OSError, ValueError):  # a folder with a tokenizer alone
@@ -194,7 +194,7 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
         with exits_as_errors("should_abort", ConfigError):
             if (load_should_abort(asked) if isinstance(asked, str) else asked)():
                 return True
-    return bool(getattr(slimes_state(args, sample), "aborted", False))
+    return bool(getattr(slime_state(args, sample), "aborted", False))
 
 
 def rollout_control(
@@ -224,7 +224,7 @@ def watch_aborts(args: SlimeArgs, sample: object) -> None:
     processes must know first. slime has no event for it. Its flag is an attribute of one object, whose class becomes a
     subclass that notices.
     """
-    state = None if hasattr(args, DRIVERS_STATE) else slimes_state(args, sample)
+    state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
     if state is not None and not hasattr(type(state), _NOTICES):
         state.__class__ = _noticing(type(state))
 
@@ -247,12 +247,12 @@ def _noticing(kind: type) -> type:
     return type(kind)(kind.__name__, (kind,), {"aborted": property(get, set_flag), _NOTICES: True})
 
 
-def was_before_abort(args: SlimeArgs, sent_at: float) -> bool:
+def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
     """Whether a request that was sent at this time of `time.monotonic` was sent before the abort that is known by now.
 
     That is so where slime's flag is read before each request. An episode worker knows until when it was not set.
     """
-    told = getattr(args, DRIVERS_STATE, None)
+    told = getattr(args, DRIVER_STATE_ATTR, None)
     return told is None or sent_at <= told.clear_until
 
 
@@ -280,7 +280,7 @@ def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 
 
-def asks_reward_func(args: SlimeArgs, sample: object) -> bool:
+def uses_reward_func(args: SlimeArgs, sample: object) -> bool:
     """Whether slime has this package's `reward_func` grade a sample."""
     own = None if getattr(args, "group_rm", False) else getattr(sample, "custom_rm_path", None)
     return (own or getattr(args, "custom_rm_path", None)) in REWARD_PATHS
@@ -381,13 +381,13 @@ def _slimes_trace() -> ModuleType:
     raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
 
 
-def slimes_state(args: SlimeArgs, sample: object = None) -> object:
+def slime_state(args: SlimeArgs, sample: object = None) -> object:
     """Slime's process-wide state where its rollout has made it; None elsewhere, and for a sample that is not slime's.
 
     It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack. In an
     episode worker it is what the driver has told of it.
     """
-    if (told := getattr(args, DRIVERS_STATE, None)) is not None:
+    if (told := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
         return told
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
     if state_class is None or (sample is not None and not is_slime_sample(sample)):

@@ -35,9 +35,9 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 from strands_rollout.samples import SampleLike, SlimeArgs
 from strands_rollout.settings import EpisodeWorkers, settings_from_args
 from strands_rollout.slime_plugin.episode import play_sample
-from strands_rollout.slime_plugin.inputs import named_faults
+from strands_rollout.slime_plugin.inputs import find_load_errors
 from strands_rollout.slime_plugin.reward import grade_ahead
-from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE, GenerateCall, within_spans
+from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR, GenerateCall, within_spans
 from strands_rollout.user_code import search_beside
 
 Ray: TypeAlias = Any
@@ -52,12 +52,12 @@ _LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are 
 _WAIT_FOR_EACH_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0
-MOST_ARGS: Final = 64  # that a worker keeps
+MAX_ARGS: Final = 64  # that a worker keeps
 _ARRAYS: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
 _INPUTS: Final = ("prompt", "multimodal_inputs")  # large, and not sent back as they came
 
 
-def packed(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
+def pack(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
     """A value as it crosses the border."""
     buffers: list[Any] = []
 
@@ -71,7 +71,7 @@ def packed(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
     return dumps(value, protocol=5, buffer_callback=keep), buffers
 
 
-def unpacked(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever was packed
+def unpack(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever was packed
     """The value; its large arrays are read-only, since Ray shares their memory."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301 - the job's own
 
@@ -170,7 +170,7 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class DriverState:
-    """slime's state in the driver, as far as it is known in a worker; see `slime_adapter.slimes_state`.
+    """slime's state in the driver, as far as it is known in a worker; see `slime_adapter.slime_state`.
 
     Attributes:
         aborted: slime's flag.
@@ -310,7 +310,7 @@ class EpisodeWorker:
         search_beside(getattr(given, "custom_config_path", None))
         ray = importlib.import_module("ray")
         versions = {"python": platform.python_version(), "ray": ray.__version__, "strands-rollout": __version__}
-        faults = [f"{name}: {error}" for name, error in await named_faults(settings_from_args(given))]
+        faults = [f"{name}: {error}" for name, error in await find_load_errors(settings_from_args(given))]
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
         return WorkerInfo(os.getpid(), host, node, _log_path(), str(self._folder), versions, faults)
@@ -319,7 +319,7 @@ class EpisodeWorker:
         """Take slime's args; those of the episodes that follow."""
         async with self._has_args:
             self._args[number] = pickle.loads(args)  # noqa: S301 - the job's own
-            drop_oldest(self._args)
+            drop_oldest_args(self._args)
             self._has_args.notify_all()
 
     async def assign(
@@ -347,7 +347,7 @@ class EpisodeWorker:
         """Play an episode, and have its result sent; none of one that was cancelled."""
         key = assignment.key
         try:
-            call: RemoteCall = unpacked(assignment.data, assignment.buffers)
+            call: RemoteCall = unpack(assignment.data, assignment.buffers)
             result = Result(key, None, *await self._play(key, call, state, assignment.left))
         except Exception as e:  # a value of a user's may raise anything when it is unpickled, or pickled again
             result = Result(key, f"{type(e).__name__}: {e}", b"", [])
@@ -360,7 +360,7 @@ class EpisodeWorker:
         async with self._has_args:
             await self._has_args.wait_for(lambda: call.args_number in self._args)
         args = copy.copy(self._args[call.args_number])
-        setattr(args, DRIVERS_STATE, state)
+        setattr(args, DRIVER_STATE_ATTR, state)
         if state.asked is not None:
             args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.asked}
         sample, relay = call.sample, _Relay(self._outbox, key, *left, self._log.open(str(key)))
@@ -371,7 +371,7 @@ class EpisodeWorker:
             given = await play_sample(own_call, relay)
             samples = given if isinstance(given, list) else [given]
             await grade_ahead(args, samples[0])
-        return packed((isinstance(given, list), [_fields(one, inputs) for one in samples]))
+        return pack((isinstance(given, list), [_fields(one, inputs) for one in samples]))
 
     async def collect(self, *, is_clear: bool) -> Batch:
         """The next batch; the last one has arrived when this is called.
@@ -419,7 +419,7 @@ def _fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
     return values
 
 
-def fill(sample: SampleLike, values: dict[str, Any]) -> None:
+def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
     """Set a sample's fields to what `_fields` gave."""
     for name in _ARRAYS:
         if isinstance(values.get(name), np.ndarray):
@@ -427,9 +427,9 @@ def fill(sample: SampleLike, values: dict[str, Any]) -> None:
     vars(sample).update(values)
 
 
-def drop_oldest(sent: dict[int, Any]) -> None:
+def drop_oldest_args(sent: dict[int, Any]) -> None:
     """Leave the args that came last; the driver knows by this which a worker has."""
-    for old in list(sent)[:-MOST_ARGS]:
+    for old in list(sent)[:-MAX_ARGS]:
         del sent[old]
 
 
@@ -478,7 +478,7 @@ def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object])
     return "got what can't be pickled"
 
 
-def connected_ray() -> Ray:
+def require_ray() -> Ray:
     """Ray, to whose cluster this process is connected.
 
     Raises:
@@ -500,7 +500,7 @@ def connected_ray() -> Ray:
     return ray
 
 
-def places_for(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
+def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
     """For each worker the node that it must be on, or None where Ray may choose; blocks while Ray's count is late.
 
     Raises:

@@ -117,14 +117,14 @@ def _filled(job: _EpisodeJob, result: Result | None) -> SampleLike | list[Sample
             raise errors.EngineAbortedError("the rollout was aborted before an episode worker had a place")
         sample.status = statuses_of(sample).ABORTED
         return sample
-    is_list, (own, *others) = remote.unpacked(result.data, result.buffers)
-    remote.fill(sample, own)
+    is_list, (own, *others) = remote.unpack(result.data, result.buffers)
+    remote.fill_sample(sample, own)
     add_facts(sample, EpisodeFacts(queue_s=job.queue_s))
     siblings = []
     for values in others:
         siblings.append(copy.copy(sample))
         vars(siblings[-1]).pop("trace", None)
-        remote.fill(siblings[-1], values)
+        remote.fill_sample(siblings[-1], values)
     return [sample, *siblings] if is_list else sample
 
 
@@ -240,7 +240,7 @@ class _Worker:
         where = f" (process {self.info.pid} on {self.info.host})" if self.info else ""
         return f"episode worker {self.number}{where}"
 
-    def count_episode(self, seconds: float) -> None:
+    def add_episode(self, seconds: float) -> None:
         """Count an episode that it has played."""
         self.episodes += 1
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
@@ -255,7 +255,7 @@ class WorkerPool:
 
     def __init__(self, setting: EpisodeWorkers) -> None:
         self._setting = setting
-        self._ray = remote.connected_ray()
+        self._ray = remote.require_ray()
         self._name = uuid.uuid4().hex  # tells its episodes from those of other pools
         self._workers: list[_Worker] = []
         self._queue: deque[_EpisodeJob] = deque()
@@ -286,7 +286,7 @@ class WorkerPool:
         spans = slime_adapter.open_spans(sample)
         params = dict(job.call.sampling_params)
         try:
-            return remote.packed(RemoteCall(sent.number, sample, params, job.call.evaluation, spans))
+            return remote.pack(RemoteCall(sent.number, sample, params, job.call.evaluation, spans))
         except Exception as e:  # a sample's values may raise anything when they are pickled
             found = remote.unpicklable_value(vars(sample), pickle.dumps)
             words = f"the sample can't be sent to an episode worker: {found}; expected values that pickle takes"
@@ -369,7 +369,7 @@ class WorkerPool:
             RolloutError: A worker does not start.
         """
         try:
-            places = await asyncio.to_thread(remote.places_for, self._ray, self._setting)
+            places = await asyncio.to_thread(remote.choose_nodes, self._ray, self._setting)
             self._workers = [_Worker(number, node) for number, node in enumerate(places)]
             await asyncio.gather(*(self._start_worker(worker) for worker in self._workers))
         except RolloutError as e:
@@ -443,7 +443,7 @@ class WorkerPool:
             job = worker.jobs.pop(result.key, None)
             if job is None:
                 continue
-            worker.count_episode(time.monotonic() - job.since)
+            worker.add_episode(time.monotonic() - job.since)
             job.end(
                 result if result.error is None else RolloutError(f"{worker} could not play the episode: {result.error}")
             )
@@ -564,7 +564,7 @@ class WorkerPool:
     def _send_args(self, worker: _Worker, sent: SentArgs | None) -> None:
         if sent is not None and sent.number not in worker.has_args:
             worker.has_args[sent.number] = None
-            remote.drop_oldest(worker.has_args)
+            remote.drop_oldest_args(worker.has_args)
             with suppress(Exception):  # as above
                 worker.actor.set_args.remote(sent.number, sent.data)
 
@@ -644,7 +644,7 @@ def close_pools() -> None:
 
 
 @contextmanager
-def workers_here(count: int) -> Iterator[None]:
+def local_workers(count: int) -> Iterator[None]:
     """Have a Ray of this machine alone, with room for so many workers, while the block lasts; nothing for none."""
     if not count:
         yield

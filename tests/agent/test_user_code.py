@@ -13,7 +13,7 @@ from strands_rollout.agent import tool_loading
 from strands_rollout.agent.tool_loading import load_function, load_hooks, load_tools
 from strands_rollout.errors import ConfigError, NoModelError, ToolError
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.slime_plugin.inputs import named_faults, with_row_settings
+from strands_rollout.slime_plugin.inputs import find_load_errors, with_row_settings
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 
 TOOL = "\n@tool\ndef {}(question: str) -> str:\n    '''Ask.'''\n    return {}\n"
@@ -128,7 +128,7 @@ async def test_what_is_no_factory_hook_or_environment_is_refused_before_an_episo
         "executor": "./found_agent.py:buil",
     }
     given |= {"environment": "found_agent.alone", "should_abort": "./found_agent.py:aloen"}
-    said = {name: str(fault) for name, fault in await named_faults(RolloutSettings.model_validate(given))}
+    said = {name: str(fault) for name, fault in await find_load_errors(RolloutSettings.model_validate(given))}
     assert said.keys() == given.keys()
     assert "def build(model, task):\n          return Agent(model=model, system_prompt=task" in said["agent_factory"]
     assert said["agent_factory"].endswith(

@@ -42,14 +42,14 @@ def cluster(*paths: Path) -> Iterator[None]:
     if not COUNT:
         yield
         return
-    from strands_rollout.slime_plugin.workers import workers_here
+    from strands_rollout.slime_plugin.workers import local_workers
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
     here = [str(path) for path in (Path(__file__).parent, Path(__file__).parents[1] / "support", *paths)]
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(_QUIET | {"PYTHONPATH": path, _DRIVER: str(os.getpid()), "RAY_TMPDIR": folder})
     try:
-        with workers_here(COUNT):
+        with local_workers(COUNT):
             yield
     finally:
         shutil.rmtree(folder, ignore_errors=True)

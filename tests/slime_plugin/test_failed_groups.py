@@ -21,7 +21,7 @@ from strands_rollout import (
     reward_func,
 )
 from strands_rollout.errors import EnvironmentFaultError, FailedGroupsError
-from strands_rollout.slime_plugin.reward_groups import MAX_FAILED_GROUPS, failed_groups_of, note_episode
+from strands_rollout.slime_plugin.reward_groups import MAX_FAILED_GROUPS, count_episode, failed_groups_of
 
 FULLY_ASYNC = "slime.rollout.fully_async_rollout.generate_rollout_fully_async"
 
@@ -50,7 +50,7 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
         with failed_groups_of(args).episode() as number:
             pass
         try:
-            note_episode(args, number, sample)
+            count_episode(args, number, sample)
         except FailedGroupsError:
             ends.append(at)
     return ends
@@ -88,7 +88,7 @@ def test_a_burst_ends_the_run_once_and_not_while_an_older_episode_may_succeed(fa
     for at in range(failing):
         running[at].__exit__(None, None, None)
         try:
-            note_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
+            count_episode(args, numbers[at], ended("FAILED", group=at // 8, index=at))
         except FailedGroupsError as e:
             ends.append((at, str(e)[:80]))
     words = "got 32 failed groups of training samples in a row (256 episodes), by no fault of the policy"[:80]
@@ -167,7 +167,7 @@ async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: 
         if of_generate and not evaluation:
             with failed_groups_of(args).episode() as number:
                 pass
-            note_episode(args, number, sample)
+            count_episode(args, number, sample)
         elif not evaluation:
             sample.metadata = {}
         try:
@@ -212,7 +212,7 @@ async def test_failed_episodes_and_failed_rewards_make_one_group() -> None:
         sample = ended("FAILED" if at % 2 else "COMPLETED", removed=False, group=at // 2, index=at)
         with failed_groups_of(args).episode() as number:
             pass
-        note_episode(args, number, sample)
+        count_episode(args, number, sample)
         await reward_func(args, sample)
 
     for at in range(5):
@@ -230,7 +230,7 @@ async def test_all_rewards_of_a_group_are_asked_for_before_the_run_ends() -> Non
         for sample in samples:
             with failed_groups_of(args).episode() as number:
                 pass
-            note_episode(args, number, sample)
+            count_episode(args, number, sample)
         if not group:
             await reward_func(args, samples)
     with pytest.raises(FailedGroupsError, match=r"got 2 failed groups .*\(4 episodes\).*KeyError"):
@@ -246,7 +246,7 @@ async def test_an_episode_may_still_succeed_until_its_reward_is_known() -> None:
         sample = ended(status, removed=False, group=index // 2, index=index)
         with failed_groups_of(args).episode() as number:
             await asyncio.sleep(0)
-        note_episode(args, number, sample)
+        count_episode(args, number, sample)
         return sample
 
     Slow.release = release

@@ -12,7 +12,7 @@ import pytest
 from grouped_samples import arguments, group_of, sample_of
 
 from strands_rollout import keep_informative_groups, keep_informative_groups_with_fallback
-from strands_rollout.slime_plugin.slime_adapter import DRIVERS_STATE
+from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR
 
 FAN_OUT = [sample_of(reward, rollout=7, index=0, part=part) for part, reward in enumerate([1.0, 0.0, -1.0])]
 
@@ -87,7 +87,7 @@ def test_an_older_slime_is_told_to_keep_a_fallback_where_it_would_draw_prompts(m
     module = SimpleNamespace(DynamicFilterOutput=OlderOutput)
     monkeypatch.setitem(sys.modules, "slime.rollout.filter_hub.base_types", module)  # type: ignore[arg-type]
     state = SimpleNamespace() if remaining is None else SimpleNamespace(remaining_batch_size=remaining)
-    args = arguments(rollout_batch_size=8, **{DRIVERS_STATE: state})
+    args = arguments(rollout_batch_size=8, **{DRIVER_STATE_ATTR: state})
     assert keep_informative_groups_with_fallback(args, group_of(1.0, 1.0)) == OlderOutput(keep, "zero_std_1.0")
     assert keep_informative_groups_with_fallback(args, group_of(1.0, 0.0)) == OlderOutput(keep=True)
     assert keep_informative_groups_with_fallback(args, []) == OlderOutput(keep=False, reason="no_trained_rollout")

@@ -521,10 +521,10 @@ async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
     there = worker.EpisodeWorker(0, "pool", 0, KNOWN_VERSIONS.numbering)
     driver = workers._Worker(0, None, actor=actor)
     pool = object.__new__(workers.WorkerPool)
-    given = [*range(worker.MOST_ARGS + 1), worker.MOST_ARGS, 0]
+    given = [*range(worker.MAX_ARGS + 1), worker.MAX_ARGS, 0]
     for number in given:
         pool._send_args(driver, SimpleNamespace(number=number, data=b""))
-    assert sent == [*range(worker.MOST_ARGS + 1), 0]
+    assert sent == [*range(worker.MAX_ARGS + 1), 0]
     for number in sent:
         await there.set_args(number, pickle.dumps(number))
     assert list(there._args) == list(driver.has_args)
@@ -534,10 +534,10 @@ async def test_args_that_a_worker_has_dropped_are_sent_to_it_again() -> None:
 
 def test_large_arrays_cross_the_border_without_a_copy() -> None:
     experts = np.arange(100_000, dtype=np.int32)
-    data, buffers = worker.packed({"experts": experts, "few": np.arange(3)})
+    data, buffers = worker.pack({"experts": experts, "few": np.arange(3)})
     assert len(data) < 1000
     assert [len(one) for one in buffers] == [experts.nbytes]
-    found = worker.unpacked(data, buffers)
+    found = worker.unpack(data, buffers)
     assert np.shares_memory(found["experts"], buffers[0])
     assert np.shares_memory(experts, buffers[0])
     assert (found["few"].tolist(), found["experts"][-1]) == ([0, 1, 2], 99_999)

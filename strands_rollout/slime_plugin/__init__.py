@@ -1,4 +1,4 @@
-"""All that slime calls, by the names of its command line.
+"""The functions that slime calls, under the names of its command line.
 
 START HERE: `generate.py`.
 """

@@ -1,4 +1,8 @@
-"""Plays one sample's episode in this process, and fills the sample from it."""
+"""Play the episode of one sample in this process, and fill the sample from it.
+
+`play_sample` is the entry. Read on in `_run_episode`, which builds the model, the tools and the agent, and in
+`RolloutJob.build_model`, which turns slime's args and the settings into a policy.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +49,15 @@ _PARTIAL_GRACE_S: Final = 4.0
 
 
 async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> SampleLike | list[SampleLike]:
-    """Play the episode of a call of `generate`, and fill its sample; a failure is written to the sample.
+    """Play the episode of a call of `generate`, and fill its sample; write a failure to the sample.
 
     Args:
-        call: slime's, or one that a worker was sent.
-        sink: Keeps the episode's steps, and has those of an attempt whose process died; by default the journal of the
-            setting `journal_dir`.
+        call: slime's call, or the call that a worker was sent.
+        sink: Keeps the records of the episode's steps, and holds those of an attempt whose process died. By default the
+            journal in the folder of the setting `journal_dir`.
 
     Returns:
-        See `generate`.
+        The sample, or a list of samples, as `generate` does.
     """
     sample = call.sample
     try:
@@ -61,15 +65,14 @@ async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> Sam
             settings = with_row_settings(run_settings(call.args), sample.metadata)
             conditions = functools.partial(episode_conditions, call, settings)
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
-            is_unfinished = sample.status is statuses_of(sample).ABORTED
-            now = await asyncio.to_thread(conditions) if is_unfinished and settings.resume_aborted else None
-            beginning = continue_from_journal(
-                prepare_sample(sample, now, may_resume=settings.resume_aborted), sink, settings
-            )
+            was_aborted = sample.status is statuses_of(sample).ABORTED
+            current = await asyncio.to_thread(conditions) if was_aborted and settings.resume_aborted else None
+            start = prepare_sample(sample, current, may_resume=settings.resume_aborted)
+            start = continue_from_journal(start, sink, settings)
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             grace_s = functools.partial(_engine_grace_s, call.args, settings)
             control = slime_adapter.rollout_control(call.args, call.sample, settings.should_abort, grace_s)
-            return await _filled(RolloutJob(call, settings, beginning, _fans_out(call), key, control, sink))
+            return await _play_and_fill(RolloutJob(call, settings, start, _fans_out(call), key, control, sink))
     except Exception as e:  # a training run must survive every failure of one sample
         return fail_sample(call, e)
     finally:
@@ -78,7 +81,7 @@ async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> Sam
 
 
 def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[SampleLike]:
-    """Make a sample valid whose episode could not be run or written, even where args can't be read.
+    """Make a sample valid whose episode could not be played or written, even where args can't be read.
 
     Raises:
         ConfigError: The sample can't be filled.
@@ -90,11 +93,11 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
         with exits_as_errors("reading args", RuntimeError):
             may_abort = slime_adapter.may_return_aborted(args, sample)
             fans_out = _fans_out(call)
-    except Exception:  # args may be unreadable, which is what the episode failed of
+    except Exception:  # args may be unreadable, and the episode failed because of that
         logger.debug("args can't be read", exc_info=True)
     rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
     try:
-        with exits_as_errors("it", RuntimeError):
+        with exits_as_errors("the sample", RuntimeError):
             sample_writer.write_failure(sample, error, failure_reason(error), rules)
     except Exception as e:  # a sample's own setters may raise anything
         raise errors.ConfigError(f"generate got a sample that can't be filled ({e!r}); expected slime's Sample") from e
@@ -107,21 +110,23 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
 
 
 def _fans_out(call: GenerateCall) -> bool:
-    """Return whether slime gets lists, by the run's own settings: it takes lists of all episodes or of none."""
+    """Return whether slime gets a list, by the settings of the run, not of the row.
+
+    slime takes lists from all episodes or from none.
+    """
     wants = settings_from_args(call.args).fan_out
     return wants and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
 
-async def _filled(job: RolloutJob) -> SampleLike | list[SampleLike]:
-    """Play a job and fill its sample."""
+async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
     call, settings = job.call, job.settings
-    ended = await _run(job)
+    ended = await _run_episode(job)
     episode = ended.episode
     log_episode(call.sample, episode)
-    # agents that were made outside of a call are done when the episode is
+    # an agent that was made outside of a tool call has the id "": it succeeded if the episode did
     succeeded = episode.tools.succeeded | ({""} if episode.stop_reason is StopReason.COMPLETED else set())
     segments = sample_writer.sibling_segments(ended.model, ended.sub_agents, succeeded)
-    obstacle = _obstacle_to_resuming(job, ended, has_siblings=bool(segments))
+    obstacle = _resume_obstacle(job, ended, has_siblings=bool(segments))
     if obstacle and settings.resume_aborted and episode.stop_reason is StopReason.ABORTED:
         logger.warning("aborted sample will start afresh index=%s reason=%s", call.sample.index, obstacle)
     may_resume = settings.resume_aborted and not obstacle
@@ -134,23 +139,23 @@ async def _filled(job: RolloutJob) -> SampleLike | list[SampleLike]:
         sampling_params=call.sampling_params,
     )
     samples = sample_writer.write_episode(call.args, call.sample, ended, rules, segments)
-    for one in samples:
-        sample_writer.fill_batch_fields(call.args, one, call.sampling_params)
+    for written in samples:
+        sample_writer.fill_batch_fields(call.args, written, call.sampling_params)
     return samples if sample_writer.is_fan_out(call.sample, rules) else call.sample
 
 
-def _beginning(job: RolloutJob, episode: Episode) -> EpisodeStart:
-    """The job's, unless a program has not repeated what its first attempt did; the sample is new then."""
+def _reset_diverged_replay(job: RolloutJob, episode: Episode) -> EpisodeStart:
+    """Return how the episode started, after resetting the sample of a program that did not repeat its first attempt."""
     program = episode.program
     if program is None or program.dropped_tokens is None:
-        return job.beginning
+        return job.start
     reset_sample(job.call.sample)
-    return replace(job.beginning, resume=None, dropped_tokens=job.beginning.dropped_tokens + program.dropped_tokens)
+    return replace(job.start, resume=None, dropped_tokens=job.start.dropped_tokens + program.dropped_tokens)
 
 
-def _obstacle_to_resuming(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool) -> str:
-    """Why an episode that was aborted can't be resumed; "" if it can."""
-    # neither tokens of siblings can be saved, nor what is outside of the messages
+def _resume_obstacle(job: RolloutJob, ended: EndedEpisode, *, has_siblings: bool) -> str:
+    """Return the reason why an aborted episode can't be resumed; "" if it can."""
+    # only the main branch's tokens and the messages can be saved
     if len(ended.model.conversation.branches) > 1 or (job.fans_out and has_siblings):
         return "it has several segments"
     if job.settings.resources or job.settings.environment:
@@ -161,7 +166,7 @@ def _obstacle_to_resuming(job: RolloutJob, ended: EndedEpisode, *, has_siblings:
 
 
 def failure_reason(error: Exception) -> StopReason:
-    """Why no episode could be run, or none could be written."""
+    """Return the stop reason of an episode that could not be played or written because of this error."""
     reasons: dict[type[Exception], StopReason] = {
         errors.EngineAbortedError: StopReason.ABORTED,
         errors.EnvironmentFaultError: StopReason.ENVIRONMENT_ERROR,
@@ -173,31 +178,33 @@ def failure_reason(error: Exception) -> StopReason:
     return next((reason for kind, reason in reasons.items() if isinstance(error, kind)), StopReason.INTERNAL_ERROR)
 
 
-async def _run(job: RolloutJob) -> EndedEpisode:
-    settings, resume = job.settings, job.beginning.resume
+async def _run_episode(job: RolloutJob) -> EndedEpisode:
+    settings, resume = job.settings, job.start.resume
     watch_running_loop()
+    # the first episode of a process loads what all share, in a thread; the others wait for it
     await once(str(getattr(job.call.args, "hf_checkpoint", None)), job.prepare)
     if settings.reward.is_own:
         await once(settings.reward.model_dump_json(), functools.partial(check_reward, settings.reward))
     model = job.build_model()
-    task = await _task(job, model)
+    task = await _build_task(job, model)
     code_calls, question = CodeCalls(**resume.code) if resume else CodeCalls(), None
     score: dict[str, Any] | None = None
     state: dict[str, Any] | None = None
     if resume:
         model.resume(resume.trajectory, resume.progress.messages, resume.progress.covered)
     sub_agents = AgentModels(job.build_model)
-    journal = _journal(job, model, sub_agents, code_calls)
-    # an agent's loop is this one, which its model and tools share; a program may block, and has the endpoint between
+    journal = _build_journal(job, model, sub_agents, code_calls)
+    # an agent shares this event loop with its model and tools; a program may block, so it gets a loop of its own and
+    # asks the model through the gateway's endpoint
     own_loop = OwnLoop() if settings.agent_program is not None else nullcontext()
-    with closing(model.record), sub_agents.active(), job.control.running():  # in which an agent needs a model
+    with closing(model.record), sub_agents.active(), job.control.running():
         async with own_loop as loop, episode_code_tool(settings, code_calls) as code_tool:
-            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play
+            play = functools.partial(_play_program, loop=loop) if settings.has_program else _play_agent
             task = replace(task, tools=build_tools(settings, code_tool))
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
                 async with open_context(settings, task, job.control, loop) as opened:
-                    question = job.beginning.question if resume else opened.question
+                    question = job.start.question if resume else opened.question
                     answer = opened.answer if opened.answers else None
                     episode = await play(job, model, opened.task, self_timed, answer, journal)
                     if episode.stop_reason in sample_writer.TRAINED_REASONS:
@@ -207,14 +214,15 @@ async def _run(job: RolloutJob) -> EndedEpisode:
                 with running(task):
                     episode = await play(job, model, task, self_timed, None, journal)
     models = (model, *sub_agents.made)
-    await asyncio.gather(*(one.finish(job.control.engine_grace_s(one.sent_at or 0.0)) for one in models))
+    # an aborted request is awaited for a grace period, so that the engine's last tokens are kept
+    await asyncio.gather(*(each.finish(job.control.engine_grace_s(each.sent_at or 0.0)) for each in models))
     if score is None and episode.program is not None:
         score = episode.program.score
     is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
     return EndedEpisode(
         model,
         episode,
-        _beginning(job, episode),
+        _reset_diverged_replay(job, episode),
         code_calls=code_calls,
         sub_agents=sub_agents.made,
         score=score,
@@ -223,39 +231,39 @@ async def _run(job: RolloutJob) -> EndedEpisode:
     )
 
 
-def _journal(
+def _build_journal(
     job: RolloutJob, model: SGLangModel, sub_agents: AgentModels, code_calls: CodeCalls
 ) -> EpisodeJournal | None:
+    """Return the journal, closed at once if no other process could continue the episode; None without a sink."""
     if job.sink is None or not job.settings.resume_aborted:
         return None
-    made, beginning = sub_agents.made, job.beginning
-    journal = EpisodeJournal(job.sink, model, code_calls, made, fans_out=job.fans_out, beginning=beginning)
-    if obstacle := _obstacle_of_setting(job):
+    journal = EpisodeJournal(job.sink, model, code_calls, sub_agents.made, fans_out=job.fans_out, start=job.start)
+    if obstacle := _journal_obstacle(job):
         journal.close(obstacle)
     return journal
 
 
-def _obstacle_of_setting(job: RolloutJob) -> str:
-    """Why no episode of this job can be continued elsewhere; "" if some can."""
+def _journal_obstacle(job: RolloutJob) -> str:
+    """Return the reason why no process could continue an episode of this job from its journal; "" if one could."""
     if job.settings.resources or job.settings.environment:
         return "its environment and resources are closed"
     if job.settings.has_program and job.settings.resumable != "replay":
         return "its program has ended, and may not be started again (resumable: replay)"
     custom = job.call.sampling_params.get("custom_params")
-    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
-    if asks_top_p or getattr(job.call.args, "use_rollout_routing_replay", False):
+    wants_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
+    if wants_top_p or getattr(job.call.args, "use_rollout_routing_replay", False):
         return "its replay data is lost"
     return ""
 
 
-async def _task(job: RolloutJob, model: SGLangModel) -> Task:
+async def _build_task(job: RolloutJob, model: SGLangModel) -> Task:
     settings, sample = job.settings, job.call.sample
-    # the default prompt speaks of a tool that a factory's agent may not have
-    has_own = settings.agent_factory is not None or settings.has_program
-    is_meant = not has_own or "system_prompt" in settings.model_fields_set
+    # the default system prompt describes the code tool, which a user's own agent may not have
+    has_own_agent = settings.agent_factory is not None or settings.has_program
+    applies = not has_own_agent or "system_prompt" in settings.model_fields_set
     if settings.misses_code_tool:
         log_once(logger, logging.WARNING, MISSING_CODE_TOOL)
-    prompt = await episode_prompt(sample, settings.system_prompt if is_meant else None, model.template)
+    prompt = await episode_prompt(sample, settings.system_prompt if applies else None, model.template)
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
     return Task(
         prompt.messages,
@@ -267,7 +275,7 @@ async def _task(job: RolloutJob, model: SGLangModel) -> Task:
     )
 
 
-async def _play(
+async def _play_agent(
     job: RolloutJob,
     model: SGLangModel,
     task: Task,
@@ -275,12 +283,12 @@ async def _play(
     next_message: Callable[[str], Awaitable[str | None]] | None,
     journal: EpisodeJournal | None,
 ) -> Episode:
-    settings, resume = job.settings, job.beginning.resume
+    settings, resume = job.settings, job.start.resume
     manager = settings.conversation_manager
     setup = EpisodeSetup(
         system_prompt=task.system_prompt,
         tools=task.tools,
-        limits=_limits(settings),
+        limits=_episode_limits(settings),
         hooks=load_hooks(settings.hooks) if settings.hooks else (),
         self_timed_tools=self_timed_tools,
         tool_span=slime_adapter.tool_span(job.call.sample),
@@ -306,9 +314,12 @@ async def _play_program(
 ) -> Episode:
     from strands_rollout.gateway.program import Program, play_command, play_program
 
-    settings, resume = job.settings, job.beginning.resume
+    settings, resume = job.settings, job.start.resume
     if next_message is not None:
-        raise errors.ConfigError("got an environment with answer, which can't speak to a program; expected one without")
+        raise errors.ConfigError(
+            "got an environment with a method `answer` and a program as agent, to which it can't send messages; "
+            "expected an environment without `answer`"
+        )
     path, command = settings.agent_program, settings.agent_command
     play = functools.partial(play_command, command) if command is not None else load_function(str(path))
     name = "agent_command" if command is not None else f"agent_program {path!r}"
@@ -316,19 +327,19 @@ async def _play_program(
         Program(name, play, may_replay=settings.resumable == "replay", loop=loop),
         model,
         task,
-        limits=_limits(settings),
+        limits=_episode_limits(settings),
         control=job.control,
         progress=resume.progress if resume else None,
         journal=journal,
     )
 
 
-def _limits(settings: RolloutSettings) -> EpisodeLimits:
+def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
     return EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)})
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
-    """The tools in their configured order; `code_tool` is Strands', or None."""
+    """Return the tools in their configured order; `code_tool` is the episode's Strands tool, or None."""
     tools: list[object] = []
     for path in settings.tools:
         tools += [code_tool] if path == CODE_TOOL_PATH else load_tools([path])
@@ -336,7 +347,7 @@ def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:
 
 
 def log_episode(sample: SampleLike, episode: Episode) -> None:
-    """One line per failed episode; a bug also with its traceback."""
+    """Log one line for a failed episode, and the traceback of a bug."""
     reason, error = episode.stop_reason, episode.error
     if reason is StopReason.INTERNAL_ERROR:
         logger.error("episode failed index=%s stop_reason=%s", sample.index, reason, exc_info=error)
@@ -346,16 +357,16 @@ def log_episode(sample: SampleLike, episode: Episode) -> None:
 
 
 def log_failure(sample: SampleLike, error: Exception) -> None:
-    """Our own errors speak for themselves; anything else is a bug and needs its traceback."""
+    """Log why a sample has no episode, with the traceback unless the error is this package's own."""
     bug, index = None if isinstance(error, errors.RolloutError) else error, getattr(sample, "index", None)
     logger.error("sample failed index=%s error=%s: %s", index, type(error).__name__, error, exc_info=bug)
 
 
 def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) -> float:
-    """Seconds that an aborted generation is waited for; slime repeats its abort every 3 s until engines idle.
+    """Return for how many seconds to await the answer to an aborted request; slime aborts every 3 s until engines idle.
 
-    An episode worker hears of an abort after the engines: what it has sent since, nobody aborts but the end of its
-    connection.
+    The engines hear of an abort before an episode worker does. No abort reaches a request that the worker sent in
+    between, so only closing its connection ends it.
     """
     collected = getattr(args, "partial_rollout", False) or settings.should_abort is not None
     grace_s = _PARTIAL_GRACE_S if settings.resume_aborted and collected else ABORT_GRACE_S
@@ -366,15 +377,22 @@ def _engine_grace_s(args: SlimeArgs, settings: RolloutSettings, sent_at: float) 
 
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
-    """An episode to play: a call of `generate`, with what was found out before it begins."""
+    """An episode to play: a call of `generate`, its settings, and the state that it starts from.
+
+    Attributes:
+        settings: The settings of this episode, the row's included.
+        fans_out: Whether slime can take a list of samples.
+        routing_key: Makes a router send all requests of the episode to one engine.
+        sink: Keeps the records of the episode's steps.
+    """
 
     call: GenerateCall
-    settings: RolloutSettings  # of this episode
-    beginning: EpisodeStart
-    fans_out: bool  # whether a list of samples can be returned
-    routing_key: str  # keeps its requests on one engine behind a router
+    settings: RolloutSettings
+    start: EpisodeStart
+    fans_out: bool
+    routing_key: str
     control: Control
-    sink: RecordSink | None = None  # keeps the episode's steps
+    sink: RecordSink | None = None
 
     def __post_init__(self) -> None:
         params = self.call.sampling_params
@@ -385,19 +403,20 @@ class RolloutJob:
             )
 
     def prepare(self) -> None:
-        """Load the tokenizer and try out its template: all that later models share."""
+        """Load the tokenizer and probe its template, which all later models share."""
         self.build_model()
         if self.settings.freeze_gc:
             freeze_long_lived()
 
     def build_model(self, agent: str = "") -> SGLangModel:
-        """The policy for one agent; the main one has no name."""
+        """Return the policy for one agent; `agent` is "" for the main agent, else the sub-agent's name."""
         args, sample, settings = self.call.args, self.call.sample, self.settings
         params = dict(self.call.sampling_params)
         if agent and params.get("sampling_seed") is not None:
             params["sampling_seed"] = turn_seed(params["sampling_seed"], agent)
-        makes_own = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
-        may_rewrite = bool(agent or makes_own)
+        # the code of users and sub-agents may rewrite the history; the package's own loop only appends
+        user_code = settings.conversation_manager or settings.agent_factory or settings.hooks or settings.has_program
+        may_rewrite = bool(agent or user_code)
         limits = TokenLimits(
             max_response_tokens=params.pop("max_new_tokens", None),
             max_context_tokens=context_limit(args, evaluation=self.call.evaluation),

@@ -1,6 +1,6 @@
-"""START HERE. slime's entry point `generate`: one sample in, the same sample filled from one agent episode out.
+"""START HERE. slime's entry point `generate`: takes one sample, plays one agent episode, and fills the sample from it.
 
-It is played in this process (`episode.py`), or with the setting `episode_workers` in another one (`workers.py`).
+The episode runs in this process (`episode.py`) or, with the setting `episode_workers`, in another one (`workers.py`).
 """
 
 from __future__ import annotations
@@ -25,24 +25,25 @@ async def generate(
     sampling_params: Mapping[str, Any],
     evaluation: bool = False,  # noqa: FBT001, FBT002 - slime's signature
 ) -> Any:  # noqa: ANN401 - a sample, or a list of them
-    """Run one agent episode for a sample; slime's `--custom-generate-function-path`.
+    """Play one agent episode and fill the sample from it; slime's `--custom-generate-function-path`.
 
     Args:
-        args: slime's args; see docs/settings.md for what is read.
-        sample: slime's `Sample`, or ours where slime is absent.
+        args: slime's args; docs/settings.md lists the ones that are read.
+        sample: slime's `Sample`, or `strands_rollout.Sample` where slime is absent.
         sampling_params: slime's; not changed. `max_new_tokens` is the budget of the whole response, tool results
             included.
-        evaluation: Whether this is an evaluation rollout, which has its own context limit.
+        evaluation: True for an evaluation rollout, which has its own context limit.
 
     Returns:
-        The same sample: tokens, loss_mask, rollout_log_probs, response and status are set and valid whatever happened.
-        With the setting `fan_out` a list of it and its siblings, unless it was aborted or slime can't take a list.
+        The same sample. Its tokens, loss_mask, rollout_log_probs, response and status are valid however the episode
+        ended. With the setting `fan_out`, a list of the sample and its siblings, unless the episode was aborted or
+        slime can't take a list.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
         ConfigError: `sample` is no Sample, so that no outcome can be written to it.
-        FailedGroupsError: So many groups of training samples have failed in a row that the run is to be ended.
-            Nothing else is raised: slime's run would die of it.
+        FailedGroupsError: Too many groups of training samples failed in a row; the run must end.
+            Nothing else is raised, since it would end slime's run.
     """
     if not hasattr(type(sample), "Status") or not hasattr(sample, "response_length"):
         raise errors.ConfigError(
@@ -52,20 +53,20 @@ async def generate(
     call = GenerateCall(args, sample, sampling_params, evaluation)
     if evaluation:
         return await _play(call)
-    with failed_groups_of(args).episode() as number:
-        given = await _play(call)
+    with failed_groups_of(args).running_episode() as number:
+        played = await _play(call)
     if not is_aborting(args, sample):
         count_episode(args, number, sample)
-    return given
+    return played
 
 
 async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
-    """Play an episode where the settings say; a failure is written to the sample.
+    """Play an episode here or on a worker, as the settings say; write a failure to the sample.
 
     Raises:
-        FailedGroupsError: Episode workers die again and again.
+        FailedGroupsError: Episode workers keep dying.
     """
-    await own_pass()  # of hundreds of samples that come at once, one begins in each pass of the loop
+    await own_pass()  # slime starts hundreds of samples at once: begin one in each pass of the event loop
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = run_settings(call.args)

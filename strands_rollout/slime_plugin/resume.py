@@ -1,4 +1,4 @@
-"""Partial rollouts: makes a sample ready for `generate`, which an abort may have left unfinished."""
+"""Partial rollouts: prepare a sample for `generate`, resuming the episode that an abort left unfinished."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,12 +19,12 @@ from strands_rollout.slime_plugin.conditions import changed_conditions
 
 logger = logging.getLogger(__name__)
 RESUME_VERSION: Final = 1
-# of these, those of the step in which a sample is resumed hold: its budgets, and where code runs
-_MAY_CHANGE: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
+# conditions that may differ when a sample is resumed; the values of the resuming step hold
+_CHANGEABLE_CONDITIONS: Final = frozenset({"max_new_tokens", "min_new_tokens", "executor"})
 
 
-# response-side fields of slime 0.3's Sample and what a new sample has there; those that a Sample lacks are skipped
-_NONE_AT_FIRST: Final = (
+# response-side fields of slime 0.3's Sample that are None in a new sample; fields that a Sample lacks are skipped
+_NONE_FIELDS: Final = (
     "loss_mask",
     "rollout_log_probs",
     "reward",
@@ -34,8 +34,8 @@ _NONE_AT_FIRST: Final = (
     "teacher_log_probs",
     "multimodal_train_inputs",
 )
-_FRESH: Final[dict[str, Callable[[], object]]] = {
-    **dict.fromkeys(_NONE_AT_FIRST, lambda: None),
+_NEW_FIELDS: Final[dict[str, Callable[[], object]]] = {
+    **dict.fromkeys(_NONE_FIELDS, lambda: None),
     "tokens": list,
     "response": str,
     "response_length": int,
@@ -47,33 +47,34 @@ _FRESH: Final[dict[str, Callable[[], object]]] = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStart:
-    """How an episode begins: from what it is resumed, and the attempts before it."""
+    """The state that an episode starts from, and the counts of earlier attempts at its sample."""
 
     resume: SavedEpisode | None = None  # None to start afresh
-    aborts: int = 0  # how often the sample has come back ABORTED
-    resumes: int = 0  # how often it was resumed, this time included
-    question: str | None = None  # what an environment had asked in place of the row
+    aborts: int = 0  # times that the sample came back ABORTED
+    resumes: int = 0  # times that it was resumed, this time included
+    question: str | None = None  # the environment's question, which replaced the row's prompt
     dropped_tokens: int = 0  # tokens that earlier attempts sampled and that are in no sample
 
 
 def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, may_resume: bool) -> EpisodeStart:
-    """Make a sample ready: an ABORTED one keeps its tokens if it can be resumed, any other starts afresh.
+    """Prepare a sample for an episode, and return the state to start from.
 
-    None is resumed that was begun under other conditions.
+    An ABORTED sample keeps its tokens if it can be resumed: `may_resume` is set and its conditions have not changed.
+    Any other sample is reset and starts afresh.
     """
     facts = facts_of(sample)
-    aborted = sample.status is statuses_of(sample).ABORTED
-    aborts = (facts.aborts or 0) + aborted
+    was_aborted = sample.status is statuses_of(sample).ABORTED
+    aborts = (facts.aborts or 0) + was_aborted
     # a sample without a sampled token holds a filler as response
     has_sampled = bool(sample.response_length) and not sample.remove_sample
-    resume = _resume_state(sample, facts, conditions or {}) if aborted and may_resume and has_sampled else None
+    resume = _load_resume_state(sample, facts, conditions or {}) if was_aborted and may_resume and has_sampled else None
     resumes = (facts.resumes or 0) + (resume is not None)
     dropped = facts.dropped_sampled_tokens or 0
     if resume is None:
-        dropped += (facts.sampled_tokens or 0) if aborted else 0
+        dropped += (facts.sampled_tokens or 0) if was_aborted else 0
         reset_sample(sample)
         return EpisodeStart(aborts=aborts, resumes=resumes, dropped_tokens=dropped)
-    # slime may have masked what older weights sampled; masked tokens have no logprobs
+    # slime may have masked tokens of older weights in between; masked tokens have no logprobs
     sample.rollout_log_probs = [
         logprob if mask else 0.0 for mask, logprob in zip(sample.loss_mask, sample.rollout_log_probs, strict=True)
     ]
@@ -82,29 +83,30 @@ def prepare_sample(sample: SampleLike, conditions: Mapping[str, str] | None, *, 
     return EpisodeStart(resume, aborts, resumes, facts.question, dropped)
 
 
-def _resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapping[str, str]) -> SavedEpisode | None:
-    # facts of another version may mean other things by the same names
+def _load_resume_state(sample: SampleLike, facts: EpisodeFacts, conditions: Mapping[str, str]) -> SavedEpisode | None:
+    """Return the saved episode of an aborted sample; None, with a warning, if it can't be continued."""
+    # in facts of another version the same name may mean something else
     saved: Any = facts.resume if facts.version == METADATA_VERSION else {"version": "unknown"}
     try:
         state = load_episode(saved, sample.tokens, sample.loss_mask, sample.rollout_log_probs)
     except ResumeError as e:
-        why = str(e)
+        reason = str(e)
     else:
-        # those of a state that an older version has saved are not known
+        # states that an older version saved have no conditions, and count as unchanged
         changed = changed_conditions(saved.get("conditions") or conditions, conditions)
-        changed = [name for name in changed if name not in _MAY_CHANGE]
+        changed = [name for name in changed if name not in _CHANGEABLE_CONDITIONS]
         if not changed:
             return state
-        why = f"it was begun with other values of {', '.join(changed)}"
-    logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, why)
+        reason = f"it was begun with other values of {', '.join(changed)}"
+    logger.warning("aborted sample starts afresh index=%s reason=%s", sample.index, reason)
     return None
 
 
 def reset_sample(sample: SampleLike) -> None:
-    """Forget an earlier attempt: a sample that comes back FAILED or ABORTED starts from nothing."""
-    for name, fresh in _FRESH.items():
+    """Remove all that an earlier attempt wrote to a sample, such as one that came back FAILED or ABORTED."""
+    for name, new_value in _NEW_FIELDS.items():
         if hasattr(sample, name):
-            setattr(sample, name, fresh())
+            setattr(sample, name, new_value())
     for name in ("spec_info", "prefix_cache_info"):
         if hasattr(sample, name):
             setattr(sample, name, type(getattr(sample, name))())

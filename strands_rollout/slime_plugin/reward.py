@@ -123,7 +123,7 @@ async def _graded(args: object, sample: object) -> _Graded:
         is_counted, number = False, None
     if not is_counted:
         return _Graded(sample, await _reward(args, sample), None)
-    with failed_groups_of(args).episode(number) as number:
+    with failed_groups_of(args).running_episode(number) as number:
         return _Graded(sample, await _reward(args, sample), number)
 
 

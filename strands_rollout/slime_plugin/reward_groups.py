@@ -323,7 +323,7 @@ class FailedGroups:
         self._episodes = self._nameless = self._groups = 0
 
     @contextmanager
-    def episode(self, number: int | None = None) -> Iterator[int]:
+    def running_episode(self, number: int | None = None) -> Iterator[int]:
         """Entered while an episode runs, and with its number while it is graded; gives its number."""
         with self._lock:
             if number is None:
@@ -344,9 +344,11 @@ class FailedGroups:
     def add_failed(
         self, number: int, sample: SampleLike, group_size: int, limit: int, why: str
     ) -> FailedGroupsError | None:
-        """Count an episode that failed, or its reward, after its `episode()`; the error where it is to be raised.
+        """Count an episode that failed, or whose reward failed, after its `running_episode()` has ended.
 
-        That is once for all concurrent episodes, and again where later ones fail: the run continued.
+        Returns:
+            The error if it must be raised now: once for all concurrent episodes, and again when later episodes fail
+            because the run continued.
         """
         with self._lock:
             self._first = self._begun if self._first is None else self._first
@@ -460,7 +462,7 @@ def _count_unrewarded_group(args: SlimeArgs, samples: Sequence[Any], rewards: Se
     left = [one for one in samples if not _has_failed(one) and any(one.loss_mask or ())]
     if not left or uses_reward_func(args, left[0]):
         return
-    with groups.episode() as number:
+    with groups.running_episode() as number:
         pass
     why = f"the reward gave {left[0].reward!r:.200}, or took the sample out; expected a finite number"
     _add_failed(args, groups, number, left[0], why, size=1)

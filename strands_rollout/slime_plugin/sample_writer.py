@@ -58,7 +58,7 @@ class EndedEpisode:
 
     Attributes:
         model: The main agent's.
-        beginning: How the episode began.
+        start: The state that the episode started from.
         sub_agents: The models of further agents.
         score: The environment's.
         question: The question that the environment asked in place of the row's.
@@ -68,7 +68,7 @@ class EndedEpisode:
 
     model: SGLangModel
     episode: Episode
-    beginning: EpisodeStart = field(default_factory=EpisodeStart)
+    start: EpisodeStart = field(default_factory=EpisodeStart)
     code_calls: CodeCalls = field(default_factory=CodeCalls)
     sub_agents: Sequence[SGLangModel] = ()
     score: Mapping[str, Any] | None = None
@@ -119,7 +119,7 @@ def write_episode(
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
         # the sample holds what is another segment by now
-        if ended.beginning.resume and len(model.conversation.branches) > 1:
+        if ended.start.resume and len(model.conversation.branches) > 1:
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
         if status is statuses.FAILED:
@@ -136,7 +136,7 @@ def write_episode(
     samples = [sample, *(_sibling(args, sample, one, rules) for one in returned)]
     dropped = 0 if returned else sum(one.segment.trajectory.sampled_length for one in segments)
     facts = _episode_facts(ended, rules)
-    dropped_tokens = ended.beginning.dropped_tokens + dropped
+    dropped_tokens = ended.start.dropped_tokens + dropped
     write_facts(sample, replace(facts, stale_tokens=stale_tokens, dropped_sampled_tokens=dropped_tokens, resume=resume))
     if dropped and not (rules.evaluation or rules.fans_out):
         warn_about_dropped_tokens(sample, segments)
@@ -200,7 +200,7 @@ def _saved_progress(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[
 
 def _engine_aborts(ended: EndedEpisode) -> int:
     """Requests that the engine aborted and that were continued in place, in all attempts."""
-    resumed = ended.beginning.resume
+    resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
 
@@ -468,8 +468,8 @@ def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
         duration_s=episode.duration_s,
         segments=len(model.conversation.branches),
         budgets=_budgets_used(model, episode),
-        aborts=ended.beginning.aborts,
-        resumes=ended.beginning.resumes,
+        aborts=ended.start.aborts,
+        resumes=ended.start.resumes,
         engine_aborts=_engine_aborts(ended),
         sampling_params=None if rules.sampling_params is None else dict(rules.sampling_params),
         environment_score=ended.score,

@@ -47,7 +47,7 @@ def play(args: Any, plan: str, *, nameless: bool = False) -> list[int]:
     ends = []
     for at, letter in enumerate(plan):
         sample = ended(statuses[letter], group=None if nameless else at // 2, index=None if nameless else at)
-        with failed_groups_of(args).episode() as number:
+        with failed_groups_of(args).running_episode() as number:
             pass
         try:
             count_episode(args, number, sample)
@@ -82,7 +82,7 @@ def test_it_can_be_switched_off(limit: int | None) -> None:
 def test_a_burst_ends_the_run_once_and_not_while_an_older_episode_may_succeed(failing: int) -> None:
     """32 groups of 8 at once: 31 of them fail at the same time, and the last is still running or fails too."""
     args = args_of(limit=8, size=8)
-    running = [failed_groups_of(args).episode() for _ in range(256)]
+    running = [failed_groups_of(args).running_episode() for _ in range(256)]
     numbers = [episode.__enter__() for episode in running]
     ends = []
     for at in range(failing):
@@ -165,7 +165,7 @@ async def graded(args: Any, plan: str, *, of_generate: bool = True, evaluation: 
         sample = ended("COMPLETED", group=at // 2, index=at)
         sample.metadata["strands_rollout"] = {"stop_reason": "completed", "evaluation": evaluation}
         if of_generate and not evaluation:
-            with failed_groups_of(args).episode() as number:
+            with failed_groups_of(args).running_episode() as number:
                 pass
             count_episode(args, number, sample)
         elif not evaluation:
@@ -210,7 +210,7 @@ async def test_failed_episodes_and_failed_rewards_make_one_group() -> None:
 
     async def play_one(at: int) -> None:
         sample = ended("FAILED" if at % 2 else "COMPLETED", removed=False, group=at // 2, index=at)
-        with failed_groups_of(args).episode() as number:
+        with failed_groups_of(args).running_episode() as number:
             pass
         count_episode(args, number, sample)
         await reward_func(args, sample)
@@ -228,7 +228,7 @@ async def test_all_rewards_of_a_group_are_asked_for_before_the_run_ends() -> Non
     for group in range(2):
         samples = [ended("COMPLETED", group=group, index=2 * group + at) for at in range(2)]
         for sample in samples:
-            with failed_groups_of(args).episode() as number:
+            with failed_groups_of(args).running_episode() as number:
                 pass
             count_episode(args, number, sample)
         if not group:
@@ -244,7 +244,7 @@ async def test_an_episode_may_still_succeed_until_its_reward_is_known() -> None:
 
     async def episode(index: int, status: str = "COMPLETED") -> Sample:
         sample = ended(status, removed=False, group=index // 2, index=index)
-        with failed_groups_of(args).episode() as number:
+        with failed_groups_of(args).running_episode() as number:
             await asyncio.sleep(0)
         count_episode(args, number, sample)
         return sample

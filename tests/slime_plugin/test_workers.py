@@ -343,7 +343,7 @@ async def test_an_episode_that_is_over_leaves_nothing_in_the_journal(stage: Stag
         ({"tools": [*recorded_tools.PATHS, "recorded_tools.die"]}, "died while tools ran (die)"),
         pytest.param(
             {"agent_program": "recorded_tools.program"},
-            "it can't be continued: its program has ended, and may not be started again",
+            "the episode can't be continued: its program has ended, and may not be started again",
             marks=pytest.mark.alone,
         ),
     ],

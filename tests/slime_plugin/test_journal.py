@@ -341,7 +341,7 @@ async def test_damaged_records_fail_the_episode_they_are_known_to_be_of(shipped_
     head, _, tail = kept.written[0].partition(b"\n")
     for damaged in (b"{", head, head + b"\n" + tail[:-8], head.replace(b"stop", b"stoq") + b"\n" + tail):
         again = await play(shipped_tokenizer, kept=Kept([damaged]))
-        assert "it can't be continued" in again.metadata["strands_rollout"]["error"], damaged[:80]
+        assert "the episode can't be continued" in again.metadata["strands_rollout"]["error"], damaged[:80]
 
 
 TOOL_FILE = '''

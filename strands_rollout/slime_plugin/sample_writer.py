@@ -1,6 +1,7 @@
-"""A finished episode -> slime's samples: one, or with `fan_out` one for each trajectory of its agents.
+"""Write a finished episode into slime's samples: one, or with `fan_out` one for each trajectory of its agents.
 
-The only place that fills slime's Sample: tokens, mask, logprobs, status, and the facts of the episode in its metadata.
+Only this module fills slime's Sample: tokens, mask, logprobs, status, and the facts of the episode in its metadata.
+Start at `write_episode`.
 """
 
 from __future__ import annotations
@@ -54,16 +55,17 @@ TRAINED_REASONS: Final = TRUNCATED_REASONS | {StopReason.COMPLETED}
 
 @dataclass(frozen=True, slots=True)
 class EndedEpisode:
-    """An episode that has ended, with its models and what its tools and its environment did.
+    """An episode that has ended, with its models and the results of its tools and its environment.
 
     Attributes:
-        model: The main agent's.
+        model: The main agent's model.
         start: The state that the episode started from.
+        code_calls: Counts of the code tool.
         sub_agents: The models of further agents.
-        score: The environment's.
-        question: The question that the environment asked in place of the row's.
+        score: The environment's score.
+        question: The environment's question, which replaced the row's prompt.
         evaluated: The record that evaluators read.
-        gateway: The facts of the endpoint that was asked, where no program of ours played.
+        gateway: The facts of the gateway's endpoint, where a foreign program played.
     """
 
     model: SGLangModel
@@ -82,12 +84,12 @@ class WritingRules:
     """The form in which slime takes an episode's samples.
 
     Attributes:
-        may_abort: Whether slime can take an ABORTED sample now; else an abort is the infrastructure's failure.
-        fans_out: Whether it takes a list of samples.
+        may_abort: Whether slime can take an ABORTED sample now; if not, an aborted episode becomes a FAILED sample.
+        fans_out: Whether slime takes a list of samples.
         max_staleness: Weight versions by which trained tokens may be older than the last one; None for no limit.
-        resume_conditions: Gives the conditions under which an aborted episode may be resumed; None if it can't be.
+        resume_conditions: Returns the conditions under which an aborted episode may be resumed; None if it can't be.
         evaluation: Whether this is an evaluation, which the reward function reads from the facts.
-        sampling_params: slime's, recorded with the facts.
+        sampling_params: slime's sampling parameters, recorded with the facts.
     """
 
     may_abort: bool = False
@@ -105,11 +107,11 @@ def write_episode(
     rules: WritingRules,
     segments: Sequence[SiblingSegment] = (),
 ) -> list[SampleLike]:
-    """Fill a sample that `prepare_sample` has made ready from a finished episode; of a resumed one, append what is new.
+    """Fill a sample, which `prepare_sample` has prepared, from an episode; append to the tokens of a resumed sample.
 
     Returns:
-        The sample, and with `rules.fans_out` its siblings: one for each of the segments, unless the episode failed or
-        was aborted.
+        The sample, and with `rules.fans_out` one sibling for each of the segments, unless the episode failed or was
+        aborted.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
@@ -118,7 +120,7 @@ def write_episode(
     status = _status(sample, episode.stop_reason, may_abort=rules.may_abort)
     stale_tokens, resume = 0, None
     if model.trajectory.sampled_length:
-        # the sample holds what is another segment by now
+        # the history was rewritten after the resume: the tokens that the sample holds are another segment's now
         if ended.start.resume and len(model.conversation.branches) > 1:
             reset_sample(sample)
         stale_tokens = write_trajectory(args, sample, model, model.trajectory, rules.max_staleness)
@@ -133,20 +135,20 @@ def write_episode(
     sample.status = status
     sample.non_generation_time = episode.tools.waited_s
     returned = segments if rules.fans_out and status in (statuses.COMPLETED, statuses.TRUNCATED) else ()
-    samples = [sample, *(_sibling(args, sample, one, rules) for one in returned)]
-    dropped = 0 if returned else sum(one.segment.trajectory.sampled_length for one in segments)
+    samples = [sample, *(_build_sibling(args, sample, segment, rules) for segment in returned)]
+    dropped = 0 if returned else sum(each.segment.trajectory.sampled_length for each in segments)
     facts = _episode_facts(ended, rules)
     dropped_tokens = ended.start.dropped_tokens + dropped
     write_facts(sample, replace(facts, stale_tokens=stale_tokens, dropped_sampled_tokens=dropped_tokens, resume=resume))
     if dropped and not (rules.evaluation or rules.fans_out):
         warn_about_dropped_tokens(sample, segments)
     if is_fan_out(sample, rules):
-        _mark_as_one_rollout(samples, ["main", *(one.kind for one in returned)])
+        _mark_as_one_rollout(samples, ["main", *(segment.kind for segment in returned)])
     return samples
 
 
 def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopReason, rules: WritingRules) -> None:
-    """Make a sample valid when no episode could be run or written."""
+    """Make a sample valid when no episode could be played or written."""
     write_untrained(sample, [], 0)
     sample.status = _status(sample, stop_reason, may_abort=rules.may_abort)
     facts = EpisodeFacts(
@@ -162,27 +164,30 @@ def write_failure(sample: SampleLike, error: BaseException, stop_reason: StopRea
 
 
 def write_facts(sample: SampleLike, facts: EpisodeFacts) -> None:
-    """Set the facts of a sample's episode, in the place of earlier ones."""
+    """Set the facts of a sample's episode; they replace all earlier facts."""
     sample.metadata[METADATA_KEY] = facts.to_metadata()
 
 
 def write_trajectory(
     args: SlimeArgs, sample: SampleLike, model: SGLangModel, trajectory: Trajectory, max_staleness: int | None
 ) -> int:
-    """Append what the sample lacks of a trajectory; returns how many tokens were masked as too old.
+    """Append the tokens of a trajectory that the sample does not have yet.
+
+    Returns:
+        The number of tokens that were masked because their weights were too old.
 
     Raises:
         EngineResponseError: The engine's replay data does not fit its tokens.
-        ConfigError: What the processor made of the images can't be joined.
+        ConfigError: The processor's outputs for several images can't be joined.
     """
     if not sample.tokens:
         sample.tokens = trajectory.token_ids[: trajectory.prompt_length]
-    for part in trajectory.parts:  # a trajectory ends with a sampled token, so that nothing trails
+    for part in trajectory.parts:  # a trajectory ends with a sampled token, so no context follows the last part
         _append_part(args, sample, trajectory, part)
     if trajectory.images:
         sample.multimodal_train_inputs = train_inputs_of(trajectory.images)
     sample.response = model.template.encoder.decode(sample.tokens[len(sample.tokens) - sample.response_length :])
-    if sum(trajectory.loss_mask) < trajectory.sampled_length:  # slime has masked some of a resumed one
+    if sum(trajectory.loss_mask) < trajectory.sampled_length:  # slime has masked tokens of a resumed sample
         _mask(sample, [at for at, mask in enumerate(trajectory.loss_mask[trajectory.prompt_length :]) if not mask])
     return _mask_stale(sample, trajectory, max_staleness)
 
@@ -199,13 +204,13 @@ def _saved_progress(ended: EndedEpisode, conditions: Mapping[str, str]) -> dict[
 
 
 def _engine_aborts(ended: EndedEpisode) -> int:
-    """Requests that the engine aborted and that were continued in place, in all attempts."""
+    """Return how many requests the engine aborted that were continued in place, in all attempts."""
     resumed = ended.start.resume
     return ended.model.engine_aborts + (resumed.engine_aborts if resumed else 0)
 
 
 def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: int) -> None:
-    """Valid lengths without one sampled token: the prompt, one filler token as response, nothing trained.
+    """Fill a sample of an episode without any sampled token: the prompt, and one masked filler token as response.
 
     slime's trainer needs at least one prompt and one response token.
     """
@@ -218,22 +223,22 @@ def write_untrained(sample: SampleLike, prompt_ids: Sequence[int], filler_id: in
 
 
 def fill_batch_fields(args: SlimeArgs, sample: SampleLike, sampling_params: Mapping[str, Any]) -> None:
-    """Fill what slime expects of each sample of a batch where its arguments ask for it.
+    """Fill the fields that every sample of a batch must have with some of slime's arguments.
 
-    That is the number of turns for `--log-multi-turn`, and replay data: a sample that failed before its first token
-    gets empty data of the right shape, or it would break the batch.
+    These are the number of turns (`--log-multi-turn`) and the replay data. A sample that failed before its first token
+    gets empty replay data of the right shape; without it the batch could not be built.
     """
     if getattr(args, "log_multi_turn", False):
         sample.metadata["round_number"] = facts_of(sample).turns or 0
     custom = sampling_params.get("custom_params")
-    asks_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
-    if asks_top_p and _lacks(sample, "rollout_top_p_token_ids"):
+    wants_top_p = isinstance(custom, Mapping) and custom.get("return_top_p_token_ids")
+    if wants_top_p and _lacks(sample, "rollout_top_p_token_ids"):
         sample.rollout_top_p_token_ids = np.zeros(0, dtype=np.int32)
         sample.rollout_top_p_token_offsets = np.zeros(sample.response_length + 1, dtype=np.int32)
-    layers, top_k = _experts(args)
-    asks_experts = getattr(args, "use_rollout_routing_replay", False) and layers and top_k
-    if asks_experts and _lacks(sample, "rollout_routed_experts"):
-        # slime refuses a capture that is all zeros
+    layers, top_k = _expert_shape(args)
+    wants_experts = getattr(args, "use_rollout_routing_replay", False) and layers and top_k
+    if wants_experts and _lacks(sample, "rollout_routed_experts"):
+        # slime rejects replay data that is all zeros
         experts = np.arange(1, top_k + 1, dtype=np.int32)
         sample.rollout_routed_experts = np.broadcast_to(experts, (len(sample.tokens) - 1, layers, top_k)).copy()
 
@@ -243,12 +248,12 @@ def _lacks(sample: SampleLike, name: str) -> bool:
 
 
 def is_unfinished(sample: SampleLike) -> bool:
-    """Whether its episode will go on later, or was left in the middle."""
+    """Return whether the sample's episode will be resumed, or was left in the middle."""
     return sample.status in (statuses_of(sample).ABORTED, statuses_of(sample).PENDING)
 
 
 def exclude_from_training(sample: SampleLike) -> None:
-    """Keep the tokens, train none: slime trains FAILED samples like completed ones unless told not to."""
+    """Keep the tokens and train on none: slime trains FAILED samples like completed ones unless they are masked."""
     sample.loss_mask = [0] * sample.response_length
     sample.rollout_log_probs = [0.0] * sample.response_length
     sample.remove_sample = True
@@ -261,7 +266,7 @@ def _append_part(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory, pa
         return
     if part.start > written:
         _append(args, sample, trajectory.token_ids[written : part.start])
-    meta_info, (layers, top_k) = dict(part.meta_info), _experts(args)
+    meta_info, (layers, top_k) = dict(part.meta_info), _expert_shape(args)
     if layers and top_k:
         start = 0 if part.start == trajectory.prompt_length else written - 1
         meta_info = located_experts(meta_info, start=start, total=part.end, layers=layers, top_k=top_k)
@@ -269,7 +274,7 @@ def _append_part(args: SlimeArgs, sample: SampleLike, trajectory: Trajectory, pa
     try:
         _append(args, sample, tokens, logprobs, meta_info)
     except ValueError as e:
-        raise EngineResponseError(f"the engine's replay data does not fit what it sampled: {e}") from e
+        raise EngineResponseError(f"the engine's replay data does not fit the tokens that it sampled: {e}") from e
 
 
 def _append(
@@ -279,7 +284,7 @@ def _append(
     log_probs: list[float] | None = None,
     meta_info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Append sampled tokens with their logprobs, or context without: `Sample.append_response_tokens` of any slime."""
+    """Append sampled tokens with their logprobs, or context without, to the Sample of any version of slime."""
     own: Any = sample
     is_sampled = log_probs is not None
     if hasattr(own, "append_response_tokens"):
@@ -289,19 +294,19 @@ def _append(
     Sample.append_response_tokens(
         own, args, tokens=tokens, log_probs=log_probs, trainable=is_sampled, meta_info=meta_info
     )
-    layers, top_k = _experts(args)
+    layers, top_k = _expert_shape(args)
     if layers and top_k:
         known = sample.rollout_routed_experts
         sample.rollout_routed_experts = joined_experts(meta_info or {}, known, layers=layers, top_k=top_k)
 
 
-def _experts(args: SlimeArgs) -> tuple[int, int]:
-    """Layers, and how many experts each token has in one; 0 where slime's args don't say."""
+def _expert_shape(args: SlimeArgs) -> tuple[int, int]:
+    """Return the number of layers, and of experts for each token in a layer; 0 where slime's args lack it."""
     return getattr(args, "num_layers", None) or 0, getattr(args, "moe_router_topk", None) or 0
 
 
 def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int | None) -> int:
-    """Mask what too old weights sampled; how many tokens that are."""
+    """Mask the tokens that too old weights sampled; return their number."""
     spans = [] if max_staleness is None else stale_spans(trajectory.weight_spans, max_staleness)
     for span in spans:
         _mask(sample, range(span.start - trajectory.prompt_length, span.end - trajectory.prompt_length))
@@ -309,7 +314,7 @@ def _mask_stale(sample: SampleLike, trajectory: Trajectory, max_staleness: int |
 
 
 def _mask(sample: SampleLike, positions: Iterable[int]) -> None:
-    """Train none of these tokens of the response."""
+    """Exclude tokens of the response, by their positions in it, from training."""
     for at in positions:
         sample.loss_mask[at], sample.rollout_log_probs[at] = 0, 0.0
 
@@ -323,24 +328,24 @@ def _status(sample: SampleLike, reason: StopReason, *, may_abort: bool) -> Any: 
     return status.ABORTED if reason is StopReason.ABORTED and may_abort else status.FAILED
 
 
-_GROUP_NORMALISED: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
+_GROUP_NORMALISED_ESTIMATORS: Final = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 
 
 def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
-    """Whether slime can take a list of samples here; where it can't, a warning says why, once.
+    """Return whether slime can take a list of samples from an episode; warn once if the configuration forbids it.
 
     slime 0.3 takes each element of a group for one sample where it collects partial rollouts, in its fully-async
-    rollout and with --group-rm. Before 0.3.0 a Sample can't say which others belong to its rollout.
+    rollout and with --group-rm. Before slime 0.3.0 a Sample has no field for the rollout that it belongs to.
     """
     if evaluation:
         return False
-    obstacle = _obstacle(args, sample)
+    obstacle = _fan_out_obstacle(args, sample)
     if obstacle is not None:
-        words = "fan_out is on and %s: only the main agent's sample is returned"
-        log_once(logger, logging.WARNING, words, obstacle)
+        message = "fan_out is on and %s: only the main agent's sample is returned"
+        log_once(logger, logging.WARNING, message, obstacle)
         return False
     estimator = getattr(args, "advantage_estimator", None)
-    if estimator in _GROUP_NORMALISED and not getattr(args, "custom_reward_post_process_path", None):
+    if estimator in _GROUP_NORMALISED_ESTIMATORS and not getattr(args, "custom_reward_post_process_path", None):
         log_once(
             logger,
             logging.WARNING,
@@ -350,9 +355,9 @@ def may_fan_out(args: SlimeArgs, sample: object, *, evaluation: bool) -> bool:
     return True
 
 
-def _obstacle(args: SlimeArgs, sample: object) -> str | None:
+def _fan_out_obstacle(args: SlimeArgs, sample: object) -> str | None:
     if rollout_id_field(sample) is None:
-        return "this slime takes each sample for a rollout of its own (its Sample has no rollout_id)"
+        return "this version of slime takes each sample for a rollout of its own (its Sample has no rollout_id)"
     if getattr(args, "partial_rollout", False):
         return "slime can't collect partial rollouts of several samples (--partial-rollout)"
     if is_fully_async(args):
@@ -364,50 +369,63 @@ def _obstacle(args: SlimeArgs, sample: object) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class SiblingSegment:
-    """A conversation of an episode beside that of its main sample.
+    """A branch of an episode other than that of its main sample.
 
-    The kind is "segment" for what an agent had read before its history was rewritten, "aside" for a side conversation,
-    and "agent" for a sub-agent.
+    Attributes:
+        kind: "segment" for a history that was rewritten later, "aside" for a side conversation, "agent" for a
+            sub-agent.
+        model: The model that sampled it.
+        segment: The branch, with at least one sampled token.
+        is_cut: Whether a sub-agent ended with a tool call that failed or was cut.
     """
 
     kind: str
     model: SGLangModel
-    segment: Branch  # with at least one sampled token
-    is_cut: bool = False  # whether it ended with a tool call that did not end well
+    segment: Branch
+    is_cut: bool = False
 
 
 def sibling_segments(
     main: SGLangModel, others: Sequence[SGLangModel], succeeded: Collection[str]
 ) -> list[SiblingSegment]:
-    """All segments of an episode but the main agent's last; `succeeded` are ids of tool calls that ended well."""
-    found = [SiblingSegment("segment", main, one) for one in main.conversation.branches[:-1]]
-    beside = [(model, one) for model in (main, *others) for one in model.record if one is not main.conversation]
-    for model, conversation in beside:
+    """Return all branches of an episode except the main agent's last one.
+
+    `succeeded` holds the ids of tool calls that succeeded.
+    """
+    siblings = [SiblingSegment("segment", main, branch) for branch in main.conversation.branches[:-1]]
+    others_than_main = [
+        (model, conversation)
+        for model in (main, *others)
+        for conversation in model.record
+        if conversation is not main.conversation
+    ]
+    for model, conversation in others_than_main:
         kind = "aside" if conversation.kind == "aside" else "agent"
-        # a tool in a thread may still be running one
+        # a tool in a thread may still be running the agent, and its record grow
         copies = [segment.snapshot() for segment in conversation]
-        # an agent may end with a call, as of a structured output; one whose own tool call was cut or failed did not
+        # an agent may well end with a call, as with a structured output; but an agent that plays within a tool call
+        # that failed or was cut was interrupted there
         is_open = kind == "agent" and conversation.call not in succeeded
-        found += [
+        siblings += [
             SiblingSegment(kind, model, copy, is_cut=is_open and copy.stop_reason == "tool_use")
             for copy in copies
             if copy.trajectory.turns
         ]
-    return found
+    return siblings
 
 
 def warn_about_dropped_tokens(sample: SampleLike, segments: Sequence[SiblingSegment]) -> None:
-    """Say, once for each reason, that what the policy has sampled in these segments is in no sample."""
-    for one in segments:
-        key = one.kind, one.segment.ended_by.startswith(TRANSIENT)
-        reason = one.segment.ended_by or _BESIDE[one.kind]
+    """Warn, once for each reason, that the sampled tokens of these segments are in no sample."""
+    for each in segments:
+        key = each.kind, each.segment.ended_by.startswith(TRANSIENT)
+        reason = each.segment.ended_by or _DROP_REASONS[each.kind]
         keep = ", or transient_context: keep" if key[1] else ""
-        words = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
-        count = one.segment.trajectory.sampled_length
-        log_once(logger, logging.WARNING, words, sample.index, count, reason, keep, key=key)
+        message = "event=sampled_tokens_dropped index=%s tokens=%d: %s; set fan_out: true%s (see docs/multi-agent.md)"
+        count = each.segment.trajectory.sampled_length
+        log_once(logger, logging.WARNING, message, sample.index, count, reason, keep, key=key)
 
 
-_BESIDE: Final = {
+_DROP_REASONS: Final = {
     "agent": "the policy played further agents",
     "aside": "the policy was asked beside the agent's history, as by a context manager",
     "segment": "the history was rewritten",
@@ -415,9 +433,9 @@ _BESIDE: Final = {
 
 
 def is_fan_out(sample: SampleLike, rules: WritingRules) -> bool:
-    """Whether slime is given the samples of this episode as a list.
+    """Return whether slime gets the samples of this episode as a list.
 
-    slime takes back one aborted sample, and never a list; of any other episode it wants lists if it gets one.
+    slime takes an aborted sample back by itself, never in a list. Once any episode gives a list, all others must.
     """
     return rules.fans_out and sample.status is not statuses_of(sample).ABORTED
 
@@ -432,29 +450,29 @@ def _mark_as_one_rollout(samples: Sequence[SampleLike], kinds: Sequence[str]) ->
         add_facts(sample, EpisodeFacts(fan_out={"part": part, "of": len(samples), "kind": kind}))
 
 
-def _sibling(args: SlimeArgs, sample: SampleLike, given: SiblingSegment, rules: WritingRules) -> SampleLike:
+def _build_sibling(args: SlimeArgs, sample: SampleLike, source: SiblingSegment, rules: WritingRules) -> SampleLike:
     sibling = copy.copy(sample)
-    vars(sibling).pop("trace", None)  # slime's; the requests are counted with the main agent
+    vars(sibling).pop("trace", None)  # slime's trace; its requests are counted with the main agent's sample
     reset_sample(sibling)
-    segment = given.segment
-    stale_tokens = write_trajectory(args, sibling, given.model, segment.trajectory, rules.max_staleness)
-    has_ended = segment.trajectory.turns[-1].finish_reason == "stop" and not given.is_cut
+    segment = source.segment
+    stale_tokens = write_trajectory(args, sibling, source.model, segment.trajectory, rules.max_staleness)
+    has_ended = segment.trajectory.turns[-1].finish_reason == "stop" and not source.is_cut
     sibling.status = statuses_of(sample).COMPLETED if has_ended else statuses_of(sample).TRUNCATED
     reason = StopReason.COMPLETED if has_ended else StopReason.TURN_LENGTH
-    facts = _agent_facts(given.model, segment, reason)
-    if given.kind != "agent":
+    facts = _agent_facts(source.model, segment, reason)
+    if source.kind != "agent":
         facts = replace(facts, generate_s=None)  # counted with the main agent
     write_facts(sibling, replace(facts, stale_tokens=stale_tokens, ended_by=segment.ended_by))
     return sibling
 
 
 def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
-    """The facts of an episode, those before it was resumed included."""
+    """Return the facts of an episode, over all of its attempts."""
     model, episode = ended.model, ended.episode
-    own = [one for one in model.record if one.kind != "agent"]
+    own = [conversation for conversation in model.record if conversation.kind != "agent"]
     facts = replace(
         _agent_facts(model, model.conversation.branch, episode.stop_reason),
-        generate_s=sum(turn.latency_s for one in own for segment in one for turn in segment.trajectory.turns),
+        generate_s=sum(turn.latency_s for each in own for segment in each for turn in segment.trajectory.turns),
         error=None if episode.error is None else error_text(episode.error),
         tool_iterations=episode.tool_iterations,
         tool_calls=episode.tool_calls,
@@ -484,13 +502,13 @@ def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
     facts = replace(facts, gateway=program.facts)
     if program.text is None:
         return facts
-    # of a cut turn, the answer that the program returned of it is cut, too
+    # an answer that the program took from the end of a cut turn is cut, too
     is_cut = facts.final_is_cut and str(facts.final_text).rstrip().endswith(program.text.rstrip())
     return replace(facts, final_text=program.text, final_in_reasoning=False, final_is_cut=is_cut)
 
 
 def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -> EpisodeFacts:
-    """The facts of one segment of an agent's conversation: its turns and tokens."""
+    """Return the facts of one segment of an agent's conversation: its turns and tokens."""
     trajectory = segment.trajectory
     return EpisodeFacts(
         version=METADATA_VERSION,
@@ -522,7 +540,7 @@ def _agent_facts(model: SGLangModel, segment: Branch, stop_reason: StopReason) -
 
 
 def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | None]:
-    """Used shares of the limits, from 0.0 to 1.0; None where there is none."""
+    """Return the used share of each budget, from 0.0 to 1.0; None for a budget without a limit."""
     trajectory, limits, tokens = model.trajectory, episode.limits, model.config["limits"]
     contexts = [limit for limit in (tokens.max_context_tokens, model.context_window_limit) if limit is not None]
     response = model.conversation.earlier_response_length + trajectory.response_length
@@ -536,5 +554,5 @@ def _budgets_used(model: SGLangModel, episode: Episode) -> dict[str, float | Non
 
 
 def error_text(error: BaseException) -> str:
-    """The error in at most 2,000 characters."""
+    """Return the type and the message of an error, in at most 2,000 characters."""
     return f"{type(error).__name__}: {error}"[:2000]

@@ -388,7 +388,7 @@ class RandomEpisode:
         results = []
         for use, call in zip(uses, message.get("tool_calls", ()), strict=True):
             text, use_id = self._text(), use["toolUseId"]
-            call["id"] = call["id"] or self.model.conversation.branch.shown_ids[use_id]
+            call["id"] = call["id"] or self.model.conversation.branch.calls.shown_ids[use_id]
             self.chat.append({"role": "tool", "name": use["name"], "tool_call_id": call["id"], "content": text})
             results.append({"toolResult": {"toolUseId": use_id, "status": "success", "content": [{"text": text}]}})
         self._history += [answer.message, *([{"role": "user", "content": results}] if results else [])]

@@ -171,7 +171,7 @@ class _Run:
             async with deadline:
                 given = await self._played()
             if not self.tripped.is_set():
-                self.session.leave_record()
+                self.session.end_replay()
             if not isinstance(given, str | ProcessEnd | None):
                 score = checked_score(given, self.program.name)
         except Exception as e:  # a user's program may raise anything, which is data for the caller
@@ -181,7 +181,7 @@ class _Run:
             fault = self.model.engine_fault
             reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
         progress = self._progress()
-        facts = self.session.facts.record()
+        facts = self.session.facts.as_json()
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
@@ -201,7 +201,7 @@ class _Run:
             program=told,
         )
 
-    def asked(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
+    def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
         """A request has brought these messages, so many seconds after the answer before them."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
         fresh = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
@@ -222,7 +222,7 @@ class _Run:
                 self._trip(StopReason.MAX_USER_TURNS)
             self.user_turns += 1
 
-    def answered(self, conversation: Conversation, reply: Reply) -> None:
+    def on_turn(self, conversation: Conversation, reply: Reply) -> None:
         """A turn was sampled, which may be one too many."""
         if reply.calls:
             self._count_calls(conversation, reply)
@@ -252,11 +252,11 @@ class _Run:
         self.recorded = main
         journal.call_ended(self._progress())
 
-    def aborted(self) -> None:
+    def on_abort(self) -> None:
         """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
         self.tripped.set()
 
-    def left_record(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
+    def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
         """Count what is kept of an earlier attempt, and nothing else of it."""
         calls = [len(reply.calls) for reply in kept]
         self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]

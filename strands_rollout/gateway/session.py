@@ -1,19 +1,15 @@
-"""One episode behind the endpoint: each request is answered at its place in the record, which `record` finds.
-
-An attempt that was started again is answered from the record of the one before, as long as it repeats it.
-"""
+"""One episode behind the endpoint. Each request is answered at its place in the record, which `record` finds."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from strands_rollout.errors import (
     ConfigError,
@@ -27,47 +23,43 @@ from strands_rollout.errors import (
 from strands_rollout.files.json_codec import encode_json
 from strands_rollout.gateway import protocols
 from strands_rollout.gateway.protocols import ItemCache, TurnRequest
-from strands_rollout.model.context import first_prompt
+from strands_rollout.gateway.replay import Replay, reply_of_turn
 from strands_rollout.model.sglang_model import SGLangModel
-from strands_rollout.record.branch import Branch, Conversation, Head, Node, Reply, StrandsMessages
-from strands_rollout.record.client_request import ClientMatch, ClientRequest, reply_of
-from strands_rollout.record.place import Place
-from strands_rollout.record.tokens import Trajectory, Turn
+from strands_rollout.record.branch import Branch, Conversation, Head, Reply, StrandsMessages
+from strands_rollout.record.client_request import ClientMatch, ClientRequest
+from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
 
-logger = logging.getLogger(__name__)
-
-MAX_AT_ONCE: Final = 256
-MAX_CONVERSATIONS: Final = 1024
-_SHOWN_DIFFERENCES: Final = 8
-_SHOWN_CHARS: Final = 80
-_SHOWN_FIELDS: Final = 64
+MAX_CONCURRENT_REQUESTS: Final = 256
+MAX_HISTORIES: Final = 1024
+_MAX_SHOWN_DIFFERENCES: Final = 8
+_MAX_SHOWN_CHARS: Final = 80
+_MAX_SHOWN_FIELDS: Final = 64
 _BAD_REQUEST: Final = (400, 422)
-_OTHER_HEAD: Final = "the system prompt or the tools are others"
 
 
 class SessionEndedError(RolloutError):
-    """The episode of a session is over, or has reached a limit of its own: nothing more is sampled in it."""
+    """The session's episode is over, or reached one of its limits: the session samples nothing more."""
 
 
 class BusySessionError(RolloutError):
-    """A session has as many requests at once, or conversations, as it may have."""
+    """The session has as many concurrent requests, or histories, as it may have."""
 
 
 @dataclass(slots=True)
-class Facts:
-    """Counts of what a session was asked.
+class SessionFacts:
+    """Counts of a session's requests.
 
     Attributes:
-        requests: All that could be read.
-        repeats: Those that were answered from the record.
-        forks: Those that go on from a history, or with a system prompt or tools, that no conversation had.
-        changed_calls: Calls that the client sends back as others under their own ids, such as with defaults filled in,
-            or leaves out beside some. They stay as the policy wrote them.
-        differences: Of the first of all these, where the history left what was recorded.
-        refused: By kind of error, requests that were refused.
-        overridden: By name, what a client gave and the session fixes, or that has no effect here, as first given.
-        diverged: Where a program that was started again left the record of its first attempt; "" where it did not.
-        dropped_tokens: Those that the first attempt had sampled, then.
+        requests: Requests that could be read.
+        repeats: Requests that were answered from the record.
+        forks: Requests whose history, system prompt or tools no branch had.
+        changed_calls: Calls that the client gave back with other values under their own ids, for instance with defaults
+            filled in, or left out. The record keeps them as the policy wrote them.
+        differences: Where the first of these requests left the record, as text.
+        refused: Refused requests by kind of error.
+        overridden: By name, fields of requests that the session fixes or that have no effect, with the first value.
+        diverged: Where a program that was started again left the record of its earlier attempt; "" if it did not.
+        dropped_tokens: Tokens that the earlier attempt had sampled and that were dropped then.
     """
 
     requests: int = 0
@@ -80,8 +72,8 @@ class Facts:
     diverged: str = ""
     dropped_tokens: int = 0
 
-    def record(self) -> dict[str, Any]:
-        """As plain JSON."""
+    def as_json(self) -> dict[str, Any]:
+        """Return them as JSON values."""
         return {**asdict(self), "refused": dict(self.refused)}
 
 
@@ -95,51 +87,49 @@ class _Pending:
     is_gone: Callable[[], bool]
 
 
-class Watch(Protocol):
-    """Is told of a session's requests and turns; it may raise `SessionEndedError`, which ends the session."""
+class SessionObserver(Protocol):
+    """Follows a session. `on_request` and `on_turn` may raise `SessionEndedError`, which ends the session."""
 
-    def asked(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """A request brings these messages, so many seconds after the answer before them; None before the first."""
+    def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
+        """Handle a request with these new messages, `waited_s` after the last answer; None before the first."""
 
-    def answered(self, conversation: Conversation, reply: Reply) -> None:
-        """A turn was sampled."""
+    def on_turn(self, conversation: Conversation, reply: Reply) -> None:
+        """Handle a sampled turn."""
 
-    def aborted(self) -> None:
-        """The engine has aborted a turn."""
+    def on_abort(self) -> None:
+        """Handle the abort of a turn by the engine."""
 
-    def left_record(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """The record of an earlier attempt is left: of it these messages are kept, with the turns among them."""
+    def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
+        """Handle a new main conversation, which has these messages and turns of an earlier attempt."""
 
 
 class Session:
     """The requests of one episode, or of one client.
 
     Args:
-        model: With many conversations, of which each may begin segments. It is this session's alone.
-        watch: Told of each request and turn.
+        model: A model with many conversations, for this session alone.
+        observer: Follows the session.
 
     Attributes:
-        facts: What it was asked.
-        protocols: One of each kind, by its name, and what its requests were parsed to.
-        error: The last error that the episode itself is to blame for; None where a later request succeeded.
-        used: When it was asked last, of the monotonic clock.
-        context: That of the episode, with its clock and spans; a server's handlers have another one.
+        facts: Counts of the requests.
+        protocols: By its name, one protocol of each kind, and the cache of what its requests were parsed to.
+        error: The last error of the episode itself; None after a request that succeeded.
+        last_used_at: Time of the last request, by `time.monotonic`.
+        context: Context variables of the episode, which the server's handlers don't have.
     """
 
-    def __init__(self, model: SGLangModel, watch: Watch | None = None) -> None:
+    def __init__(self, model: SGLangModel, observer: SessionObserver | None = None) -> None:
         self.model = model
-        self.facts = Facts()
+        self.facts = SessionFacts()
         self.protocols: dict[str, tuple[protocols.Protocol, ItemCache]] = {}
         self.error: Exception | None = None
-        self.used = time.monotonic()
+        self.last_used_at = time.monotonic()
         self.context = copy_context()
-        self._watch = watch
+        self._observer = observer
         self._pending: list[_Pending] = []
         self._tasks: set[asyncio.Task[Reply]] = set()
-        self._recorded: Branch | None = None  # of an earlier attempt, until its record is used up
-        self._resumed: Conversation | None = None  # that the earlier attempt began
-        self._repeated: int | None = None  # the last place in it that was answered from it
-        self._is_interrupted = False  # the main conversation, before its first turn
+        self._replay: Replay | None = None
+        self._main_was_interrupted = False  # before its first turn
         self._ended: Exception | None = None
 
     @property
@@ -149,123 +139,136 @@ class Session:
 
     @property
     def main(self) -> Conversation:
-        """The main conversation: the first with tools, or while there is none, the first."""
+        """The main conversation: the first one with tools; while there is none, the first one."""
         record = self.model.record
-        if self._is_interrupted and not record.main.turn_count:
+        if self._main_was_interrupted and not record.main.turn_count:
             return record.main
         return next((one for one in record if record.is_begun(one)), record.main)
 
     @property
     def main_messages(self) -> list[dict[str, Any]]:
-        """The history of the main conversation: what the policy read and wrote."""
+        """The messages of the main conversation, as the policy read and wrote them."""
         branch = self.model.conversation.branch
         return [] if branch.is_new else branch.history()
 
+    # ---------------------------------------------------------------------------
+    # Start and end
+    # ---------------------------------------------------------------------------
+
     def restore(self, messages: StrandsMessages) -> None:
-        """Answer the first requests from an earlier attempt's main conversation, which the model has resumed."""
-        self._resumed, self._recorded = self.model.conversation, (branch := self.model.conversation.branch)
-        for node in branch.nodes:
-            turn = branch.trajectory.turns[node.turn]
-            if turn.finish_reason != "abort" and node.position < len(messages):
-                message = messages[node.position]
-                usage = message.get("metadata", {}).get("usage")
-                node.reply = _reply_of_turn(message["content"], turn, usage)
+        """Answer the first requests from the main conversation of an earlier attempt, which the model has resumed."""
+        self._replay = Replay(self.model, messages)
 
     def end(self, error: Exception) -> None:
-        """Answer nothing more; requests that wait get this error."""
+        """Refuse further requests, and cancel those in progress; both get this error."""
         self._ended = self._ended or error
         for task in self._tasks:
             task.cancel()
 
     async def finish(self) -> None:
-        """Wait for what was ended."""
+        """Wait for cancelled requests."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self.settle_main()
 
-    def leave_record(self) -> None:
-        """Keep of an earlier attempt what this one has repeated, where it has ended before the record has."""
-        if (record := self._recorded) is None:
-            return
-        if self._repeated is None:
-            self._begin_afresh("it has asked for nothing of the record")
-            self.settle_main()  # where it has only asked something else
-            return
-        end = self._repeated + 1
-        if end == len(record.messages) and not record.is_open:
-            self._recorded = None  # all of it
-            return
-        kept = [node for node in record.nodes if node.position < end]
-        turns = len(record.trajectory.turns) - (len(record.nodes) - len(kept))
-        why = f"it has ended after message {self._repeated}; the record goes on"
-        self._begin_afresh(why, record.trajectory.snapshot(turns), record.history()[:end], kept)
-        main = self.model.conversation
-        main.branch.head = record.head
-        self.model.know_tools(main, record.head.tools if record.head is not None else ())
-
     def settle_main(self) -> None:
-        """Make the main conversation the model's."""
+        """Make the session's main conversation the main one of the model's record."""
         self.model.record.promote(self.main)
 
+    def end_replay(self) -> None:
+        """Drop the part of an earlier attempt that the program, which has ended, did not repeat."""
+        replay = self._replay
+        if replay is None or replay.is_over:
+            return
+        if replay.position is None:
+            self._restart("it has asked for nothing of the record")
+            self.settle_main()  # it may have asked something else
+        elif replay.is_repeated_to_the_end:
+            replay.is_over = True
+        else:
+            reason = f"it has ended after message {replay.position}; the record goes on"
+            self._restart(reason, replay.position + 1)
+
+    def _restart(self, reason: str, kept_messages: int = 0) -> None:
+        """Begin the main conversation afresh, with the first messages of the replayed record; drop the rest."""
+        if self._replay is None:
+            return
+        before = self.model.conversation
+        kept = self._replay.restart(self.model, kept_messages)
+        main = self.model.conversation
+        sampled = [sum(branch.trajectory.sampled_length for branch in one) for one in (before, main)]
+        self.facts.diverged, self.facts.dropped_tokens = reason, sampled[0] - sampled[1]
+        if self._observer is not None:
+            replies = [node.reply for node in kept if node.reply is not None]
+            self._observer.on_restart(main, self._replay.branch.history()[:kept_messages], replies)
+
+    # ---------------------------------------------------------------------------
+    # A request: find its place, sample a turn there
+    # ---------------------------------------------------------------------------
+
     async def reply(self, request: TurnRequest, is_gone: Callable[[], bool] = lambda: False) -> Reply:
-        """The next turn of the conversation that a request continues, or the recorded one that it had before.
+        """Return the next turn of the conversation that a request continues, or the turn that it got before.
 
         Args:
-            request: A client's.
-            is_gone: Whether the client has left; one that then asks the same again gets the same answer.
+            request: The client's request.
+            is_gone: Returns true once the client has disconnected. If it then sends the same request again, it gets the
+                answer to the first one.
 
         Raises:
             SessionEndedError: The episode is over.
-            BusySessionError: Too many requests at once, or conversations.
+            BusySessionError: There are too many concurrent requests, or too many histories.
             PromptError, TemplateError: The messages can't be rendered.
-            BudgetExhaustedError, ContextWindowOverflowException: Nothing is left of a budget.
-            EngineError: The engine did not deliver, or was aborted.
+            BudgetExhaustedError, ContextWindowOverflowException: A budget is used up.
+            EngineError: The engine failed, or aborted the turn.
         """
         self._check_open()
         self.facts.requests += 1
-        self.used = time.monotonic()
-        self._heed(request)
-        if self._recorded is not None:
-            why = await self._divergence(request, self._recorded)
-            self._check_open()  # still
-            if why:
-                self._begin_afresh(why)
-        asked = self._asked(request)
-        for one in self._pending:
-            if one.branch.head == asked.head and one.request.is_repeated_by(request) and one.is_gone():
+        self.last_used_at = time.monotonic()
+        self._check_fields(request)
+        keeps_transient = self.model.config["transient_context"] == "keep"
+        asked = ClientRequest(request.messages, Head(request.system, request.tools), request.grammar, keeps_transient)
+        if self._replay is not None and not self._replay.is_over:
+            difference = await self._replay.difference(asked)
+            self._check_open()  # it may have ended meanwhile
+            if difference:
+                self._restart(difference)
+        for pending in self._pending:
+            is_same = pending.branch.head == asked.head and pending.request.is_repeated_by(request)
+            if is_same and pending.is_gone():
                 self.facts.repeats += 1
-                one.is_gone = is_gone
-                return await self._result_of(one.task)
+                pending.is_gone = is_gone
+                return await self._result_of(pending.task)
         place = self.model.record.place_of(asked)
-        if place.node is not None and place.node.reply is not None and place.branch is not None:
+        if isinstance(place, RepeatTurn):
             self.facts.repeats += 1
-            # of an earlier attempt, until now
-            place.branch.answered_at = place.branch.answered_at or time.monotonic()
-            if place.branch is self._recorded:
-                self._repeated = max(place.node.position, self._repeated or 0)
-            return place.node.reply
-        return await self._result_of(self._begin(request, asked, place, is_gone))
-
-    def _asked(self, request: TurnRequest) -> ClientRequest:
-        keeps = self.model.config["transient_context"] == "keep"
-        return ClientRequest(request.messages, Head(request.system, request.tools), request.grammar, keeps)
+            client = place.branch.client
+            client.answered_at = client.answered_at or time.monotonic()  # in an earlier attempt, if not in this one
+            if self._replay is not None and place.branch is self._replay.branch and not self._replay.is_over:
+                self._replay.note_repeat(place.node)
+            return cast("Reply", place.node.reply)  # clients only repeat turns that have one
+        return await self._result_of(self._begin_turn(request, asked, place, is_gone))
 
     def _check_open(self) -> None:
         if self._ended is not None:
             raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
-        if len(self._tasks) >= MAX_AT_ONCE:
-            raise BusySessionError(f"got more than {MAX_AT_ONCE} requests at once; expected fewer in one session")
+        if len(self._tasks) >= MAX_CONCURRENT_REQUESTS:
+            raise BusySessionError(
+                f"got more than {MAX_CONCURRENT_REQUESTS} requests at once; expected fewer in one session"
+            )
 
-    def _begin(
-        self, request: TurnRequest, asked: ClientRequest, place: Place, is_gone: Callable[[], bool]
+    def _begin_turn(
+        self,
+        request: TurnRequest,
+        asked: ClientRequest,
+        place: ExtendBranch | BeginBranch,
+        is_gone: Callable[[], bool],
     ) -> asyncio.Task[Reply]:
-        """Enter the place of a request, and begin its turn."""
+        """Enter the place of a request, and start the task that samples its turn."""
         record, match = self.model.record, place.match
-        extends = place.branch is not None and not place.branch.is_new
-        if extends and isinstance(match, ClientMatch):
-            self.facts.changed_calls += len(match.changed)
-            for words in match.changed:
-                self._note_difference(words)
-        else:
+        if isinstance(place, ExtendBranch) and isinstance(match, ClientMatch):
+            self.facts.changed_calls += len(match.changed_calls)
+            for description in match.changed_calls:
+                self._note_difference(description)
+        elif isinstance(place, BeginBranch):
             self._note_fork(request, place)
         is_first_with_tools = place.conversation == "agent" and not any(
             branch.head.tools for branch in record.main if branch.head is not None
@@ -276,96 +279,61 @@ class Session:
         branch = conversation.branch
         given: StrandsMessages = request.messages
         if isinstance(match, ClientMatch):
-            branch.client_ids, given = match.ids, match.given
-            branch.seen = branch.seen if extends else match.branch.seen[: match.length]
-        if self._watch is not None:
-            waited_s = time.monotonic() - branch.answered_at if branch.answered_at else None
+            branch.client.call_ids, given = match.call_ids, match.given
+            if isinstance(place, BeginBranch):
+                branch.client.messages = match.branch.client.messages[: match.length]
+        if self._observer is not None:
+            answered_at = branch.client.answered_at
+            waited_s = time.monotonic() - answered_at if answered_at else None
+            new_messages = place.new_messages[place.shared :] if isinstance(place, BeginBranch) else place.new_messages
             try:
-                self._watched(self._watch.asked, conversation, place.new[place.shared :], waited_s)
+                self._observe(self._observer.on_request, conversation, new_messages, waited_s)
             except SessionEndedError:
-                _leave(conversation)
+                _release(conversation)
                 raise
-        task = asyncio.create_task(self._turn(conversation, request, asked, place, given))
+        task = asyncio.create_task(self._sample(conversation, request, asked, place, given))
         pending = _Pending(request, branch, task, is_gone)
         self._pending.append(pending)
         self._tasks.add(task)
-        task.add_done_callback(functools.partial(self._settled, pending, conversation))
+        task.add_done_callback(functools.partial(self._on_turn_done, pending, conversation))
         return task
 
-    def _note_fork(self, request: TurnRequest, place: Place) -> None:
-        """Note that a request goes on from a history, or with a system prompt or tools, that no conversation had."""
-        branches = sum(not branch.is_new or one.is_sampling(branch) for one in self.model.record for branch in one)
-        if branches >= MAX_CONVERSATIONS:
-            raise BusySessionError(f"got more than {MAX_CONVERSATIONS} histories; expected fewer in one session")
-        if place.shared or any(message["role"] == "assistant" for message in request.messages):
-            self.facts.forks += 1
-            self._note_difference(place.why)
-
-    def _settled(self, pending: _Pending, conversation: Conversation, task: asyncio.Task[Reply]) -> None:
-        self._tasks.discard(task)
-        self._pending.remove(pending)
-        if task.cancelled():
-            if conversation.is_busy:  # the turn was cancelled before it began
-                _leave(conversation)
-            return
-        error = task.exception()
-        if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
-            self.error = error  # of these the client is to blame
-        if isinstance(error, EngineAbortedError) and self._watch is not None:
-            self._watch.aborted()
-
-    def _make_main(self, agent: Conversation) -> None:
-        """Make it the main one in place of the first of all: an earlier attempt had ended before the agent asked."""
-        before = self.model.conversation
-        self.model.record.promote(agent)
-        before.kind, self._recorded = "aside", None
-        if before is self._resumed:  # which stays beside it, and is counted there
-            self.facts.diverged, self.facts.dropped_tokens = "its main conversation is another", 0
-            if self._watch is not None:
-                self._watch.left_record(agent, (), ())
-
-    async def _turn(
+    async def _sample(
         self,
         conversation: Conversation,
         request: TurnRequest,
         asked: ClientRequest,
-        place: Place,
+        place: ExtendBranch | BeginBranch,
         given: StrandsMessages,
     ) -> Reply:
-        branch, params = conversation.branch, self._params(request.params)
-        end = len(place.new) + (0 if branch.is_new else len(branch.messages))
+        """Sample the turn of a request at the place that it has entered, and note the reply in the record."""
+        branch, params = conversation.branch, self._allowed_params(request.params)
+        end = len(place.new_messages) + (0 if branch.is_new else len(branch.messages))
         try:
             answer = await self.model.answer_at(conversation, place, asked.head, params)
         except (EngineAbortedError, asyncio.CancelledError):
-            self._is_interrupted |= bool(request.tools) and conversation is self.model.conversation
+            self._main_was_interrupted |= bool(request.tools) and conversation is self.model.conversation
             raise
         except (EngineRejectedError, ConfigError) as e:
-            blamed = sorted(params.keys() - {"max_new_tokens", "stop"})
+            own = sorted(params.keys() - {"max_new_tokens", "stop"})
             is_other = isinstance(e, EngineRejectedError) and e.status_code not in _BAD_REQUEST
-            if not blamed or is_other or isinstance(e, EngineOverlongError):
+            if not own or is_other or isinstance(e, EngineOverlongError):
                 raise
-            raise PromptError(f"a request with the client's own {', '.join(blamed)} was refused: {e}") from e
+            raise PromptError(f"a request with the client's own {', '.join(own)} was refused: {e}") from e
         finally:
             if not conversation.drop_new_branch() and branch.covered == end:
-                branch.seen = given
+                branch.client.messages = given
         node = branch.nodes[-1]
-        node.reply = reply = _reply_of_turn(answer.message["content"], branch.trajectory.turns[-1], answer.usage)
+        node.reply = reply = reply_of_turn(answer.message["content"], branch.trajectory.turns[-1], answer.usage)
         node.grammar = asked.grammar
-        branch.answered_at = time.monotonic()
+        branch.client.answered_at = time.monotonic()
         self.model.record.touch(branch)
-        if self._watch is not None:
-            self._watched(self._watch.answered, conversation, reply)
+        if self._observer is not None:
+            self._observe(self._observer.on_turn, conversation, reply)
         return reply
 
-    def _watched(self, tell: Callable[..., None], *what: object) -> None:
-        try:
-            tell(*what)
-        except SessionEndedError as e:
-            self.end(e)
-            raise
-
     async def _result_of(self, task: asyncio.Task[Reply]) -> Reply:
-        """The reply of a turn; the turn goes on if the waiting handler is cancelled."""
+        """Wait for the reply of a turn, which continues if the waiting handler is cancelled."""
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -373,8 +341,45 @@ class Session:
                 raise SessionEndedError(f"the episode has ended: {self._ended}") from self._ended
             raise
 
-    def _params(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """A client's sampling parameters: those that the session has not fixed; stop strings and limits add up."""
+    def _on_turn_done(self, pending: _Pending, conversation: Conversation, task: asyncio.Task[Reply]) -> None:
+        self._tasks.discard(task)
+        self._pending.remove(pending)
+        if task.cancelled():
+            if conversation.is_busy:  # the turn was cancelled before it began
+                _release(conversation)
+            return
+        error = task.exception()
+        if isinstance(error, Exception | None) and not isinstance(error, PromptError | TemplateError):
+            self.error = error  # those two are the client's own errors
+        if isinstance(error, EngineAbortedError) and self._observer is not None:
+            self._observer.on_abort()
+
+    def _observe(self, method: Callable[..., None], *args: object) -> None:
+        try:
+            method(*args)
+        except SessionEndedError as e:
+            self.end(e)
+            raise
+
+    def _make_main(self, conversation: Conversation) -> None:
+        """Make an agent's conversation the main one, instead of the first conversation, which had no tools."""
+        before = self.model.conversation
+        self.model.record.promote(conversation)
+        before.kind = "aside"
+        if self._replay is None:
+            return
+        self._replay.is_over = True
+        if before is self._replay.conversation:  # it stays in the record, and its tokens are counted there
+            self.facts.diverged, self.facts.dropped_tokens = "its main conversation is another", 0
+            if self._observer is not None:
+                self._observer.on_restart(conversation, (), ())
+
+    # ---------------------------------------------------------------------------
+    # Fields and counts
+    # ---------------------------------------------------------------------------
+
+    def _allowed_params(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a client's sampling parameters that the session does not fix; stop strings and limits add up."""
         fixed, params = self.model.config["sampling_params"], dict[str, Any]()
         for name, value in given.items():
             if name == "stop":
@@ -388,8 +393,12 @@ class Session:
                 self._note_overridden(name, value)
         return params
 
-    def _heed(self, request: TurnRequest) -> None:
-        """See that a request's template is the policy's, and note what of it has no effect."""
+    def _check_fields(self, request: TurnRequest) -> None:
+        """Check that a request's template arguments are the policy's, and note its fields without effect.
+
+        Raises:
+            PromptError: A template argument is not the policy's.
+        """
         own = self.model.template_kwargs
         for name, value in request.template_kwargs.items():
             if own.get(name) != value:
@@ -402,79 +411,30 @@ class Session:
                 self._note_overridden(name, value)
 
     def _note_overridden(self, name: str, value: object) -> None:
-        if len(self.facts.overridden) < _SHOWN_FIELDS:
+        if len(self.facts.overridden) < _MAX_SHOWN_FIELDS:
             text = encode_json(value).decode()
-            is_short = len(text) <= _SHOWN_CHARS
-            self.facts.overridden.setdefault(name[:_SHOWN_CHARS], value if is_short else f"{text[:_SHOWN_CHARS]}...")
+            shown = value if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}..."
+            self.facts.overridden.setdefault(name[:_MAX_SHOWN_CHARS], shown)
 
-    def _note_difference(self, words: str) -> None:
-        if len(self.facts.differences) < _SHOWN_DIFFERENCES:
-            self.facts.differences.append(f"request {self.facts.requests}: {words}")
+    def _note_difference(self, description: str) -> None:
+        if len(self.facts.differences) < _MAX_SHOWN_DIFFERENCES:
+            self.facts.differences.append(f"request {self.facts.requests}: {description}")
 
-    async def _divergence(self, request: TurnRequest, recorded: Branch) -> str:
-        """Where a request of what would be the main conversation leaves the record; "" where it does not."""
-        asked, conversation = self._asked(request), self.model.conversation
-        if recorded.head is None:  # the first of its requests tells the system prompt and the tools
-            first = min((node.position for node in recorded.nodes if node.reply), default=len(recorded.messages))
-            beginning = recorded.history()[:first]
-            prompt_ids = await first_prompt(self.model.template, Branch(), asked.head, beginning)
-            if self._recorded is not recorded:  # by another request meanwhile
-                return ""
-            if prompt_ids != recorded.prompt_ids:
-                has_calls = any("toolUse" in block for _, content in recorded.messages for block in content)
-                is_beside = not request.tools and (has_calls or not asked.match(conversation, recorded).length)
-                return "" if is_beside else _OTHER_HEAD
-            recorded.head = asked.head
-        match = asked.match(conversation, recorded)
-        if not match.has_same_head:
-            is_at_end = match.length == len(recorded.messages)
-            # the agent's own next request, before the end; one without tools is beside an agent that has some
-            goes_on = self._repeated is not None and match.length > self._repeated
-            is_agents = goes_on and bool(request.tools or not recorded.head.tools)
-            return _OTHER_HEAD if is_at_end or is_agents else ""
-        if match.extends:
-            self._recorded = None
-        elif match.length < len(match.given):
-            return f"message {match.length}: {match.why}"
-        elif (node := recorded.node_at(match.length)) is None or node.reply is None:
-            return f"got {match.length} messages, to which the record has no answer"
-        return ""
+    def _note_fork(self, request: TurnRequest, place: BeginBranch) -> None:
+        """Count a request whose history, system prompt or tools no branch has.
 
-    def _begin_afresh(
-        self,
-        why: str,
-        trajectory: Trajectory | None = None,
-        messages: StrandsMessages = (),
-        kept: Sequence[Node] = (),
-    ) -> None:
-        """Forget the record of an earlier attempt, and what has branched off it, but for what is given of it."""
-        before = self.model.conversation
-        self._recorded = None
-        self.model.record.restart_main()
-        main = self.model.conversation
-        if trajectory is not None:
-            self.model.restore_main(trajectory, messages, len(messages) - 1)
-            for node in kept:
-                if (own := main.branch.node_at(node.position)) is not None:
-                    own.reply = node.reply
-            self.model.record.touch(main.branch)
-        self.facts.diverged = why
-        sampled = [sum(branch.trajectory.sampled_length for branch in one) for one in (before, main)]
-        self.facts.dropped_tokens = sampled[0] - sampled[1]
-        if self._watch is not None:
-            self._watch.left_record(main, messages, [node.reply for node in kept if node.reply is not None])
+        Raises:
+            BusySessionError: There are too many histories.
+        """
+        histories = sum(not branch.is_new or one.is_sampling(branch) for one in self.model.record for branch in one)
+        if histories >= MAX_HISTORIES:
+            raise BusySessionError(f"got more than {MAX_HISTORIES} histories; expected fewer in one session")
+        if place.shared or any(message["role"] == "assistant" for message in request.messages):
+            self.facts.forks += 1
+            self._note_difference(place.reason)
 
 
-def _leave(conversation: Conversation) -> None:
+def _release(conversation: Conversation) -> None:
     """Leave a conversation that was entered for a turn that is not sampled."""
     conversation.is_busy = False
     conversation.drop_new_branch()
-
-
-def _reply_of_turn(content: Sequence[dict[str, Any]], turn: Turn, usage: Mapping[str, int] | None) -> Reply:
-    """A finished turn as its client is sent it."""
-    matched = turn.parts[-1].matched
-    stop = matched if isinstance(matched, str) else None
-    has_calls = any("toolUse" in block for block in content)
-    ended = "tool_use" if has_calls else "end_turn" if stop is None else "stop_sequence"
-    return reply_of(content, "max_tokens" if turn.finish_reason == "length" else ended, usage, stop)

@@ -133,7 +133,7 @@ class SessionServer:
 
     async def _begin(self, request: web.Request) -> web.Response:
         now = time.monotonic()
-        for name in [name for name, one in self._open.items() if now - one.session.used > self._idle_s]:
+        for name in [name for name, one in self._open.items() if now - one.session.last_used_at > self._idle_s]:
             await self._ended(name)
         options = SessionOptions.model_validate(_given(await request.read()))
         params, name = dict(options.sampling_params), uuid.uuid4().hex
@@ -144,11 +144,11 @@ class SessionServer:
         return web.json_response({"id": name, "api_key": self._open[name].key, "base_url": f"{url}/v1"}, status=201)
 
     async def _show(self, request: web.Request) -> web.Response:
-        return web.json_response(self._open[request.match_info["id"]].session.facts.record())
+        return web.json_response(self._open[request.match_info["id"]].session.facts.as_json())
 
     async def _samples(self, request: web.Request) -> web.Response:
         one = self._open[request.match_info["id"]]
-        one.session.used = time.monotonic()
+        one.session.last_used_at = time.monotonic()
         if one.session.is_busy:
             return _said(409, "a request of this session is being answered; ask for its samples when it is not")
         lines = [record_line(DumpRecord.from_sample(sample, self._texts)) for sample in samples_of(one)]
@@ -182,7 +182,7 @@ def samples_of(one: _Open) -> list[SampleLike]:
         EpisodeProgress(session.main_messages, model.conversation.branch.covered),
     )
     segments = sibling_segments(model, (), {""})
-    ended = EndedEpisode(model, episode, gateway=session.facts.record())
+    ended = EndedEpisode(model, episode, gateway=session.facts.as_json())
     return write_episode(_ARGS, sample, ended, WritingRules(fans_out=True), segments)
 
 

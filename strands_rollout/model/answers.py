@@ -112,12 +112,12 @@ class AnswerReader:
             use_id = call_id(call_prefix, at, segment)
             if isinstance(segment, ToolCall | ParseFailure):
                 letter = _LETTERS[self.conversation % len(_LETTERS)]
-                branch.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
+                branch.calls.shown_ids[use_id] = segment.written_id or f"{letter}{number:05d}{at:03d}"
             if isinstance(segment, ToolCall):
-                branch.tool_names[use_id] = segment.name
+                branch.calls.tools[use_id] = segment.name
             elif isinstance(segment, ParseFailure):
-                branch.tool_names[use_id] = segment.name or INVALID_TOOL_CALL
-                branch.failure_texts[use_id] = failure_message(segment.reason)
+                branch.calls.tools[use_id] = segment.name or INVALID_TOOL_CALL
+                branch.calls.failure_texts[use_id] = failure_message(segment.reason)
                 branch.parse_failures.append(segment)
         return turn_answer(read, call_prefix, turn)
 

@@ -11,7 +11,7 @@ from strands_rollout.model.images import ReadImage, further_tokens, place_images
 from strands_rollout.model.sampling import Room
 from strands_rollout.record.agent_request import AgentRequest
 from strands_rollout.record.branch import Branch, Head, StrandsMessages, copied
-from strands_rollout.record.place import Place
+from strands_rollout.record.place import ExtendBranch
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
 from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
@@ -37,7 +37,7 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
 
 
 async def turn_context(
-    template: ChatTemplate, branch: Branch, place: Place, head: Head, room: Room, min_turn_tokens: int
+    template: ChatTemplate, place: ExtendBranch, head: Head, room: Room, min_turn_tokens: int
 ) -> list[int]:
     """Render what follows the last answer of a branch; tool results are cut to leave `min_turn_tokens` of the room.
 
@@ -47,14 +47,15 @@ async def turn_context(
         TemplateError: The template refuses the messages.
         ConfigError: There is an image, and no processor that reads it.
     """
+    branch = place.branch
     branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a branch that another model began
-    chat = to_chat_messages(place.new, branch.tool_names, answered=place.answered)
+    chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
             "got no message after the policy's last answer; expected tool results or a user turn to answer."
         )
     for message in chat:
-        text = branch.failure_texts.get(message.get("tool_call_id", ""))
+        text = branch.calls.failure_texts.get(message.get("tool_call_id", ""))
         if text is not None:
             message["content"] = text
     _under_shown_ids(branch, chat)
@@ -80,9 +81,9 @@ def _with_images(
 def _under_shown_ids(branch: Branch, chat: list[ChatMessage]) -> list[ChatMessage]:
     for message in chat:
         if "tool_call_id" in message:
-            message["tool_call_id"] = branch.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
+            message["tool_call_id"] = branch.calls.shown_ids.get(message["tool_call_id"], message["tool_call_id"])
         for call in message.get("tool_calls", ()):
-            call["id"] = branch.shown_ids.get(call["id"], call["id"])
+            call["id"] = branch.calls.shown_ids.get(call["id"], call["id"])
     return chat
 
 

@@ -29,7 +29,7 @@ from strands_rollout.model.answers import AnswerReader, StreamEvent, answer_even
 from strands_rollout.model.context import first_prompt, token_count, turn_context
 from strands_rollout.record.agent_request import AgentRequest, calling_agent
 from strands_rollout.record.branch import Answer, Conversation, Head, StrandsMessages
-from strands_rollout.record.place import Place
+from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
 from strands_rollout.record.record import Record
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
@@ -219,18 +219,18 @@ class SGLangModel(Model):
             raise TrajectoryError(_AT_ONCE)
         await own_pass()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
-        if isinstance(place.conversation, Conversation):
-            if not is_sole:  # also where it is refused: so it is when it asks again
-                self.record.bind(place.conversation, agent, signal)
-            if place.node is not None:
-                answer = cast("Answer", place.node.answer)
-                place.conversation.branch.append_answer(answer)
-                place.conversation.has_unread_turn = False
-                return answer
+        # bound even if it is refused below, so that a repeated request is refused too
+        if isinstance(place.conversation, Conversation) and not is_sole:
+            self.record.bind(place.conversation, agent, signal)
+        if isinstance(place, RepeatTurn):  # of an earlier attempt, which ended before the agent got the answer
+            answer = cast("Answer", place.node.answer)
+            place.branch.append_answer(answer)
+            place.conversation.has_unread_turn = False
+            return answer
         if is_sole and self.conversation.is_busy:
             raise TrajectoryError(_AT_ONCE)
-        if place.branch is None and not self._may_begin_branch(place.conversation):
-            raise TrajectoryError(_why_refused(place, len(messages), self.conversation.branch.covered))
+        if isinstance(place, BeginBranch) and place.rewrites and not self._may_begin_branch(place.rewrites):
+            raise TrajectoryError(_refusal(place, len(messages), self.conversation.branch.covered))
         conversation = self.record.enter(place, head)
         if not is_sole:
             self.record.bind(conversation, agent, signal)
@@ -239,7 +239,7 @@ class SGLangModel(Model):
     async def answer_at(
         self,
         conversation: Conversation,
-        place: Place,
+        place: ExtendBranch | BeginBranch,
         head: Head,
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
@@ -261,7 +261,7 @@ class SGLangModel(Model):
     async def _sample(
         self,
         conversation: Conversation,
-        place: Place,
+        place: ExtendBranch | BeginBranch,
         head: Head,
         params: Mapping[str, Any],
         request: AgentRequest | None,
@@ -279,21 +279,22 @@ class SGLangModel(Model):
         if may_rewrite and room.budget == "context":
             room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
         branch.new_images = ()
-        goes_on = branch.is_open and not place.new  # with an open turn, to which nothing is added
-        if branch.is_new:
-            context_ids = await first_prompt(self.template, branch, head, place.new)
-        elif goes_on:
+        new_messages = place.new_messages
+        continues_turn = branch.is_open and not new_messages
+        if isinstance(place, BeginBranch):
+            context_ids = await first_prompt(self.template, branch, head, new_messages)
+        elif continues_turn:
             context_ids = []
         else:
-            least = config["limits"].min_turn_tokens
-            context_ids = await turn_context(self.template, branch, place, head, room, least)
+            context_ids = await turn_context(self.template, place, head, room, config["limits"].min_turn_tokens)
+            if place.answer is not None:
+                new_messages = (place.answer, *new_messages)
         asked = sampling.SamplingRequest(
             client, config, trajectory, context_ids, branch.new_images, self._control, self._request_span
         )
         tokens_before, number = len(trajectory.token_ids), conversation.turn_count - (not context_ids)
-        new = place.new if place.answered is None else (place.answered, *place.new)
         # before the agent gets further messages
-        kept = {} if request is None else request.as_kept(branch.covered, new)
+        kept = {} if request is None else request.without_transient(branch.covered, new_messages)
         try:
             await sampler.sample(asked, turn=f"{conversation.number}/{number}" if conversation.number else number)
         except BudgetExhaustedError as e:
@@ -301,9 +302,9 @@ class SGLangModel(Model):
                 raise ContextWindowOverflowException(str(e)) from e
             raise
         finally:
-            if not goes_on and len(trajectory.token_ids) > tokens_before:
+            if not continues_turn and len(trajectory.token_ids) > tokens_before:
                 branch.transient_texts += len(kept)
-                branch.append_read(new, kept if config["transient_context"] == "keep" else {})
+                branch.append_read(new_messages, kept if config["transient_context"] == "keep" else {})
         answer = self._reader(conversation).read(branch, -1, conversation.turn_count)
         branch.append_answer(answer)
         return answer
@@ -367,7 +368,7 @@ class SGLangModel(Model):
         """
         record = Record(self._new_sampler) if self.config["conversations"] == "one" else self.record
         spec = convert_pydantic_to_tool_spec(output_model)
-        head, place = AgentRequest(prompt, [spec], system_prompt).head, Place("aside", None, new=prompt)
+        head, place = AgentRequest(prompt, [spec], system_prompt).head, BeginBranch("aside", prompt)
 
         async def events() -> AsyncGenerator[StreamEvent, None]:
             aside = record.enter(place, head)
@@ -459,11 +460,11 @@ class SGLangModel(Model):
                         await asyncio.sleep(ABORT_POLL_S / 5)
 
 
-def _why_refused(place: Place, got: int, read: int) -> str:
-    """Why a history that is not what the policy has read is refused."""
-    if place.changes_in_head:
+def _refusal(place: BeginBranch, got: int, read: int) -> str:
+    """Return the error message for a history that is not what the policy has read."""
+    if place.head_changes:
         return (
-            f"got a request that changes {', '.join(place.changes_in_head)} in mid-conversation; expected what the "
+            f"got a request that changes {', '.join(place.head_changes)} in mid-conversation; expected what the "
             "policy has read in its first prompt, which stays as it is. Set the system prompt and all tools before "
             "the first turn; or let a change begin a new segment: build the agent in an agent_factory (with "
             "fan_out each segment is a sample), or give SGLangModel on_rewritten_history='segment'."

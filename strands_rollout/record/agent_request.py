@@ -1,6 +1,7 @@
-"""An agent's request, and the branch that it goes on with: agents hand back what they were given, or change it.
+"""An agent's request, and the branch that it continues.
 
-Who asks is known, where Strands says so. A history is then compared with what the policy has read, message by message.
+Strands usually says which agent asks. Its history is then compared with what the policy has read, message by message:
+agents hand back what they were given, or change it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from strands_rollout.record.branch import (
     Message,
     StrandsMessages,
     copied,
-    what_is_read,
+    role_and_content,
 )
-from strands_rollout.record.place import Match, Place
+from strands_rollout.record.place import BeginBranch, Match
 from strands_rollout.template.messages import cleaned, system_text, to_chat_tools
 
 if TYPE_CHECKING:
@@ -33,15 +34,15 @@ class AgentRequest:
     """A call of the model by Strands.
 
     Attributes:
-        messages: The agent's history; not changed. The agent may change it while its request is answered.
+        messages: The agent's history. The agent may change it while its request is answered.
         tool_specs: The tools that the policy may call.
         system_prompt: The agent's system prompt as text.
-        system_blocks: The same as content blocks, which count where both are given.
-        agent: Who asks, where that is known.
-        signal: The agent's cancel signal, which is its alone, where it is known.
-        is_sole: Whether all requests are one agent's.
-        only_grew: Whether nothing was done to the messages since the agent's last answer but to append some, so that
-            they need not be compared with what the policy has read. To compare a long history costs more than all else.
+        system_blocks: The system prompt as content blocks, which win if both are given.
+        agent: The agent that asks; None if that is not known.
+        signal: The agent's cancel signal, which no other agent has; None if that is not known.
+        is_sole: True if all requests come from one agent.
+        only_grew: True if messages were only appended since the agent's last answer, so that the earlier ones need not
+            be compared with what the policy has read. For a long history, that comparison costs more than all else.
     """
 
     messages: StrandsMessages
@@ -60,39 +61,37 @@ class AgentRequest:
 
     @property
     def history(self) -> StrandsMessages:
-        """The agent's own messages, without what was added for this request alone; the request's where not known."""
+        """The agent's own messages, without texts added for this request; the request's if those are not known."""
         own = getattr(self.agent, "messages", None)
         return own if isinstance(own, list) and len(own) == len(self.messages) else self.messages
 
     def matches(self, record: Record) -> list[Match]:
-        """How far it follows the branch that grows in its agent's conversation; nothing for an agent without one."""
+        """Compare it with the branch that grows in its agent's conversation; empty if the agent has none."""
         conversation = record.main if self.is_sole else self._conversation(record)
         return [] if conversation is None else [self._match(conversation)]
 
-    def place_beside(self, record: Record, matches: Sequence[Match]) -> Place:  # noqa: ARG002 - a client's looks at it
-        """Where it goes on if it extends no branch: on a new one of its agent's conversation, or in a new one."""
+    def begin_branch(self, record: Record, matches: Sequence[Match]) -> BeginBranch:  # noqa: ARG002 - clients use it
+        """Begin a branch in the agent's conversation, or a conversation if the agent has none."""
         if not matches:
             is_known = self.agent is not None or self.signal is not None
-            return Place("agent" if is_known else "aside", None, new=[*self.messages])
-        match = matches[0]
-        return Place(match.conversation, None, match.why, new=[*self.messages], changes_in_head=match.changes_in_head)
+            return BeginBranch("agent" if is_known else "aside", [*self.messages])
+        [match] = matches
+        return BeginBranch(match.conversation, [*self.messages], match.difference, match.head_changes)
 
     def _conversation(self, record: Record) -> Conversation | None:
-        """Its agent's; where nobody says who asks, that whose history it extends. An agent that asks twice has two."""
+        """Return the agent's conversation; for an unknown agent, the conversation whose history the request extends."""
         known = record.conversation_of(self.agent, self.signal)
-        if known is not None and not known.is_busy:
-            return known
-        return next((one for one in record if self._may_belong_to(one)), None)
+        return known if known is not None else next((one for one in record if self._may_belong_to(one)), None)
 
     def _may_belong_to(self, conversation: Conversation) -> bool:
-        """Return whether its history may be a conversation's, where it or the conversation has no known agent."""
+        """Return whether it may be of a conversation although its agent, or the conversation's, is not known."""
         if conversation.is_busy:
             return False
         if (agent := conversation.agent) is not None:
             is_unknown = self.agent is None and self.signal is None
             return is_unknown and is_same_history(agent.messages, self.messages)
         if conversation.is_bound:
-            return False  # of an agent that is gone
+            return False  # its agent is gone
         branch = conversation.branch
         if branch.is_new:
             return conversation.kind == "main"
@@ -100,99 +99,106 @@ class AgentRequest:
         return self._continues_answer(branch) or (is_unfinished and is_covered(branch, self.messages))
 
     def _continues_answer(self, branch: Branch) -> bool:
-        """Return whether it begins with what the policy has read and exactly its answer, and maybe has more."""
-        answer = branch.nodes[-1].answer if branch.nodes else None  # which may be unread, and not among the messages
+        """Return whether it begins with what the policy has read and then exactly the policy's answer."""
+        # an answer that the agent has not got yet is not among the branch's messages
+        answer = branch.nodes[-1].answer if branch.nodes else None
         if answer is None or not is_extended(branch, self.messages):
             return False
-        return cleaned(what_is_read(self.messages[branch.covered])) == cleaned(what_is_read(answer.message))
+        return cleaned(role_and_content(self.messages[branch.covered])) == cleaned(role_and_content(answer.message))
 
     def _match(self, conversation: Conversation) -> Match:
         branch, messages, covered = conversation.branch, self.messages, conversation.branch.covered
         if branch.is_new:
-            return Match(conversation, branch, extends=True, new=[*messages])
-        changes = changes_in_head(branch.head, self.head)
+            return Match(conversation, branch)
+        changes = head_changes(branch.head, self.head)
         if self.only_grew and not changes:
-            return Match(conversation, branch, extends=True, answered=messages[covered], new=messages[covered + 1 :])
-        # whether the policy has read exactly these messages, or those without what is added for this request alone
+            return Match(
+                conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
+            )
+        # also without the texts that were added for this request only
         is_repeated = is_covered(branch, messages) or is_covered(branch, self.history)
         if is_repeated and conversation.has_unread_turn:
-            return Match(conversation, branch, node=branch.nodes[-1])
+            return Match(conversation, branch, repeated=branch.nodes[-1])
         if not changes and is_repeated and branch.is_open:
             return Match(conversation, branch, extends=True)
         if not changes and not is_repeated and is_extended(branch, messages):
-            answered, new = messages[covered], messages[covered + 1 :]
-            return Match(conversation, branch, extends=True, answered=answered, new=new)
-        why = why_not_extended(branch, messages, changes)
-        return Match(conversation, branch, why=why, changes_in_head=changes)
+            return Match(
+                conversation, branch, extends=True, answer=messages[covered], new_messages=messages[covered + 1 :]
+            )
+        return Match(conversation, branch, difference=difference(branch, messages, changes), head_changes=changes)
 
-    def as_kept(self, start: int, new: StrandsMessages) -> dict[int, Message]:
-        """By their index, those new messages that were shown with a transient text, as the agent has them without it.
+    def without_transient(self, start: int, new_messages: StrandsMessages) -> dict[int, Message]:
+        """Return those new messages that show a transient text, as the agent has them without it.
 
-        The first of the new messages is at `start` of the branch.
+        Args:
+            start: Index in the branch of the first new message, which is that of each key in the result.
+            new_messages: The messages as the policy reads them.
         """
         history = self.history
         if self.messages is getattr(self.agent, "messages", None):
             return {}
-        both = zip(map(what_is_read, new), map(what_is_read, history[start:]), strict=False)
+        pairs = zip(map(role_and_content, new_messages), map(role_and_content, history[start:]), strict=False)
         return {
             index: (kept[0], copied(kept[1]))
-            for index, (read, kept) in enumerate(both, start)
+            for index, (read, kept) in enumerate(pairs, start)
             if kept != read and cleaned(kept) != cleaned(read)
         }
 
 
 def is_covered(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether a branch's policy has read exactly these messages."""
+    """Return whether the policy has read exactly these messages on a branch."""
     return len(messages) == branch.covered and _begin_as_read(branch, messages)
 
 
 def is_extended(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether these are the messages that the policy has read, an answer to them, and maybe more."""
+    """Return whether the messages are those that the policy has read, then an answer, then any others."""
     covered = branch.covered
     return len(messages) > covered and messages[covered]["role"] == "assistant" and _begin_as_read(branch, messages)
 
 
 def _begin_as_read(branch: Branch, messages: StrandsMessages) -> bool:
-    """Return whether the messages begin with those that were read; if they do, by one comparison in C.
+    """Return whether the messages begin with those that were read.
 
-    Strands cleans what it sends on one of its ways to a model and not on another.
+    Equal messages are compared in C. Strands cleans messages on some ways to a model only, so others are cleaned first.
     """
-    given, read = [*map(what_is_read, messages[: branch.covered])], branch.messages[: branch.covered]
+    given, read = [*map(role_and_content, messages[: branch.covered])], branch.messages[: branch.covered]
     if given == read:
         return True
-    for index, shown in branch.with_transient.items():  # what was shown once may be shown again
+    for index, shown in branch.with_transient.items():  # a text that was shown once may be shown again
         if index < len(given) and given[index] == shown:
             given[index] = read[index]
     return given == read or [*map(cleaned, given)] == [*map(cleaned, read)]
 
 
-def changes_in_head(read: Head | None, asked: Head) -> list[str]:
-    """Name what of a request's system prompt and tools the policy has not read; nothing is known after a resume.
+def head_changes(read: Head | None, asked: Head) -> list[str]:
+    """Name the parts of a request's system prompt and tools that the policy has not read.
 
-    Fewer tools are no change: of those that it has read, Strands shows only the one that it insists on.
+    Fewer tools are no change: Strands leaves out all but the tool that it forces. After a resume nothing is known to
+    have changed.
     """
     if read is None:
         return []
     named: list[str] = []
-    if asked.tools != read.tools:  # most often all are the same
+    if asked.tools != read.tools:  # usually all are the same
         known = to_chat_tools(read.tools)
         changed = to_chat_tools([spec for spec in asked.tools if spec not in read.tools])
+        # by repr too, since a NaN in a schema is unequal to itself
         unread = [tool for tool in changed if tool not in known and repr(tool) not in map(repr, known)]
-        named = [f"the tool {tool['function']['name']!r}" for tool in unread]  # a NaN is no NaN but reads like one
+        named = [f"the tool {tool['function']['name']!r}" for tool in unread]
     return named if asked.system == read.system else ["the system prompt", *named]
 
 
-def why_not_extended(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
-    """Why a request begins another branch, as text: its head or a message changed, or it repeats a request."""
+def difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]) -> str:
+    """Describe how a request leaves a branch: by its head, by a message, or by repeating a request."""
     if changes:
         return f"the request changed {', '.join(changes)}"
     read = branch.messages[: branch.covered]
-    for number, (kept, given) in enumerate(zip(read, map(what_is_read, messages), strict=False)):
+    for number, (kept, given) in enumerate(zip(read, map(role_and_content, messages), strict=False)):
         shown = branch.with_transient.get(number, kept)
         if cleaned(shown) != cleaned(given):
             before, now = _text_of(shown[1]), _text_of(given[1])
-            is_text_alone = _without_text(shown[1]) == _without_text(given[1])
-            if is_text_alone and (lines := lines_around(before, now)):
+            only_text_differs = _without_text(shown[1]) == _without_text(given[1])
+            if only_text_differs and (lines := lines_around(before, now)):
                 return f"{TRANSIENT}: message {number} had {lines!r:.300}"
             return f"message {number} of the history was rewritten"
     is_shorter = len(messages) < branch.covered
@@ -200,7 +206,7 @@ def why_not_extended(branch: Branch, messages: StrandsMessages, changes: Sequenc
 
 
 def lines_around(before: str, now: str) -> str:
-    """The lines that a text had around those of another, as a reminder stands around a message; "" where it had not."""
+    """Return the lines of a text around those of another text, such as a reminder's; "" if it is not around them."""
     had, has = ([" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (before, now))
     starts = range(len(had) - len(has) + 1)
     start = next((at for at in starts if had[at : at + len(has)] == has), None)
@@ -216,9 +222,9 @@ def _without_text(content: Sequence[Block]) -> list[Block]:
 
 
 def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool:
-    """Return whether a request is about the agent's own messages, of which the last one tells.
+    """Return whether a request sends an agent's own history, judged by its length and its last message.
 
-    Strands cleans what it sends, and plugins add text to it.
+    Strands cleans messages before it sends them, and plugins add text to them.
     """
     if not history or len(history) != len(messages) or history[-1]["role"] != messages[-1]["role"]:
         return False
@@ -226,9 +232,9 @@ def is_same_history(history: StrandsMessages, messages: StrandsMessages) -> bool
 
 
 def calling_agent(state: Mapping[str, Any] | None, signal: object, messages: StrandsMessages) -> object:
-    """The agent that an invocation's state names; None where it may be another.
+    """Return the agent that an invocation's state names; None if another agent may be asking.
 
-    The agents of a graph that work at once share one state. Newer Strands hand their own signals to the model too.
+    Agents that work at once in a graph share one state. Newer versions of Strands pass the agent's signal as well.
     """
     agent = (state or {}).get("agent")
     if signal is not None:

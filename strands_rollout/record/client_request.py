@@ -1,7 +1,7 @@
-"""A client's request, and the branch that it goes on with: clients tell a history as they like, in words of their own.
+"""A gateway client's request, and the branch that it continues.
 
-A history is compared with what its client was sent: ids of calls, text, reasoning. What was sampled is never tokenised
-again.
+Clients spell a history as they like. It is compared with what the client was sent (ids of calls, text, reasoning), and
+sampled text is never tokenised again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,25 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from strands_rollout.record.agent_request import lines_around
-from strands_rollout.record.branch import UNPARSED, Block, Branch, Conversation, Head, Kind, Reply, StrandsMessages
-from strands_rollout.record.place import Match, Place
+from strands_rollout.record.branch import (
+    UNPARSED,
+    Block,
+    Branch,
+    Conversation,
+    ConversationKind,
+    Head,
+    Reply,
+    StrandsMessages,
+)
+from strands_rollout.record.place import BeginBranch, Match
+from strands_rollout.template.tokens import shared_length
 
 if TYPE_CHECKING:
     from strands_rollout.record.record import Record
 
 Call = Mapping[str, Any]
-"""A block of Strands' `toolUse`."""
-_SHOWN_CHARS: Final = 80
+"""A value of Strands' `toolUse`."""
+_MAX_SHOWN_CHARS: Final = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,29 +39,29 @@ class ClientMatch(Match):
     """How far a client's history follows one branch.
 
     Attributes:
-        given: The request's messages, the calls of a turn in one message.
-        ids: The branch's `client_ids`, with what this request tells of them; the branch's own once it goes on there.
-        changed: Calls among those that were compared that differ, each as text.
-        has_same_head: Whether the system prompt and the tools are the branch's.
-        reaches_end: Whether it goes on where the branch ends, whatever its system prompt and tools.
+        given: The request's messages, with all calls of a turn in one message.
+        call_ids: The branch's `ClientView.call_ids`, updated by this request; stored on the branch that is entered.
+        changed_calls: Shared calls that the client spells otherwise than it was sent them, each described as text.
+        has_same_head: True if the system prompt and the tools are the branch's.
+        reaches_end: True if it continues where the branch ends, apart from its system prompt and tools.
     """
 
     given: StrandsMessages = ()
-    ids: dict[str, list[str]] = field(default_factory=dict)
-    changed: Sequence[str] = ()
+    call_ids: dict[str, list[str]] = field(default_factory=dict)
+    changed_calls: Sequence[str] = ()
     has_same_head: bool = True
     reaches_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClientRequest:
-    """A request of a client of the gateway, as far as the record has to know it.
+    """The parts of a client's request that decide about its place in the record.
 
     Attributes:
-        messages: Its history as Strands messages; the last is a user's.
-        head: Its system prompt and tools.
-        grammar: Sampling parameters that bound the turn's text; an answer without them is an answer to something else.
-        keeps_transient: Whether texts stay where the policy has read them that the next request does not have.
+        messages: The client's history as Strands messages, ending with a user message.
+        head: The system prompt and the tools.
+        grammar: Sampling parameters that constrain the turn's text. A turn is repeated only for the same grammar.
+        keeps_transient: True if a text that the next request lacks stays where the policy has read it.
     """
 
     messages: StrandsMessages
@@ -60,105 +70,104 @@ class ClientRequest:
     keeps_transient: bool = False
 
     def matches(self, record: Record) -> list[ClientMatch]:
-        """How far it follows each branch: the longest first, of equals that with the newest answer."""
+        """Compare it with each branch; longest match first, then the branch that was touched last."""
         branches = [(one, branch) for one in record for branch in one if not branch.is_new or one.is_sampling(branch)]
-        branches.sort(key=lambda both: -both[1].touched)
+        branches.sort(key=lambda pair: -pair[1].touched)
         matches = [self.match(conversation, branch) for conversation, branch in branches]
-        matches.sort(key=lambda one: -one.length)
+        matches.sort(key=lambda match: -match.length)
         return matches
 
     def match(self, conversation: Conversation, branch: Branch) -> ClientMatch:
-        """How far it follows a branch."""
-        given, ids = self.messages, dict(branch.client_ids)
-        length = shared_length(branch.seen, given)  # what is spelled as before is compared in C
-        last = next((at for at in reversed(range(length)) if given[at]["role"] == "assistant"), None)
-        if last is not None:  # a client may use an id again: that of the last turn counts
-            _note_ids(_pairs(sent(branch, last).calls, reply_of(given[last]["content"]).calls), ids)
-        changed: list[str] = []
-        why = ""
+        """Compare it with a branch, message by message."""
+        given, call_ids = self.messages, dict(branch.client.call_ids)
+        length = shared_length(branch.client.messages, given)
+        last = next((at for at in range(length - 1, -1, -1) if given[at]["role"] == "assistant"), None)
+        if last is not None:  # a client may use an id again, which then means the last call
+            _note_ids(_pairs(sent(branch, last).calls, reply_of(given[last]["content"]).calls), call_ids)
+        changed_calls: list[str] = []
+        difference = ""
         while length < min(len(given), len(branch.messages)):
             role, content = branch.messages[length]
             if role == "assistant" and given[length]["role"] == "user" and sent(branch, length).is_silent:
                 given = [*given[:length], {"role": "assistant", "content": []}, *given[length:]]
             if role == "user" == given[length]["role"]:
-                told = _under_ids(given, length, ids, length)["content"]
-                why = _user_difference(content, told, keeps_transient=self.keeps_transient)
+                message = _under_sent_ids(given, length, call_ids, length)
+                difference = _user_difference(content, message["content"], keeps_transient=self.keeps_transient)
             elif role != given[length]["role"]:
-                why = f"got one of the {given[length]['role']}, in the place of one of the {role}"
+                difference = f"got one of the {given[length]['role']}, in the place of one of the {role}"
             else:
                 reply = sent(branch, length)
                 given = _with_whole_turn(given, length, reply)
-                why = _difference(reply, reply_of(given[length]["content"]), ids, changed)
-            if why:
+                difference = _assistant_difference(reply, reply_of(given[length]["content"]), call_ids, changed_calls)
+            if difference:
                 break
             length += 1
-        is_end = not why and length == len(branch.messages)
         has_same_head = branch.head == self.head
-        node = branch.node_at(length) if has_same_head and not why and length == len(given) else None
-        is_answer = node is not None and node.reply is not None and node.grammar in (None, self.grammar)
-        # an open turn is continued by the request that it answers, which tells nothing new; grammars bound whole turns
+        node = branch.node_at(length) if has_same_head and not difference and length == len(given) else None
+        is_answered = node is not None and node.reply is not None and node.grammar in (None, self.grammar)
+        # An open turn is continued by the very request that it answers. A grammar constrains whole turns, not the rest
+        # of one.
         has_next = (len(given) == length and not self.grammar) if branch.is_open else len(given) > length
+        is_end = not difference and length == len(branch.messages)
         reaches_end = is_end and has_next and not conversation.is_busy
-        answered = branch.answered if reaches_end else None
+        answer = branch.answered if reaches_end else None
         return ClientMatch(
             conversation,
             branch,
-            node=node if is_answer else None,
+            repeated=node if is_answered else None,
             extends=reaches_end and has_same_head,
-            why=why or _why_not_extended(conversation, len(given) - length),
-            answered=None if answered is None else {"role": answered[0], "content": answered[1]},
-            new=own_messages(given, ids, length) if reaches_end else (),
+            difference=difference or _end_difference(conversation, len(given) - length),
+            answer=None if answer is None else {"role": answer[0], "content": answer[1]},
+            new_messages=own_messages(given, call_ids, length) if reaches_end else (),
             length=length,
             given=given,
-            ids=ids,
-            changed=() if why else changed,
+            call_ids=call_ids,
+            changed_calls=() if difference else changed_calls,
             has_same_head=has_same_head,
             reaches_end=reaches_end,
         )
 
-    def place_beside(self, record: Record, matches: Sequence[ClientMatch]) -> Place:
-        """Where it goes on if it extends no branch: on a new branch of a conversation, or in a new one."""
+    def begin_branch(self, record: Record, matches: Sequence[ClientMatch]) -> BeginBranch:
+        """Begin a branch in the conversation that it shares most with, or in a conversation of its own."""
         has_answers = any(message["role"] == "assistant" for message in self.messages)
-        same = [one for one in matches if one.has_same_head]
-        # a head that changed in mid-conversation; else another agent's
-        near = next((one for one in same if one.length or not has_answers), same[0] if same else None)
-        near = near or next((one for one in matches if one.reaches_end), None)
+        same_head = [match for match in matches if match.has_same_head]
+        near = next((match for match in same_head if match.length or not has_answers), None)
+        near = near or next(iter(same_head), None) or next((match for match in matches if match.reaches_end), None)
         is_free = near is not None and not near.conversation.is_busy
         conversation = near.conversation if near is not None and is_free else self._new_conversation(record)
-        branch = None if is_free or isinstance(conversation, str) else conversation.branch
-        why = self._why_beside(near)
+        reason = self._reason(near)
         if near is None:
-            return Place(conversation, branch, why, new=self.messages)
-        # what was recorded of a shared beginning is read again as it was
+            return BeginBranch(conversation, self.messages, reason)
+        # the shared beginning is read as it was recorded, not as the client spells it
         shared = near.branch.messages[: near.length]
         beginning = [{"role": role, "content": [*map(sent_block, content)]} for role, content in shared]
-        new = [*beginning, *own_messages(near.given, near.ids, near.length)]
+        new_messages = [*beginning, *own_messages(near.given, near.call_ids, near.length)]
         origin = next((node for node in near.branch.path() if node.position < near.length), None)
-        return Place(conversation, branch, why, new=new, match=near, shared=near.length, origin=origin)
+        return BeginBranch(conversation, new_messages, reason, match=near, shared=near.length, origin=origin)
 
-    def _new_conversation(self, record: Record) -> Conversation | Kind:
-        """The main one for the first request with tools, which may be of a kind that is to be begun."""
+    def _new_conversation(self, record: Record) -> Conversation | ConversationKind:
+        """Return the main conversation for the first request with tools, else the kind of conversation to begin."""
         if not self.head.tools:
             return "aside"
         return "agent" if record.is_begun(record.main) else record.main
 
-    def _why_beside(self, near: ClientMatch | None) -> str:
-        """Why it extends no branch."""
+    def _reason(self, near: ClientMatch | None) -> str:
+        """Describe why it extends no branch."""
         if near is None:
             return "its beginning is of no conversation so far"
         if near.has_same_head:
-            return f"message {near.length}: {near.why}"
+            return f"message {near.length}: {near.difference}"
         system = near.branch.head.system if near.branch.head is not None else None
         return "the system prompt changed" if system != self.head.system else "the tools changed"
 
 
-def own_messages(given: StrandsMessages, ids: Mapping[str, Sequence[str]], matched: int) -> StrandsMessages:
-    """Return the messages after those that match, with results under the ids that calls were sent with."""
-    return [_under_ids(given, at, ids, matched) for at in range(matched, len(given))]
+def own_messages(given: StrandsMessages, call_ids: Mapping[str, Sequence[str]], shared: int) -> StrandsMessages:
+    """Return the messages after the shared ones, with results under the ids that the calls were sent with."""
+    return [_under_sent_ids(given, at, call_ids, shared) for at in range(shared, len(given))]
 
 
-def _why_not_extended(conversation: Conversation, more: int) -> str:
-    """Why a history that follows a branch as far as both go does not go on there; it has so many messages more."""
+def _end_difference(conversation: Conversation, more: int) -> str:
+    """Describe why a history does not extend a branch that it follows to the end, with `more` messages after it."""
     if not more:
         return "messages were taken from its end"
     if conversation.is_busy:
@@ -166,15 +175,8 @@ def _why_not_extended(conversation: Conversation, more: int) -> str:
     return f"got {more} more; the turn before it was interrupted"
 
 
-def shared_length(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many items two lists begin with that are equal."""
-    if one == other[: len(one)]:  # one comparison in C
-        return len(one)
-    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
 def sent(branch: Branch, at: int) -> Reply:
-    """Return what a client was sent as the policy's message at this place, or what it had told itself."""
+    """Return the assistant message at an index as its client was sent it, or as the client spelled it."""
     node = branch.node_at(at)
     return node.reply if node is not None and node.reply is not None else reply_of(branch.messages[at][1])
 
@@ -182,9 +184,9 @@ def sent(branch: Branch, at: int) -> Reply:
 def reply_of(
     content: Sequence[Block], stop_reason: str = "", usage: Mapping[str, int] | None = None, stop: str | None = None
 ) -> Reply:
-    """A message of the policy's, of which this is the content, as a client is sent it.
+    """Return an assistant message with this content as a client is sent it.
 
-    A call that can't be parsed is text, as engines' own endpoints send it: a client would not know its tool.
+    A call that can't be parsed becomes text, as in the engines' own endpoints, since it names no tool for sure.
     """
     reasoning, texts, calls = [], [], []
     for block in map(sent_block, content):
@@ -200,13 +202,13 @@ def reply_of(
 
 
 def sent_block(block: Block) -> Block:
-    """A block of the policy's as a client is sent it: a call that can't be parsed is text."""
+    """Return an assistant's block as a client is sent it: a call that can't be parsed becomes text."""
     is_unparsed = "toolUse" in block and block["toolUse"]["toolUseId"].endswith(UNPARSED)
     return {"text": str(block["toolUse"]["input"].get("raw", ""))} if is_unparsed else block
 
 
 def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]:
-    """The calls that a client tells, each after the one that it was sent: by its id if no other has it, or in order."""
+    """Pair the calls that were sent with those that a client gives back: by unique ids, else in order."""
     by_id, counts = {call["toolUseId"]: call for call in sent}, Counter(call["toolUseId"] for call in got)
     own = {use_id for use_id, count in counts.items() if count == 1 and use_id in by_id}
     others = (call for call in sent if call["toolUseId"] not in own)
@@ -217,34 +219,34 @@ def _pairs(sent: Sequence[Call], got: Sequence[Call]) -> list[tuple[Call, Call]]
     ]
 
 
-def _note_ids(pairs: Sequence[tuple[Call, Call]], ids: dict[str, list[str]]) -> None:
-    """Remember under which ids a client knows the calls of a turn, in the place of those of earlier turns."""
-    told = dict[str, list[str]]()
-    for one, other in pairs:
-        told.setdefault(other["toolUseId"], []).append(one["toolUseId"])
-    for use_id, sent in told.items():
-        ids.pop(use_id, None)
-        if sent != [use_id]:
-            ids[use_id] = sent
+def _note_ids(pairs: Sequence[tuple[Call, Call]], call_ids: dict[str, list[str]]) -> None:
+    """Add the ids that a client uses for the calls of a turn to `call_ids`; they replace those of earlier turns."""
+    used = dict[str, list[str]]()
+    for was_sent, given in pairs:
+        used.setdefault(given["toolUseId"], []).append(was_sent["toolUseId"])
+    for use_id, sent_ids in used.items():
+        call_ids.pop(use_id, None)
+        if sent_ids != [use_id]:
+            call_ids[use_id] = sent_ids
 
 
 def _with_whole_turn(given: StrandsMessages, at: int, sent: Reply) -> StrandsMessages:
-    """The messages with the calls of one turn in one of them, and their results in the next.
+    """Return the messages with all calls of the turn at an index in one message, and their results in the next.
 
-    Some clients tell a turn's calls one by one, each with its result, as if the policy had waited for it.
+    Some clients give back a turn's calls one by one, each with its result, as if the policy had waited for it.
     """
     calls, results, end = [*given[at]["content"]], list[Block](), at + 1
-    known = {call["toolUseId"] for call in sent.calls}
+    sent_ids = {call["toolUseId"] for call in sent.calls}
     while (count := sum("toolUse" in block for block in calls)) < len(sent.calls) and end + 1 < len(given):
-        told, more = given[end]["content"], given[end + 1]["content"]
-        follows = zip(sent.calls[count:], (block.get("toolUse") for block in more), strict=False)
+        answered, more = given[end]["content"], given[end + 1]["content"]
+        candidates = zip(sent.calls[count:], (block.get("toolUse") for block in more), strict=False)
         is_of_turn = all(
-            call is not None and (call["toolUseId"] in known or _is_same(one, call)) for one, call in follows
+            call is not None and (call["toolUseId"] in sent_ids or _is_same(one, call)) for one, call in candidates
         )
-        are_results = bool(told) and all("toolResult" in block for block in told)
+        are_results = bool(answered) and all("toolResult" in block for block in answered)
         if not (more and is_of_turn and len(more) <= len(sent.calls) - count and are_results):
             break
-        calls, results, end = [*calls, *more], [*results, *told], end + 2
+        calls, results, end = [*calls, *more], [*results, *answered], end + 2
     if not results or end >= len(given):
         return given
     turn, answers = {**given[at], "content": calls}, {**given[end], "content": [*results, *given[end]["content"]]}
@@ -255,40 +257,47 @@ def _is_same(one: Call, other: Call) -> bool:
     return (one["name"], one["input"]) == (other["name"], other["input"])
 
 
-def _difference(sent: Reply, got: Reply, ids: dict[str, list[str]], changed: list[str]) -> str:
-    """In what a client's message is another than the assistant's that it was sent; "" if in nothing.
+def _assistant_difference(sent: Reply, got: Reply, call_ids: dict[str, list[str]], changed_calls: list[str]) -> str:
+    """Describe how a client's assistant message differs from the one that it was sent; "" if it does not.
 
-    Whitespace does not count, nor a text that is left out beside calls, nor reasoning that is left out, or changed
-    beside a text or calls. `ids` gets the ids under which the client knows calls, `changed` the calls that are others
-    under their own id, or left out beside such: agents tell them as their tools took them, and some don't tell those
-    that they have not run.
+    These do not count:
+
+    - whitespace, a text that is left out beside calls, and reasoning that is left out, or changed beside text or calls;
+    - other arguments of a call under its own id, since agents give calls back as their tools took them;
+    - calls that are left out beside such calls, since some agents leave out calls that they have not run.
+
+    Args:
+        sent: The message that was sent.
+        got: The client's message.
+        call_ids: Gets the ids that the client uses for the calls.
+        changed_calls: Gets a description of each call that was changed or left out.
     """
-    known = {call["toolUseId"] for call in sent.calls}
-    is_known = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & known) == len(got.calls)
-    if not is_known and len(sent.calls) != len(got.calls):
+    sent_ids = {call["toolUseId"] for call in sent.calls}
+    has_sent_ids = bool(got.calls) and len({call["toolUseId"] for call in got.calls} & sent_ids) == len(got.calls)
+    if not has_sent_ids and len(sent.calls) != len(got.calls):
         return f"got {len(got.calls)} calls; {len(sent.calls)} were sent"
     pairs = _pairs(sent.calls, got.calls)
     for one, other in pairs:
         if not _is_same(one, other):
             shown = [_short(call["name"], call["input"]) for call in (other, one)]
-            words = "got the call {}; {} was sent".format(*shown)
+            description = "got the call {}; {} was sent".format(*shown)
             if one["toolUseId"] != other["toolUseId"]:
-                return words
-            changed.append(words)
-    told = [one for one, _ in pairs]
-    left_out = [call for call in sent.calls if call not in told]
-    changed += [f"got no call {_short(call['name'], call['input'])}, which was sent" for call in left_out]
-    is_left_out = not got.text and bool(got.calls)
-    if sent.text.split() != got.text.split() and not is_left_out:
+                return description
+            changed_calls.append(description)
+    given_back = [one for one, _ in pairs]
+    left_out = [call for call in sent.calls if call not in given_back]
+    changed_calls += [f"got no call {_short(call['name'], call['input'])}, which was sent" for call in left_out]
+    has_no_text = not got.text and bool(got.calls)
+    if sent.text.split() != got.text.split() and not has_no_text:
         return f"got the text {_short(got.text)}; {_short(sent.text)} was sent"
     if sent.is_silent and got.reasoning.strip() and sent.reasoning.split() != got.reasoning.split():
         return "got other reasoning than was sent"
-    _note_ids(pairs, ids)
+    _note_ids(pairs, call_ids)
     return ""
 
 
 def _user_difference(kept: Sequence[Block], given: Sequence[Block], *, keeps_transient: bool) -> str:
-    """In what a user's message is another than the one that the policy has read; "" if in nothing that it reads."""
+    """Describe how a user message differs from the one that the policy has read; "" if it reads the same."""
     if kept == given:
         return ""
     before, now = _plain(kept), _plain(given)
@@ -303,7 +312,7 @@ def _user_difference(kept: Sequence[Block], given: Sequence[Block], *, keeps_tra
 
 
 def _plain(content: Sequence[Block]) -> tuple[list[Any], list[str]]:
-    """Split a user's message: its results, by the ids of their calls, and images; and the words of its texts."""
+    """Return a user message's results, sorted by call id, and images; and the words of its texts."""
     results = [block["toolResult"] for block in content if "toolResult" in block]
     images = [block["image"]["source"]["bytes"] for block in content if "image" in block]
     by_id = sorted(((one["toolUseId"], _plain(one["content"])) for one in results), key=itemgetter(0))
@@ -316,29 +325,37 @@ def _texts(content: Sequence[Block]) -> str:
 
 def _short(*given: object) -> str:
     text = " ".join(map(str, given))
-    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}...")
+    return repr(text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}...")
 
 
-def _under_ids(given: StrandsMessages, at: int, ids: Mapping[str, Sequence[str]], matched: int) -> Mapping[str, Any]:
-    """A message with its results under the ids that their calls were sent with; those under one id stand in order.
+def _under_sent_ids(
+    given: StrandsMessages, at: int, call_ids: Mapping[str, Sequence[str]], shared: int
+) -> Mapping[str, Any]:
+    """Return a message with its results under the ids that their calls were sent with.
 
-    Results of a turn that is not among the `matched` messages stay under the client's ids, as do its calls.
+    Results that share an id belong to the calls in order. Results of a turn after the `shared` messages keep the ids of
+    the client, as its calls do.
     """
     message = given[at]
-    if not ids or message["role"] == "assistant" or not any("toolResult" in block for block in message["content"]):
+    if not call_ids or message["role"] == "assistant" or not any("toolResult" in block for block in message["content"]):
         return message
     counts = Counter[str]()
     begin = at
     while begin and given[begin - 1]["role"] == "user":  # the first results of the turn
         begin -= 1
         counts.update(block["toolResult"]["toolUseId"] for block in given[begin]["content"] if "toolResult" in block)
-    if begin > matched:
+    if begin > shared:
         return message
     blocks = []
     for block in message["content"]:
         if (result := block.get("toolResult")) is not None:
-            sent, number = ids.get(result["toolUseId"], ()), counts[result["toolUseId"]]
+            sent_ids, number = call_ids.get(result["toolUseId"], ()), counts[result["toolUseId"]]
             counts[result["toolUseId"]] += 1
-            block = {"toolResult": {**result, "toolUseId": sent[number] if number < len(sent) else result["toolUseId"]}}
+            block = {
+                "toolResult": {
+                    **result,
+                    "toolUseId": sent_ids[number] if number < len(sent_ids) else result["toolUseId"],
+                }
+            }
         blocks.append(block)
     return {**message, "content": blocks}

@@ -1,12 +1,12 @@
-"""Where a request goes on in a record: how far it follows a branch, and the place that is chosen."""
+"""The place of a request in the record: it repeats a turn, extends a branch, or begins a branch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from strands_rollout.record.branch import Branch, Conversation, Kind, Node, StrandsMessages
+from strands_rollout.record.branch import Branch, Conversation, ConversationKind, Node, StrandsMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,53 +14,89 @@ class Match:
     """How far a request follows one branch.
 
     Attributes:
-        conversation: The branch's.
+        conversation: The branch's conversation.
         branch: The branch.
-        node: The turn that has answered this very request already; None where no turn has.
-        extends: Whether it goes on where the branch ends.
-        why: Why it does not, as text; not to be read where it does.
-        changes_in_head: What of its system prompt and tools is not the branch's, named.
-        answered: The branch's last answer, as whoever asks has it; None before the first and inside an open turn.
-        new: The messages after that.
-        length: How many of its messages are the branch's; only compared by requests of clients.
+        repeated: The turn that answers this very request already; None if there is none.
+        extends: True if the request continues where the branch ends.
+        difference: Where and how the request leaves the branch, as text; meaningless if it extends the branch.
+        head_changes: Names of what differs from the branch's system prompt and tools.
+        answer: The branch's last answer as the request spells it; None before the first answer and in an open turn.
+        new_messages: The messages after that answer.
+        length: How many messages of the branch the request shares; only counted for clients of the gateway.
     """
 
     conversation: Conversation
     branch: Branch
-    node: Node | None = None
+    repeated: Node | None = None
     extends: bool = False
-    why: str = ""
-    changes_in_head: Sequence[str] = ()
-    answered: Mapping[str, Any] | None = None
-    new: StrandsMessages = ()
+    difference: str = ""
+    head_changes: Sequence[str] = ()
+    answer: Mapping[str, Any] | None = None
+    new_messages: StrandsMessages = ()
     length: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a request goes on.
+class RepeatTurn:
+    """The policy has answered this very request: nothing is sampled.
 
     Attributes:
-        conversation: The conversation, or the kind of a new one, which `Record.enter` begins.
-        branch: The branch that it extends, or whose turn it repeats; None where it begins a branch.
-        why: Why it begins a branch in a conversation that has some, as text.
-        node: The turn that it repeats, if it does.
-        answered: The answer before the new messages, as whoever asks has it.
-        new: The messages that the policy is to read: of a new branch all of them, the shared beginning included; of
-            others those after the last answer; none inside an open turn.
-        changes_in_head: What of the system prompt and tools is not those of the branch before, named.
-        match: The match with the branch that it extends, or from which it forks.
-        shared: How many of `new` are those of the branch that the history has left; 0 where a branch is extended.
-        origin: The last turn among these.
+        conversation: The conversation of the turn.
+        branch: The branch that the turn is on.
+        node: The turn.
     """
 
-    conversation: Conversation | Kind
-    branch: Branch | None
-    why: str = ""
-    node: Node | None = None
-    answered: Mapping[str, Any] | None = None
-    new: StrandsMessages = ()
-    changes_in_head: Sequence[str] = ()
+    conversation: Conversation
+    branch: Branch
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendBranch:
+    """The request continues where a branch ends.
+
+    Attributes:
+        conversation: The conversation of the branch.
+        branch: The branch.
+        answer: The branch's last answer as the request spells it; None if the branch's last turn is open.
+        new_messages: The messages that the policy has to read; none if the branch's last turn is open.
+        match: The comparison with the branch.
+    """
+
+    conversation: Conversation
+    branch: Branch
+    answer: Mapping[str, Any] | None
+    new_messages: StrandsMessages
+    match: Match
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBranch:
+    """The request has a history that no branch has, and begins a branch with it.
+
+    Attributes:
+        conversation: The conversation that gets the branch, or the kind of the conversation to begin.
+        new_messages: All messages of the request. A shared beginning is spelled as it was recorded.
+        reason: Why the request extends no branch, as text; "" for the first branch of a conversation.
+        head_changes: Names of what differs from the system prompt and tools of the conversation's last branch.
+        match: The comparison with the branch that shares the beginning; None without one.
+        shared: How many of `new_messages` are shared with that branch.
+        origin: The last turn among the shared messages; None without one.
+    """
+
+    conversation: Conversation | ConversationKind
+    new_messages: StrandsMessages
+    reason: str = ""
+    head_changes: Sequence[str] = ()
     match: Match | None = None
     shared: int = 0
     origin: Node | None = None
+
+    @property
+    def rewrites(self) -> Conversation | None:
+        """The conversation whose history the request rewrites; None if it is the first history there."""
+        one = self.conversation
+        return None if isinstance(one, str) or one.branch.is_new else one
+
+
+Place: TypeAlias = RepeatTurn | ExtendBranch | BeginBranch

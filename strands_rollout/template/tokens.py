@@ -285,7 +285,9 @@ def bytes_of_token(token: str) -> bytes:
 
 
 def shared_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many characters, or tokens, two sequences begin alike with."""
+    """Return the length of the common prefix of two sequences."""
+    if one == other[: len(one)]:  # compared in C
+        return len(one)
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, pair in pairs if pair[0] != pair[1]), min(len(one), len(other)))
 

@@ -161,7 +161,7 @@ async def test_control_tokens_of_a_client_are_plain_text(stage, api, history, fi
 
 
 async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monkeypatch):
-    monkeypatch.setattr(sessions, "MAX_AT_ONCE", 4)
+    monkeypatch.setattr(sessions, "MAX_CONCURRENT_REQUESTS", 4)
     asked = asyncio.Event()
     async with stage([END] * 4, held=asked) as made:
         posts = [made.post("chat", {"messages": [ASK], "tools": TOOLS}) for _ in range(12)]
@@ -175,7 +175,7 @@ async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monk
 
 
 async def test_more_histories_than_a_session_may_have_are_turned_away(stage, monkeypatch):
-    monkeypatch.setattr(sessions, "MAX_CONVERSATIONS", 3)
+    monkeypatch.setattr(sessions, "MAX_HISTORIES", 3)
     async with stage(lambda _body, number: f"{number}<|im_end|>", branches=True) as made:
         histories = [[{"role": "user", "content": f"Question {n}"}] for n in range(5)]
         statuses = [(await made.post("chat", {"messages": one}))[0] for one in histories]
@@ -191,7 +191,7 @@ async def test_ten_thousand_requests_are_answered_or_refused(stage):
             new = {"role": "user", "content": f"Question {n}"}
             histories = [[new], [ASK, first, new], [ASK], *[[first]] * 5]  # a repeat, and what can't be read
             statuses[(await made.post("chat", {"messages": histories[n % 8]}))[0]] += 1
-    most = sessions.MAX_CONVERSATIONS
+    most = sessions.MAX_HISTORIES
     assert (statuses.total(), statuses[400], made.session.facts.repeats) == (10_000, 6250, 1250)
     assert most <= statuses[200] - 1250 == len(made.fake.requests) - 1 <= most + 1
 

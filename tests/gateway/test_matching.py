@@ -9,7 +9,7 @@ from fake_sglang import Reply
 from harness import call_text, ids_of
 from programs import TOOLS
 
-from strands_rollout.gateway import session
+from strands_rollout.gateway import replay
 from strands_rollout.gateway.protocols import TurnRequest
 from strands_rollout.gateway.session import SessionEndedError
 
@@ -188,7 +188,7 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
 
 
 async def test_a_request_that_is_compared_with_a_record_when_the_episode_ends_is_not_sampled(stage, monkeypatch):
-    compared, goes_on, first_prompt = asyncio.Event(), asyncio.Event(), session.first_prompt
+    compared, goes_on, first_prompt = asyncio.Event(), asyncio.Event(), replay.first_prompt
 
     async def held(*given: Any) -> Any:
         compared.set()
@@ -200,7 +200,7 @@ async def test_a_request_that_is_compared_with_a_record_when_the_episode_ends_is
         saved = made.session.main_messages
         made.session.model.resume(made.session.model.trajectory, saved, 1)
         made.session.restore(saved)
-        monkeypatch.setattr(session, "first_prompt", held)
+        monkeypatch.setattr(replay, "first_prompt", held)
         asked = asyncio.create_task(made.post("chat", {"messages": [{**ASK, "content": "Another"}], "tools": TOOLS}))
         await compared.wait()
         made.session.end(SessionEndedError("it is over"))

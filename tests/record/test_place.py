@@ -13,9 +13,9 @@ from wire import Wire, call
 from strands_rollout import SGLangModel
 from strands_rollout.gateway.protocols import TurnRequest
 from strands_rollout.gateway.session import Session
-from strands_rollout.record.branch import Head
+from strands_rollout.record.branch import ClientView, Head
 from strands_rollout.record.client_request import ClientRequest
-from strands_rollout.record.place import Place
+from strands_rollout.record.place import BeginBranch
 
 # few, so that histories of different agents are often equal
 WORDS = ("Hi", "Go on.", "So.")
@@ -125,7 +125,7 @@ async def test_clients_get_what_is_recorded_and_each_sampled_token_is_in_one_bra
 
 async def test_a_first_request_that_failed_has_been_read_by_nobody(shipped_tokenizer):
     model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", **MANY)
-    place = Place(model.conversation, model.conversation.branch, new=[user("One"), user("Two")], shared=1)
+    place = BeginBranch(model.conversation, [user("One"), user("Two")], shared=1)
     model.record.enter(place, Head()).is_busy = False
     assert Session(model).main_messages == []
 
@@ -137,8 +137,8 @@ async def test_a_first_request_that_failed_leaves_nothing_of_how_its_client_spel
     for text in ("One", "Two"):
         place = record.place_of(ClientRequest([user(text)], Head(text, [TOOL])))
         record.enter(place, Head(text, [TOOL])).is_busy = False
-        assert (record.main.branch, branch.seen, branch.client_ids) == (branch, (), {})
-        branch.seen, branch.client_ids = [user("One")], {"own": ["sent"]}  # as a fork has those of what it left
+        assert (record.main.branch, branch.client) == (branch, ClientView())
+        branch.client = ClientView([user("One")], {"own": ["sent"]})  # as a fork has those of what it left
 
 
 class Who:

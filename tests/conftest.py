@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from findings import pytest_terminal_summary, ran_on, told
 from real_server import start_sglang, version_of
+from run_report import note_engine, pytest_terminal_summary, report_row
 
 from strands_rollout import log_once
 
@@ -17,7 +17,7 @@ SHIPPED_TOKENIZER = _REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 QWEN3_TOKENIZER = Path(os.environ.get("QWEN3_TOKENIZER", _REPOSITORY.parent / "shared" / "qwen3-8b-tokenizer"))
 _REAL_LIMIT_S = 900
 
-__all__ = ["pytest_terminal_summary", "told"]  # pytest finds them here
+__all__ = ["pytest_terminal_summary", "report_row"]  # pytest finds them here
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,7 +56,7 @@ def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
 @pytest.fixture
 def sglang(sglang_server: str, request: pytest.FixtureRequest) -> str:
     """The same, for one test, which is counted as one that ran there."""
-    ran_on(request.node, f"SGLang {version_of(sglang_server)}")
+    note_engine(request.node, f"SGLang {version_of(sglang_server)}")
     return sglang_server
 
 

@@ -11,7 +11,7 @@ import pytest
 import user_agents
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
-from processes import until
+from processes import wait_until
 
 import strands_rollout.agent.multi_agent
 from strands_rollout import Sample, generate
@@ -94,7 +94,7 @@ async def test_a_factory_that_hangs_stops_no_other_episode(
         rows = [Sample(prompt="?", index=n, metadata={"hangs": n < 2}) for n in range(4)]
         hung = [asyncio.ensure_future(generate(args, row, {"max_new_tokens": 512})) for row in rows[:2]]
         try:
-            await until(user_agents.hangs.is_set)
+            await wait_until(user_agents.hangs.is_set)
             async with asyncio.timeout(20):
                 done = [await generate(args, row, {"max_new_tokens": 512}) for row in rows[2:]]
         finally:

@@ -18,7 +18,7 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.tool_parsers import get_parser
 
 READ = TOOL_CALL.format(name="read_database", arguments="{}")
-TOLD = {"environment": "user_environments.Told", "tools": []}
+TOLD = {"environment": "user_environments.PlannedEnvironment", "tools": []}
 
 
 def resources(*names: str, **more: Any) -> dict[str, Any]:

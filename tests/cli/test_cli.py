@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import typer
+from dumped_samples import sample_of_parts
 from fake_sglang import FakeSGLang, Reply, dead_url
 from harness import ANSWER, call_text, ids_of
 from packaging.version import Version
-from saved import sample_of
 
 from strands_rollout import cli
 from strands_rollout.dump import write_dump
@@ -113,7 +113,7 @@ TOKENIZER = f"{REPOSITORY}/strands_rollout/engine/checkpoint"
 def test_a_dead_engine_exits_with_1_at_once_and_is_named_with_what_to_do(arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text('{"prompt": "What is 17 * 2?", "label": "34"}\n')
-    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]])])
+    write_dump(Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]])])
     url = dead_url()
     assert exit_code(monkeypatch, *arguments, "--base-url", url) == 1
     said = capsys.readouterr().err
@@ -176,7 +176,7 @@ def test_scripts_say_what_was_expected_in_the_same_words(command: list[str]) -> 
 )
 def test_wrong_usage_exits_with_2_and_names_what_was_typed(arguments, words, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]])])
+    write_dump(Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]])])
     assert exit_code(monkeypatch, *arguments) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -208,7 +208,9 @@ def test_a_dump_that_can_not_be_read_exits_with_1(command, content, tmp_path, mo
 )
 def test_the_end_of_a_command_names_the_next_one(arguments, following, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    write_dump(Path("dump.jsonl"), [sample_of([[1, 2], [3]], prompt="1 + 1?", label="2", response="2", reward=0.0)])
+    write_dump(
+        Path("dump.jsonl"), [sample_of_parts([[1, 2], [3]], prompt="1 + 1?", label="2", response="2", reward=0.0)]
+    )
     Path("rows.jsonl").write_text('{"prompt": "1 + 1?", "label": "2"}\n')
     Path("wrong.jsonl").write_text('{"prompt": "1 + 1?"}\n')
     Path("it.yaml").write_text("strands_rollout: {reward: {wrong: 0.0}}\n")

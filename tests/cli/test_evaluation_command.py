@@ -14,7 +14,7 @@ import pytest
 from evaluation_stage import options_for, write_problems
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, ids_of
-from processes import until
+from processes import wait_until
 
 from strands_rollout.evaluation.run import run_evaluation
 from strands_rollout.play.options import Sampling
@@ -135,7 +135,7 @@ async def test_killed_twice_and_resumed_gives_the_report_of_one_run(tmp_path: Pa
     kept: list[bytes] = []
     for least in (5, 17):
         async with started(*arguments, "--out", "cut", cwd=tmp_path) as process:
-            await until(lambda least=least: len(lines(cut)) >= least)  # type: ignore[misc]
+            await wait_until(lambda least=least: len(lines(cut)) >= least)  # type: ignore[misc]
             process.kill()
             await process.communicate()
         found = lines(cut)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from click.testing import Result
-from engine_thread import on_a_thread
+from engine_thread import run_on_thread
 from fake_sglang import FakeSGLang, Reply
 from harness import TOOL_CALL, ids_of
 from typer.testing import CliRunner
@@ -148,7 +148,7 @@ def test_of_a_graph_each_agent_that_may_answer_is_shown_and_played(folder: Path)
 
 
 def test_an_episode_without_a_turn_has_failed(folder: Path, shipped_tokenizer: Any) -> None:
-    with on_a_thread(FakeSGLang([], context_length=9)) as fake:
+    with run_on_thread(FakeSGLang([], context_length=9)) as fake:
         done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
     assert (done.exit_code, " status | truncated (prompt_too_long)" in done.stdout) == (1, True), done.output
 
@@ -200,7 +200,7 @@ async def chat_api(seen: list[Any], arguments: str = '{"item": "apple"}') -> Asy
 
 def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
-    with on_a_thread(chat_api(seen)) as url:
+    with run_on_thread(chat_api(seen)) as url:
         monkeypatch.setenv("OPENAI_API_KEY", "k")
         done = play("--api-base", url, "--api-model", "m")
         monkeypatch.delenv("OPENAI_API_KEY")
@@ -215,7 +215,7 @@ def test_an_api_is_asked_for_text(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert "answered 401" in str(refused.exception)
     assert "OPENAI_API_KEY is not set" in str(refused.exception)
     monkeypatch.setenv("OPENAI_API_KEY", "k")
-    with on_a_thread(chat_api(seen, "{not json")) as url:
+    with run_on_thread(chat_api(seen, "{not json")) as url:
         odd = play("--api-base", url, "--api-model", "m")
     assert "the API's call of lookup has the arguments '{not json'; expected a JSON object" in str(odd.exception)
 
@@ -235,7 +235,7 @@ def test_a_default_prompt_that_speaks_of_a_missing_tool_is_warned_of(folder: Pat
 
 def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:
     replies = [Reply.tokens(ids_of(shipped_tokenizer, turn)) for turn in (RAW, "It is \\boxed{3}.<|im_end|>")]
-    with on_a_thread(FakeSGLang(replies)) as fake:
+    with run_on_thread(FakeSGLang(replies)) as fake:
         done = play("--base-url", fake.base_url, "--tokenizer", shipped_tokenizer.name_or_path)
     assert done.exit_code == 0, done.output
     assert ASKED + '   call | lookup {"item": "pear"}\n' in done.stdout

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from fake_sandbox_fusion import served
-from processes import ends, written_number
+from processes import exits_within, wait_for_number
 from strands.sandbox.not_a_sandbox_local_environment import NotASandboxLocalEnvironment
 
 from strands_rollout.code_tool import (
@@ -269,17 +269,17 @@ async def test_cancelling_ends_the_code(make, name, last_to_end, tmp_path) -> No
     code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
     async with make(name) as executor:
         running = asyncio.create_task(executor.run(code))
-        pid = await asyncio.to_thread(written_number, tmp_path / "pid")
+        pid = await asyncio.to_thread(wait_for_number, tmp_path / "pid")
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await asyncio.to_thread(ends, pid)
+        assert await asyncio.to_thread(exits_within, pid)
 
 
 @on(["subprocess", *REMOTE])
 async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
-    assert ends(int((await executor.run(code)).stdout))
+    assert exits_within(int((await executor.run(code)).stdout))
 
 
 @pytest.mark.parametrize("name", STATELESS)
@@ -287,7 +287,7 @@ async def test_a_closed_executor_has_waited_and_refuses(make, name, tmp_path) ->
     executor, note = make(name), tmp_path / "note"
     code = f"import os, time\nopen({str(note)!r}, 'w').write('1\\n')\ntime.sleep(0.2)\nprint('done')"
     running = asyncio.create_task(executor.run(code))
-    await asyncio.to_thread(written_number, note)
+    await asyncio.to_thread(wait_for_number, note)
     await executor.aclose()
     assert (await running).stdout == "done\n"
     await executor.aclose()

@@ -13,7 +13,7 @@ from unittest.mock import ANY
 import pytest
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, TOOL_CALL, ids_of
-from processes import ends
+from processes import exits_within
 from strands import Agent
 from strands.sandbox import FileInfo, Sandbox, StreamChunk
 from strands.sandbox.errors import SandboxPathNotFoundError, SandboxTimeoutError
@@ -143,7 +143,7 @@ async def test_a_command_at_its_limit_ends_with_its_processes_and_files_stay(she
     printed = await anext(stream)
     with pytest.raises(SandboxTimeoutError, match=r"0\.5 seconds"):
         await anext(stream)
-    assert all(ends(int(pid)) for pid in printed.data.split())
+    assert all(exits_within(int(pid)) for pid in printed.data.split())
     assert await shell.read_text("kept") == "x"
 
 

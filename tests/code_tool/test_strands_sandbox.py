@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from processes import ends
+from processes import exits_within
 from strands.sandbox import ExecutionResult as StrandsResult
 from strands.sandbox import PosixShellSandbox, StreamChunk
 from strands.sandbox.errors import SandboxTimeoutError
@@ -103,7 +103,7 @@ async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_en
     async with StrandsSandboxExecutor(LocalSandbox()) as executor:
         result = await executor.run(f"{code}os.kill(os.getppid(), signal.SIGSTOP)\nwhile True: pass", timeout_s=0.5)
     assert (result.timed_out, result.infra_error) == (True, None)
-    assert all(ends(int(pid)) for pid in note.read_text().split())
+    assert all(exits_within(int(pid)) for pid in note.read_text().split())
 
 
 # ---- places, loops, closing

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from differences import DIFFERENCES, TABLE
 from engine_api import client_session
-from engine_thread import on_a_thread
-from findings import ran_on
+from engine_thread import run_on_thread
 from processes import is_running
 from real_server import RealServer, start_sglang, version_of
+from run_report import note_engine
 from served_engine import EngineFacts, ServedEngine, facts_of
 
 from strands_rollout.engine import SHIPPED_MODEL_DIR, running_engine
@@ -33,13 +33,13 @@ _NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", 
 @pytest.fixture(scope="session")
 def embedded_server() -> Iterator[str]:
     """The URL of the embedded engine that all tests share: leave it as it was found."""
-    with on_a_thread(running_engine()) as url:
+    with run_on_thread(running_engine()) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def narrow_embedded_server() -> Iterator[str]:
-    with on_a_thread(running_engine(**NARROW_OPTIONS)) as url:
+    with run_on_thread(running_engine(**NARROW_OPTIONS)) as url:
         yield url
 
 
@@ -62,7 +62,7 @@ def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
 def engine_url(request: pytest.FixtureRequest) -> str:
     if request.param == "sglang":
         return request.getfixturevalue("sglang")
-    ran_on(request.node, "the embedded engine")
+    note_engine(request.node, "the embedded engine")
     return request.getfixturevalue("embedded_server")
 
 
@@ -71,9 +71,9 @@ def narrow_url(request: pytest.FixtureRequest) -> str:
     """The URL of each engine in turn that makes one generation at a time."""
     if request.param == "sglang":
         url = request.getfixturevalue("narrow_sglang_server")().base_url
-        ran_on(request.node, f"SGLang {version_of(url)}")
+        note_engine(request.node, f"SGLang {version_of(url)}")
         return url
-    ran_on(request.node, "the embedded engine")
+    note_engine(request.node, "the embedded engine")
     return request.getfixturevalue("narrow_embedded_server")
 
 
@@ -145,11 +145,11 @@ async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedE
 
 
 @pytest.fixture
-def tell(told: Callable[..., None]) -> Callable[[str], None]:
+def tell(report_row: Callable[..., None]) -> Callable[[str], None]:
     """Tells of a difference that was measured, by its name, when all tests are done."""
 
     def add(name: str) -> None:
         difference = DIFFERENCES[name]
-        told(TABLE, what=name, SGLang=difference.sglang, embedded=difference.embedded, because=difference.reason)
+        report_row(TABLE, what=name, SGLang=difference.sglang, embedded=difference.embedded, because=difference.reason)
 
     return add

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from engine_api import Api, in_flight, until_load
+from engine_api import Api, in_flight, wait_for_load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -76,7 +76,7 @@ class ServedEngine(Api):
 
     async def until_idle(self) -> None:
         """Wait until the load tells that nothing runs or waits, which it does late; else it would mislead a test."""
-        await until_load(self, 0)
+        await wait_for_load(self, 0)
 
 
 @cache
@@ -99,11 +99,11 @@ async def witnesses(engine: ServedEngine) -> AsyncIterator[None]:
     """Checks that what begins in the block, as long a generation as these, which begin before it, ends before them."""
     rids = [f"witness{n or ''}" for n in range(WITNESSES)]  # the first is how all of theirs begin
     async with in_flight(engine, *rids, **engine.long) as tasks:
-        await until_load(engine, WITNESSES)
+        await wait_for_load(engine, WITNESSES)
         yield
-        await until_load(engine, WITNESSES, falling=True)
+        await wait_for_load(engine, WITNESSES, falling=True)
         await engine.generate(max_new_tokens=1)  # the load falls on meanwhile if all were ended
-        await until_load(engine, WITNESSES, falling=True)
+        await wait_for_load(engine, WITNESSES, falling=True)
         # whether their tasks are done would not tell: the load falls before the witnesses' own answers arrive
         await engine.post("/abort_request", {"rid": "witness"})
         reasons = [answer["meta_info"]["finish_reason"] for answer in await asyncio.gather(*tasks)]

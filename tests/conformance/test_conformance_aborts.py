@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from engine_api import IDS, client_session, in_flight, streaming, until_load
+from engine_api import IDS, client_session, in_flight, start_stream, wait_for_load
 from served_engine import ABORTED, WITNESSES, witnesses
 
 
 async def test_aborting_a_running_request_returns_what_it_has(engine):
     async with in_flight(engine, "r1", **engine.long, return_logprob=True) as [task]:
-        await until_load(engine, 1)
+        await wait_for_load(engine, 1)
         answer = await engine.post("/abort_request", {"rid": "r1"})
         assert (answer.status, answer.body) == (200, "")
         body = await task
@@ -24,7 +24,7 @@ async def test_aborting_a_running_request_returns_what_it_has(engine):
 
 async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
     # an id of its own, since SGLang aborts a stream's id once more, 2 s after its end
-    task = await streaming(engine, rid="stream", **engine.long)
+    task = await start_stream(engine, rid="stream", **engine.long)
     await engine.post("/abort_request", {"rid": "stream"})
     last = await task
     assert last["meta_info"]["finish_reason"] == ABORTED
@@ -33,7 +33,7 @@ async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
 
 async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given(engine):
     async with in_flight(engine, "r1", "r10", "x", "r11", **engine.long) as tasks:
-        await until_load(engine, 4)
+        await wait_for_load(engine, 4)
         await engine.post("/abort_request", {"rid": "r1"})
         for task in (tasks[0], tasks[1], tasks[3]):
             assert (await task)["meta_info"]["finish_reason"] == ABORTED
@@ -43,7 +43,7 @@ async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given
 @pytest.mark.parametrize("body", [{"rid": "unknown"}, {"rid": "r"}, {"rid": ""}, {}])
 async def test_aborting_nothing_disturbs_no_one(engine, body):
     async with in_flight(engine, "r1", **engine.long) as [task]:
-        await until_load(engine, 1)
+        await wait_for_load(engine, 1)
         assert (await engine.post("/abort_request", body)).status == 200
         await engine.generate(max_new_tokens=3)
         assert not task.done()
@@ -51,7 +51,7 @@ async def test_aborting_nothing_disturbs_no_one(engine, body):
 
 async def test_a_request_id_in_use_is_refused_and_can_be_used_again(engine):
     async with in_flight(engine, "r1", **engine.long):
-        await until_load(engine, 1)
+        await wait_for_load(engine, 1)
         answer = await engine.post("/generate", {"input_ids": IDS, "rid": "r1"})
         assert (answer.status, answer.body) == (400, {"error": {"message": "Duplicate request ID detected: r1"}})
     await engine.until_idle()
@@ -68,6 +68,6 @@ async def test_a_client_that_disconnects_has_its_request_aborted(engine, stream)
                 await response.read()
 
         task = asyncio.create_task(read())
-        await until_load(engine, WITNESSES + 1)
+        await wait_for_load(engine, WITNESSES + 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

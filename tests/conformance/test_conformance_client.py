@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engine_api import IDS, until_load
+from engine_api import IDS, wait_for_load
 from prompts import random_prompt
 from served_engine import WITNESSES, witnesses
 
@@ -42,7 +42,7 @@ async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
     greedy = {**shipped.long, "temperature": 0}
     async with SGLangClient(shipped.base_url) as client:
         task = asyncio.create_task(client.generate(IDS, greedy, rid="r1"))
-        await until_load(shipped, 1)
+        await wait_for_load(shipped, 1)
         await client.abort("r1")
         begun = (await task).output_ids
         rest = await client.generate([*IDS, *begun], {**greedy, "max_new_tokens": 10}, rid="r1-2")
@@ -64,6 +64,6 @@ async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(
 async def test_a_cancelled_call_leaves_nothing_running(engine, client):
     async with witnesses(engine):
         task = asyncio.create_task(client.generate(IDS, engine.long))
-        await until_load(engine, WITNESSES + 1)
+        await wait_for_load(engine, WITNESSES + 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from engine_api import IDS, held, in_flight, streaming, until_load
+from engine_api import IDS, in_flight, queued_request, start_stream, wait_for_load
 from prompts import random_prompt
 from served_engine import ABORTED
 
@@ -83,7 +83,7 @@ async def test_a_pause_by_abort_after_one_in_place_locks_sglang_only(both, tell)
     embedded, real = both
     for engine in (embedded, real):
         async with in_flight(engine, "frozen", disconnects=True, **engine.long) as [task]:
-            await until_load(engine, 1)
+            await wait_for_load(engine, 1)
             await engine.post("/pause_generation", {"mode": "in_place"})
             pausing = asyncio.create_task(engine.post("/pause_generation", {"mode": "abort"}))
             if engine is embedded:
@@ -104,7 +104,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_
     for engine in (embedded, real):
         await engine.flush()
         await engine.post("/pause_generation", {"mode": "retract"})
-        leaving = await held(engine, "gone", **engine.long)
+        leaving = await queued_request(engine, "gone", **engine.long)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         await engine.post("/continue_generation", {})
@@ -119,7 +119,7 @@ async def test_a_streams_id_is_aborted_again_by_sglang_only(both, tell):
     embedded, real = both
     reasons = []
     for engine in (embedded, real):
-        await (await streaming(engine, tokens=1, rid="again", **ONE))
+        await (await start_stream(engine, tokens=1, rid="again", **ONE))
         answer = await engine.generate(rid="again", **engine.long)
         reasons.append(answer["meta_info"]["finish_reason"]["type"])
     assert reasons == ["length", "abort"]
@@ -131,7 +131,7 @@ async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, te
     found = []
     for engine in (embedded, real):
         async with in_flight(engine, "r1", **engine.long):
-            await until_load(engine, 1)
+            await wait_for_load(engine, 1)
             await engine.post("/pause_generation", {"mode": "retract"})
             found.append(await engine.load())
             await engine.post("/continue_generation", {})

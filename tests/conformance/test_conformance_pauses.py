@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engine_api import held, in_flight, streaming, until_load
+from engine_api import in_flight, queued_request, start_stream, wait_for_load
 from served_engine import ABORTED
 
 MODES = ["abort", "in_place", "retract"]
@@ -25,7 +25,7 @@ async def _continue(engine) -> None:
 @pytest.mark.parametrize("body", [{}, {"mode": "abort"}])
 async def test_pausing_by_abort_ends_what_runs_with_what_it_has(engine, body):
     async with in_flight(engine, "r1", "r2", **engine.long, return_logprob=True) as tasks:
-        await until_load(engine, 2)
+        await wait_for_load(engine, 2)
         assert (await engine.post("/pause_generation", body)).status == 200
         for answer in await asyncio.gather(*tasks):
             ids, meta = answer["output_ids"], answer["meta_info"]
@@ -38,7 +38,7 @@ async def test_pausing_by_abort_ends_what_runs_with_what_it_has(engine, body):
 async def test_requests_that_come_during_a_pause_wait_uncounted_until_it_ends(engine, mode):
     assert (await engine.get("/ready")).status == 200
     await _pause(engine, mode)
-    waiting = await held(engine, "r1", **THREE)
+    waiting = await queued_request(engine, "r1", **THREE)
     assert await engine.load() == (0, 0)
     assert (await engine.get("/ready")).status == 503
     await _continue(engine)
@@ -50,7 +50,7 @@ async def test_requests_that_come_during_a_pause_wait_uncounted_until_it_ends(en
 @pytest.mark.parametrize("abort", [{"rid": "r1"}, {"abort_all": True}])
 async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during_it(engine, mode, abort):
     await _pause(engine, mode)
-    waiting = await held(engine, "r1", **THREE)
+    waiting = await queued_request(engine, "r1", **THREE)
     await engine.post("/abort_request", abort)
     await _continue(engine)
     assert (await waiting).body["meta_info"]["finish_reason"] == {"type": "length", "length": 3}
@@ -60,7 +60,7 @@ async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during
 async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(shipped, mode):
     whole = await shipped.generate(**GREEDY, return_logprob=True)
     await shipped.flush()
-    task = await streaming(shipped, **GREEDY)
+    task = await start_stream(shipped, **GREEDY)
     await _pause(shipped, mode)
     await asyncio.sleep(shipped.hop_s)
     assert not task.done()

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from engine_api import in_flight, streaming, until_load
+from engine_api import in_flight, start_stream, wait_for_load
 from prompts import random_prompt
 from reference_qwen3 import log_softmax, shipped_reference
 from served_engine import ABORTED, ABORTED_IN_QUEUE, LOGPROB_KEYS, QUEUED_META_KEYS
@@ -18,7 +18,7 @@ def _check_never_ran(answer) -> None:
 
 async def test_aborting_a_queued_request_returns_nothing_and_no_prompt_counts(narrow):
     async with in_flight(narrow, "r1", "r2", **narrow.long, return_logprob=True) as [_, queued]:
-        await until_load(narrow, 1, 1)
+        await wait_for_load(narrow, 1, 1)
         await narrow.post("/abort_request", {"rid": "r2"})
         answer = await queued
     _check_never_ran(answer)
@@ -26,9 +26,9 @@ async def test_aborting_a_queued_request_returns_nothing_and_no_prompt_counts(na
 
 
 async def test_abort_all_ends_what_runs_and_what_waits(narrow):
-    first = await streaming(narrow, rid="sampling all", **narrow.long)
+    first = await start_stream(narrow, rid="sampling all", **narrow.long)
     async with in_flight(narrow, "b", "c", **narrow.long) as tasks:
-        await until_load(narrow, 1, 2)
+        await wait_for_load(narrow, 1, 2)
         await narrow.post("/abort_request", {"rid": "", "abort_all": True})
         running, *queued = await asyncio.gather(first, *tasks)
     assert running["meta_info"]["finish_reason"] == ABORTED

@@ -4,7 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from engine_api import IDS, held, in_flight, streaming, until_load
+from engine_api import IDS, in_flight, queued_request, start_stream, wait_for_load
 from reference_qwen3 import ReferenceQwen3, log_softmax, shipped_reference
 from served_engine import ABORTED
 
@@ -53,7 +53,7 @@ async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shi
 async def test_each_span_of_an_answer_holds_what_the_weights_of_its_version_sample(
     shipped, reweighted, other_reference, mode, flush
 ):
-    task = await streaming(shipped, temperature=0, **STREAMED)
+    task = await start_stream(shipped, temperature=0, **STREAMED)
     await shipped.post("/pause_generation", {"mode": mode})
     answer = await reweighted(weight_version="v2", flush_cache=flush)
     assert (answer.status, answer.body["success"]) == (200, True)
@@ -76,9 +76,9 @@ async def test_each_span_of_an_answer_holds_what_the_weights_of_its_version_samp
 
 async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under(shipped, reweighted):
     async with in_flight(shipped, "running", **shipped.long) as [task]:
-        await until_load(shipped, 1)
+        await wait_for_load(shipped, 1)
         await shipped.post("/pause_generation", {})
-        waiting = await held(shipped, "waiting", **TWO)
+        waiting = await queued_request(shipped, "waiting", **TWO)
         assert (await reweighted(weight_version="v2")).status == 200
         await shipped.post("/continue_generation", {})
         aborted, fresh = await task, (await waiting).body
@@ -87,7 +87,7 @@ async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under
 
 
 async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_flush(shipped, reweighted):
-    task = await streaming(shipped, **STREAMED)
+    task = await start_stream(shipped, **STREAMED)
     await shipped.post("/pause_generation", {"mode": "in_place"})
     answer = await reweighted(weight_version="v2")
     assert (answer.status, answer.body["success"], answer.body["message"]) == (400, False, NOT_FLUSHED)
@@ -99,13 +99,13 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
 
 async def test_a_version_can_change_without_the_weights(engine):
     version = (await engine.get("/model_info")).body["weight_version"]
-    running = await streaming(engine, **STREAMED)
+    running = await start_stream(engine, **STREAMED)
     answer = await engine.post("/update_weight_version", {"new_version": "v2", "abort_all_requests": False})
     assert answer.body == {"success": True, "message": "Weight version updated to v2", "new_version": "v2"}
     assert _versions(await running) == [version, "v2"]
     assert (await engine.get("/model_info")).body["weight_version"] == "v2"
     await engine.until_idle()
     async with in_flight(engine, "r1", **engine.long) as [task]:
-        await until_load(engine, 1)
+        await wait_for_load(engine, 1)
         await engine.post("/update_weight_version", {"new_version": version})
         assert (await task)["meta_info"]["finish_reason"] == ABORTED

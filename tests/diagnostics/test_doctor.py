@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from fake_sglang import dead_url
 from packaging import requirements, specifiers, version  # noqa: F401 - before sys.path is replaced
-from processes import ends
+from processes import exits_within
 from rich.console import Console
 from stand_in_machine import (
     REPOSITORY,
@@ -322,7 +322,7 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatc
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
-    assert not started or ends(int(started))
+    assert not started or exits_within(int(started))
 
 
 def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password() -> None:

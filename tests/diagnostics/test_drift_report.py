@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from byte_tokens import byte_ids
+from dumped_samples import parts_of, sample_of_parts, write_sample_dump
 from harness import ANSWER, call_text, ids_of, run
-from saved import dump_of, parts_of, sample_of
-from spelled_tokens import bytewise
 from typer.testing import CliRunner, Result
 
 from strands_rollout.cli.commands import app
@@ -25,15 +25,15 @@ def drift(*arguments: object, tokenizer: object = SHIPPED_MODEL_DIR) -> Result:
 async def test_the_command_sums_up_and_fails_where_context_differs(shipped_tokenizer: Any, tmp_path: Path) -> None:
     sample = (await run(shipped_tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample
     prompt, call, context, answer = parts_of(sample)
-    drifting = sample_of([prompt, [*bytewise(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
-    right = drift(dump_of(tmp_path, sample, drifting), "--json")
+    drifting = sample_of_parts([prompt, [*byte_ids(shipped_tokenizer, " number"), *answer]], index=1, prompt=QUESTION)
+    right = drift(write_sample_dump(tmp_path, sample, drifting), "--json")
     lines = [json.loads(line) for line in right.stdout.splitlines()]
     assert (right.exit_code, [line.get("index") for line in lines]) == (0, [0, 1, None])
     totals = lines[-1]
     assert (totals["episodes"], totals["drifted_episodes"], totals["drifted_share"]) == (2, 1, 0.5)
     assert (totals["turn_drift"], totals["off_policy"], totals["mismatched_tokens"]) == (7, 7 + len(answer), 0)
-    broken = sample_of([prompt, call, context[1:], answer], prompt=QUESTION)
-    wrong = drift(dump_of(tmp_path, broken, name="wrong.jsonl"))
+    broken = sample_of_parts([prompt, call, context[1:], answer], prompt=QUESTION)
+    wrong = drift(write_sample_dump(tmp_path, broken, name="wrong.jsonl"))
     assert (wrong.exit_code, "are not what the chat template renders" in wrong.stdout) == (1, True)
 
 
@@ -53,7 +53,7 @@ async def test_a_tokenizer_that_is_not_the_dumps_is_refused(shipped_tokenizer, q
     unnamed = drift(tmp_path / "older.jsonl", tokenizer=None)
     assert isinstance(unnamed.exception, ConfigError)
     assert "names no tokenizer; pass that of the policy with --tokenizer DIR" in str(unnamed.exception)
-    write_dump(without, [sample_of([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
+    write_dump(without, [sample_of_parts([ids_of(qwen3_tokenizer, "Frage 東京"), ids_of(qwen3_tokenizer, "Antwort")])])
     unknown = drift(without)
     assert isinstance(unknown.exception, ConfigError)
     assert "does not know, such as" in str(unknown.exception)

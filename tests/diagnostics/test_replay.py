@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from dumped_samples import Parts, dumped_episode, sample_of_parts, write_sample_dump
 from fake_sglang import FakeSGLang, Reply
-from saved import Parts, dump_of, episode, sample_of
 from typer.testing import CliRunner
 
 from strands_rollout import Sample
@@ -49,7 +49,7 @@ async def played(base_url: str, tokenizer: Any, *, temperature: float = 0.0, see
             if turn == 0:
                 parts.append(template.turn_ids([RESULT], last_id=answer.output_ids[-1]))
                 logprobs += [0.0] * len(parts[-1])
-    return sample_of(parts, prompt=[QUESTION], rollout_log_probs=logprobs)
+    return sample_of_parts(parts, prompt=[QUESTION], rollout_log_probs=logprobs)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(mask: list
 
 async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
     async with create_client(base_url) as http:
-        asked = replay(SGLangClient(http, vocab_size=1200), episode(sample), slime_sampling_params(0.0, 1))
+        asked = replay(SGLangClient(http, vocab_size=1200), dumped_episode(sample), slime_sampling_params(0.0, 1))
         return [turn async for turn in asked]
 
 
@@ -72,7 +72,7 @@ async def replayed(base_url: str, sample: Sample) -> list[ReplayedTurn]:
 async def test_sglangs_logprobs_of_the_recorded_tokens_are_those_that_it_sampled_at(sglang, shipped_tokenizer) -> None:
     sample = await played(sglang, shipped_tokenizer, temperature=1.0)
     async with create_client(sglang) as http:
-        found = await recorded_gaps(http, episode(sample), vocab_size=1200)
+        found = await recorded_gaps(http, dumped_episode(sample), vocab_size=1200)
     assert found is not None
     assert len(found) == sum(sample.loss_mask or [])
     assert max(map(abs, found)) < 1e-4
@@ -87,7 +87,7 @@ async def test_without_a_seed_the_recorded_parameters_count_where_they_decide(
         sample.metadata["strands_rollout"]["sampling_params"] = {**params, "max_new_tokens": 999}
         folder = tmp_path / str(used[1])
         folder.mkdir()
-        dump = dump_of(folder, sample)
+        dump = write_sample_dump(folder, sample)
         same = await run_replay(dump, base_url=base_url, as_json=True)
         report = json.loads(capsys.readouterr().out)
         await run_replay(dump, base_url=base_url)
@@ -102,7 +102,7 @@ async def test_a_changed_token_is_found_and_the_next_turn_is_asked_on_the_record
     sample = await played(base_url, shipped_tokenizer)
     at = len(sample.tokens) - sample.response_length + 3
     engines_own, sample.tokens[at] = sample.tokens[at], sample.tokens[at] + 1
-    dump = dump_of(tmp_path, sample)
+    dump = write_sample_dump(tmp_path, sample)
     assert not await run_replay(dump, base_url=base_url, temperature=0.0, as_json=True)
     report = json.loads(capsys.readouterr().out)
     departure = report["turns"][0]["departure"]
@@ -134,13 +134,13 @@ async def test_the_recorded_tokenizer_is_used_and_another_is_refused(
 async def gaps(sample: Sample, entries: list[Any]) -> tuple[list[float] | None, FakeSGLang]:
     reply = Reply.tokens([1], "length", input_token_logprobs=entries)
     async with FakeSGLang([reply]) as fake, create_client(fake.base_url) as http:
-        return await recorded_gaps(http, episode(sample), vocab_size=1200), fake
+        return await recorded_gaps(http, dumped_episode(sample), vocab_size=1200), fake
 
 
 @pytest.mark.parametrize(("last", "named"), [(10, 10), (1199, 0)])  # SGLang names the vocabulary's last id as 0
 async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_the_recorded_ones(last, named) -> None:
     entries = [[None, 6, None], [-0.25, 7, None], [-0.5, 8, None], [-3.0, 9, None], [-1.0, named, None]]
-    found, fake = await gaps(sample_of([[5, 6], [7, 8], [9], [last]]), entries)
+    found, fake = await gaps(sample_of_parts([[5, 6], [7, 8], [9], [last]]), entries)
     assert found == [0.25, 0.0, -0.5], "recorded were -0.5 each"
     (request,) = fake.requests
     assert (request.input_ids, request.body["logprob_start_len"]) == ([5, 6, 7, 8, 9, last], 1)
@@ -148,15 +148,15 @@ async def test_logprobs_that_an_engine_returns_of_its_input_are_compared_with_th
 
 async def test_input_logprobs_of_other_tokens_are_refused() -> None:
     with pytest.raises(EngineResponseError, match="of other tokens"):
-        await gaps(sample_of([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
+        await gaps(sample_of_parts([[5, 6], [7, 8]]), [[None, 6, None], [-0.25, 7, None], [-0.5, 9, None]])
 
 
 async def test_ids_that_the_engines_vocabulary_lacks_are_never_sent() -> None:
     async with FakeSGLang([]) as fake, create_client(fake.base_url) as http:
         with pytest.raises(TrajectoryError, match="input id 1300"):
-            await replayed(fake.base_url, sample_of([[5, 1300], [7, 8]]))
+            await replayed(fake.base_url, sample_of_parts([[5, 1300], [7, 8]]))
         with pytest.raises(TrajectoryError, match="input id 1300"):
-            await recorded_gaps(http, episode(sample_of([[5, 6], [7, 1300]])), vocab_size=1200)
+            await recorded_gaps(http, dumped_episode(sample_of_parts([[5, 6], [7, 1300]])), vocab_size=1200)
     assert fake.requests == []
 
 
@@ -173,7 +173,7 @@ def test_a_sample_that_is_not_there_or_has_no_tokens_is_an_error(tmp_path: Path)
 
 
 def test_an_episode_with_images_is_refused_before_an_engine_is_asked(tmp_path: Path) -> None:
-    path = dump_of(tmp_path, sample_of([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
+    path = write_sample_dump(tmp_path, sample_of_parts([[1, 2], [3]], multimodal_train_inputs={"pixel_values": [0.5]}))
     result = CliRunner().invoke(app, ["replay", str(path), "--base-url", "http://127.0.0.1:9"])
     assert isinstance(result.exception, DumpError)
     assert str(result.exception) == f"{path}:1 has images, which replay does not send; choose an episode of text"

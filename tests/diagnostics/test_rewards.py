@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from saved import dump_of
+from dumped_samples import write_sample_dump
 from typer.testing import CliRunner, Result
 
 from strands_rollout import Sample
@@ -39,7 +39,7 @@ RIGHT, WRONG = "\\boxed{34}", "\\boxed{35}"
 def test_the_rewards_of_this_package_are_what_they_were_and_no_dump_is_written_over(tmp_path: Path) -> None:
     graded = {"score": 1.0, "acc": 1.0, "pred": "34", "label": "34", "method": "number", "error": ""}
     wrong = {**graded, "score": -1.0, "acc": 0.0, "pred": "35"}
-    dump, out = dump_of(tmp_path, sample(0, RIGHT, graded), sample(1, WRONG, wrong)), tmp_path / "again.jsonl"
+    dump, out = write_sample_dump(tmp_path, sample(0, RIGHT, graded), sample(1, WRONG, wrong)), tmp_path / "again.jsonl"
     *_, totals = lines_of(dump, "--out", out)
     counts = {"samples": 2, "scored": 2, "failed": 0, "compared": 2, "changed": 0, "raised": 0, "lowered": 0}
     assert totals == {**counts, "old_mean": 0.0, "new_mean": 0.0, "correlation": pytest.approx(1.0)}
@@ -49,7 +49,9 @@ def test_the_rewards_of_this_package_are_what_they_were_and_no_dump_is_written_o
 
 
 def test_another_reward_is_written_and_all_else_is_as_it_was_whatever_the_reward_did_to_it(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)}))
+    dump = write_sample_dump(
+        tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)})
+    )
     out = tmp_path / "out" / "new.jsonl.gz"
     first, second, totals = lines_of(dump, "--reward", "test_rewards.destroying_length", "--out", out)
     assert (first["old"], first["new"], second["old"], second["new"]) == (5.0, 4.0, 4.0, 9.0)
@@ -65,7 +67,7 @@ def test_another_reward_is_written_and_all_else_is_as_it_was_whatever_the_reward
 def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: Path) -> None:
     aborted = sample(0, RIGHT, None, status=Sample.Status.ABORTED)
     out = tmp_path / "new.jsonl"
-    first, second, totals = lines_of(dump_of(tmp_path, aborted, sample(1, RIGHT, None)), "--out", out)
+    first, second, totals = lines_of(write_sample_dump(tmp_path, aborted, sample(1, RIGHT, None)), "--out", out)
     assert (first["new"], first["error"], second["new"]) == (None, None, 1.0)
     assert (totals["samples"], totals["scored"], totals["compared"], totals["failed"]) == (2, 1, 0, 0)
     assert [record.values["reward"] is None for record in read_dump(out)] == [True, False]
@@ -73,7 +75,7 @@ def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: 
 
 def test_a_reward_that_had_failed_is_not_compared_with(tmp_path: Path) -> None:
     lost = {"score": -1.0, "acc": 0.0, "method": "no_judge", "error": "no judge."}
-    first, totals = lines_of(dump_of(tmp_path, sample(0, RIGHT, lost)))
+    first, totals = lines_of(write_sample_dump(tmp_path, sample(0, RIGHT, lost)))
     assert (first["old"], first["new"], totals["compared"], totals["changed"]) == (None, 1.0, 0, 0)
 
 
@@ -86,7 +88,10 @@ def test_a_reward_that_had_failed_is_not_compared_with(tmp_path: Path) -> None:
     ],
 )
 def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(reward, why, tmp_path) -> None:
-    dump, out = dump_of(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
+    dump, out = (
+        write_sample_dump(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")),
+        tmp_path / "new.jsonl",
+    )
     result = rescore(dump, "--reward", f"test_rewards.{reward}", "--out", out)
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]
@@ -96,7 +101,9 @@ def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(
 def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
     sizes = {0: 3, 1: 1, None: 2, 2: 150, 3: 150}  # more than are scored at once
     groups = [group for group, size in sizes.items() for _ in range(size)]
-    dump = dump_of(tmp_path, *(sample(index, RIGHT, 1.0, group_index=group) for index, group in enumerate(groups)))
+    dump = write_sample_dump(
+        tmp_path, *(sample(index, RIGHT, 1.0, group_index=group) for index, group in enumerate(groups))
+    )
     *lines, totals = lines_of(dump, "--reward", "test_rewards.of_a_group", "--group-rm")
     assert [line["new"] for line in lines] == [1.0 if group is None else sizes[group] for group in groups]
     assert (totals["scored"], totals["failed"]) == (306, 0)
@@ -116,7 +123,7 @@ def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str])
 
 def test_a_reward_of_text_and_label_is_tried_as_a_run_would_score(tmp_path: Path) -> None:
     samples = (sample(0, RIGHT, -1.0), sample(1, RIGHT, 0.5, label="13"))
-    first, second, totals = lines_of(dump_of(tmp_path, *samples), "--reward", "test_rewards.of_text")
+    first, second, totals = lines_of(write_sample_dump(tmp_path, *samples), "--reward", "test_rewards.of_text")
     assert (first["new"], second["new"], totals["failed"]) == (1.0, None, 1)
     assert "test_rewards.of_text raised KeyError: 13" in second["error"]
 
@@ -253,7 +260,7 @@ def test_without_a_configuration_nothing_is_known_of_the_tools_of_rows(tmp_path:
 
 
 def test_one_error_of_many_samples_is_one_line_of_rescore(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
+    dump = write_sample_dump(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
     words = [
         line for line in rescore(dump, "--reward", "test_rewards.of_the_world").stdout.splitlines() if "could" in line
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from full_disk import most_bytes_of_a_file
+from full_disk import limit_file_size
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -153,7 +153,7 @@ def test_a_full_disk_is_said_at_the_sample_that_it_cuts(tmp_path: Path, name: st
     path, noise = tmp_path / name, np.random.default_rng(0).bytes(20_000).hex()  # which gzip keeps as it is
 
     def write() -> None:
-        with most_bytes_of_a_file(4096), DumpWriter(path) as writer:
+        with limit_file_size(4096), DumpWriter(path) as writer:
             writer.write(sample())
             writer.write(sample(response=noise))
 

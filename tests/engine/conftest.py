@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_api import Api, api_to
+from engine_api import Api, serve_engine
 from tiny_qwen3 import TinyQwen3
 from tokenizers import Tokenizer
 
@@ -36,7 +36,7 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
     async with AsyncExitStack() as stack:
 
         async def enter(model_dir: Path, **options: Any) -> Api:
-            return await stack.enter_async_context(api_to(model_dir, **options))
+            return await stack.enter_async_context(serve_engine(model_dir, **options))
 
         yield enter
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import pytest
-from engine_api import IDS, in_flight, until_load
+from engine_api import IDS, in_flight, wait_for_load
 from tiny_qwen3 import TinyQwen3
 
 from strands_rollout.engine.qwen3 import KvRows, Qwen3, load_weights, read_model_config
@@ -144,7 +144,7 @@ async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leav
     api = await start(long_dir)
     async with aiohttp.ClientSession() as session:
         async with in_flight(api, "running", disconnects=True):
-            await until_load(api, 1)
+            await wait_for_load(api, 1)
             await _pause(api, mode)
             assert (await api.get("/health")).status == 200
             body = {"input_ids": IDS, "rid": "held", "sampling_params": {"max_new_tokens": 15000, "ignore_eos": True}}
@@ -152,7 +152,7 @@ async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leav
             await asyncio.sleep(0.02)
             held.cancel()
             await asyncio.gather(held, return_exceptions=True)
-        await until_load(api, 0)
+        await wait_for_load(api, 0)
     await _continue(api)
     for rid in ("running", "held"):
         assert (await api.generate(rid=rid, max_new_tokens=1))["meta_info"]["id"] == rid
@@ -162,7 +162,7 @@ async def test_a_client_that_disconnects_from_a_paused_engine_which_is_well_leav
 async def test_a_pause_by_abort_ends_frozen_generations_at_once(start, long_dir):
     api = await start(long_dir)
     async with in_flight(api, "r1") as [task]:
-        await until_load(api, 1)
+        await wait_for_load(api, 1)
         await _pause(api, "in_place")
         assert await api.load() == (1, 0)
         await _pause(api, "abort")

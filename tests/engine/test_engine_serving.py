@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from engine_api import Api, until_load
+from engine_api import Api, wait_for_load
 
 from strands_rollout.engine import engine_process, running_engine
 from strands_rollout.engine.qwen3 import KvRows
@@ -105,7 +105,7 @@ async def test_leaving_the_context_aborts_what_runs_and_frees_the_port(long_dir)
     async with aiohttp.ClientSession() as session:
         async with running_engine(long_dir) as base_url:
             task = asyncio.create_task(session.post(base_url + "/generate", json=body))
-            await until_load(Api(base_url, session), 1)
+            await wait_for_load(Api(base_url, session), 1)
         response = await asyncio.wait_for(task, 30)
         assert (await response.json())["meta_info"]["finish_reason"]["type"] == "abort"
     async with running_engine(long_dir, port=int(base_url.rsplit(":", 1)[1])):

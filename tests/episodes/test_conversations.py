@@ -12,12 +12,12 @@ import pytest
 import user_agents
 from fake_sglang import FakeSGLang
 from harness import ANSWER, args_for, ids_of
+from recording_policy import RecordingPolicy, play_agent, tool_call
 from strands import Agent, ToolContext, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager
 from strands.hooks import AfterModelCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 from strands.vended_plugins.context_injector import ContextInjector
-from wire import Wire, call, play
 
 from strands_rollout import Sample, SGLangModel, Task, generate, sub_agent_model
 from strands_rollout.errors import PromptError, TrajectoryError
@@ -63,7 +63,7 @@ def _inner(text: str, outer: str) -> str:
     """What an agent beside the main one says: it calls a tool once, and answers."""
     if "You are asked." not in text:
         return outer if "Done." not in text else ANSWER
-    return DONE if "<tool_response>" in text else call("double", number=17)
+    return DONE if "<tool_response>" in text else tool_call("double", number=17)
 
 
 TEAMS: dict[str, tuple[Any, Any, int]] = {
@@ -75,14 +75,14 @@ TEAMS: dict[str, tuple[Any, Any, int]] = {
             if "You are two." in text
             else "Gone.<|im_end|>"
             if "<tool_response>" in text
-            else call("handoff_to_agent", agent_name="two", message="You.")
+            else tool_call("handoff_to_agent", agent_name="two", message="You.")
         ),
         2,
     ),
-    "an agent as a tool": (_as_tool, lambda text, _number: _inner(text, call("expert", input="?")), 2),
+    "an agent as a tool": (_as_tool, lambda text, _number: _inner(text, tool_call("expert", input="?")), 2),
     "eight at once, with the same words": (
         _many_at_once,
-        lambda text, _number: _inner(text, call("ask_all", questions=["?"] * 8)),
+        lambda text, _number: _inner(text, tool_call("ask_all", questions=["?"] * 8)),
         9,
     ),
 }
@@ -90,7 +90,7 @@ TEAMS: dict[str, tuple[Any, Any, int]] = {
 
 @pytest.mark.parametrize(("factory", "said", "count"), TEAMS.values(), ids=TEAMS)
 async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(shipped_tokenizer, capsys, factory, said, count):
-    result, wire = await play(shipped_tokenizer, factory, said)
+    result, wire = await play_agent(shipped_tokenizer, factory, said)
     samples = wire.check(result)
     assert len(samples) == count
     assert {sample.metadata["strands_rollout"]["stop_reason"] for sample in samples} == {"completed"}
@@ -101,7 +101,7 @@ async def test_each_agent_on_one_model_has_a_conversation_and_a_sample(shipped_t
     if factory is not _swarm:
         assert "34" in samples[0].response
     assert capsys.readouterr().out == ""
-    alone, wire = await play(shipped_tokenizer, factory, said, fan_out=False)
+    alone, wire = await play_agent(shipped_tokenizer, factory, said, fan_out=False)
     assert alone.metadata["strands_rollout"]["dropped_sampled_tokens"] == len(wire.sampled) - sum(alone.loss_mask)
 
 
@@ -111,7 +111,7 @@ def _reminded(model: SGLangModel, _task: Task) -> Agent:
 
 
 def _doubles(text: str, _number: int) -> str:
-    return ANSWER if text.count("</tool_response>") == 2 else call("double", number=17)
+    return ANSWER if text.count("</tool_response>") == 2 else tool_call("double", number=17)
 
 
 REMINDED = {
@@ -125,13 +125,13 @@ REMINDED = {
 async def test_what_is_sampled_after_a_reminder_is_trained_or_it_is_said(
     shipped_tokenizer: Any, caplog: pytest.LogCaptureFixture, settings: Any, count: int, dropped: int
 ) -> None:
-    result, wire = await play(shipped_tokenizer, _reminded, _doubles, **settings)
+    result, wire = await play_agent(shipped_tokenizer, _reminded, _doubles, **settings)
     samples = wire.check(result)
     assert len(samples) == count
     facts = samples[0].metadata["strands_rollout"]
     drifts = measure_some(finished_samples(samples), DriftMeter(shipped_tokenizer))
     assert [drift.mismatches for drift in drifts] == [[]] * count
-    assert facts["dropped_sampled_tokens"] == dropped * len(ids_of(shipped_tokenizer, call("double", number=17)))
+    assert facts["dropped_sampled_tokens"] == dropped * len(ids_of(shipped_tokenizer, tool_call("double", number=17)))
     warned = [record.getMessage() for record in caplog.records if "event=sampled_tokens_dropped" in record.getMessage()]
     assert len(warned) == (dropped > 0)
     for message in warned:
@@ -167,7 +167,7 @@ REPEATED = {
 async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segment(
     shipped_tokenizer: Any, first: Any, second: Any, segments: int
 ) -> None:
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         choices: Any = {"on_rewritten_history": "segment", "transient_context": "keep"}
         model = SGLangModel(shipped_tokenizer, fake.base_url, **choices)
@@ -180,7 +180,7 @@ async def test_kept_text_may_be_shown_again_or_not_and_other_text_begins_a_segme
 
 @pytest.mark.parametrize("choice", ["one", "many"])
 async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_otherwise(shipped_tokenizer, choice):
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations=choice)
         agents = [Agent(model=model, callback_handler=None) for _ in range(3)]
@@ -201,7 +201,7 @@ async def test_outside_of_an_episode_a_model_has_one_conversation_unless_told_ot
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_whoever_gets_the_turn_of_an_earlier_attempt_goes_on_with_its_conversation(shipped_tokenizer, is_known):
-    wire = Wire(shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, number: "<tool_call>\n{<|im_end|>" if number == 0 else DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
         who = Who([_user("One")])
@@ -218,7 +218,7 @@ async def test_whoever_gets_the_turn_of_an_earlier_attempt_goes_on_with_its_conv
 
 
 async def test_a_request_that_is_refused_leaves_the_turn_of_an_earlier_attempt_unread(shipped_tokenizer: Any) -> None:
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         first = SGLangModel(shipped_tokenizer, fake.base_url)
         said = await first.answer([_user("One")])
@@ -231,7 +231,7 @@ async def test_a_request_that_is_refused_leaves_the_turn_of_an_earlier_attempt_u
 
 
 async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_more(shipped_tokenizer: Any) -> None:
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         config: Any = {"conversations": "many", "on_rewritten_history": "segment"}
         model = SGLangModel(shipped_tokenizer, fake.base_url, **config)
@@ -245,7 +245,11 @@ async def test_an_agent_that_asks_twice_at_once_has_two_conversations_and_no_mor
 async def test_an_agent_whose_first_request_failed_is_recorded_also_after_another_became_the_main_one(
     shipped_tokenizer,
 ):
-    wire, one, other = Wire(shipped_tokenizer, lambda _text, _number: DONE), Who([_user("One")]), Who([_user("Two")])
+    wire, one, other = (
+        RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE),
+        Who([_user("One")]),
+        Who([_user("Two")]),
+    )
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
         with pytest.raises(PromptError):
@@ -257,7 +261,7 @@ async def test_an_agent_whose_first_request_failed_is_recorded_also_after_anothe
 
 
 async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any) -> None:
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
         said = await model.answer([_user("One")])
@@ -270,7 +274,7 @@ async def test_an_agent_that_was_refused_is_refused_again(shipped_tokenizer: Any
 
 async def test_what_an_agent_hears_while_a_turn_is_sampled_is_not_read_with_it(shipped_tokenizer: Any) -> None:
     """Its list of messages is handed over as it is, and grows by the answer to another request at once."""
-    wire = Wire(shipped_tokenizer, lambda _text, _number: DONE)
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: DONE)
     async with FakeSGLang(wire, context_length=4096) as fake:
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many")
         who = Who([_user("One")])
@@ -284,7 +288,7 @@ async def test_what_an_agent_hears_while_a_turn_is_sampled_is_not_read_with_it(s
 
 
 async def test_conversations_of_one_model_have_ids_and_seeds_of_their_own(shipped_tokenizer: Any) -> None:
-    wire = Wire(shipped_tokenizer, lambda _text, _number: call("double", number=1))
+    wire = RecordingPolicy(shipped_tokenizer, lambda _text, _number: tool_call("double", number=1))
     async with FakeSGLang(wire, context_length=4096) as fake:
         params = {"sampling_seed": 7}
         model = SGLangModel(shipped_tokenizer, fake.base_url, conversations="many", sampling_params=params)
@@ -356,7 +360,13 @@ async def test_random_episodes_train_each_token_at_most_once_and_account_for_eac
 
         def said(_text: str, _number: int, chance: random.Random = chance, state: Any = state) -> Any:
             state.aborting = state.aborting or chance.random() < 0.01
-            turns = [call("double", number=1), call("delegate", count=2), call("wait_for"), "<tool_call>\n{", ANSWER]
+            turns = [
+                tool_call("double", number=1),
+                tool_call("delegate", count=2),
+                tool_call("wait_for"),
+                "<tool_call>\n{",
+                ANSWER,
+            ]
             text = chance.choices(turns, [4, 2, 1, 1, 3])[0]
             return (text[: len(text) // 2], "abort") if chance.random() < 0.05 else text
 
@@ -367,7 +377,7 @@ async def test_random_episodes_train_each_token_at_most_once_and_account_for_eac
             "max_tool_iterations": 6,
             "should_abort": lambda state=state: state.aborting,
         }
-        result, wire = await play(shipped_tokenizer, _nested(chance), said, **settings)
+        result, wire = await play_agent(shipped_tokenizer, _nested(chance), said, **settings)
         ends[wire.check(result)[0].metadata["strands_rollout"]["stop_reason"]] += 1
     assert {"completed", "aborted", "setup_error"} <= ends.keys()
     assert "internal_error" not in ends, ends
@@ -379,11 +389,11 @@ async def test_an_aborted_turn_is_resumed_under_a_plugin_that_shows_a_reminder(s
 
     def said(text: str, number: int) -> Any:
         state.aborting = number == 0
-        whole = call("double", number=17)
+        whole = tool_call("double", number=17)
         return (whole[:12], "abort") if number == 0 else whole[12:] if number == 1 else _doubles(text, number)
 
     user_agents.from_the_test[:] = [_reminded]
-    wire = Wire(shipped_tokenizer, said)
+    wire = RecordingPolicy(shipped_tokenizer, said)
     async with FakeSGLang(wire, context_length=16384) as fake:
         ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "should_abort": lambda: state.aborting}
         args = args_for(fake.base_url, shipped_tokenizer, strands_rollout=ours)

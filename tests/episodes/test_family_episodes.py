@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from family_episodes import ENDINGS, MARK, expected_context
-from family_templates import FURTHER, MISTRAL_NEMO, TEMPLATES, tokenizer_with
+from family_templates import CONTEXT_ONLY_TEMPLATES, MISTRAL_NEMO, TEMPLATES, tokenizer_with
 from parser_families import family
 
 from strands_rollout.diagnostics.template_check import check_template
@@ -48,9 +48,9 @@ def test_every_context_of_an_episode_is_what_the_template_makes_of_its_history(
     assert [call.written_id for call in read] == list(ending.ids or (None, None))
 
 
-@pytest.mark.parametrize("known", FURTHER)
+@pytest.mark.parametrize("known", CONTEXT_ONLY_TEMPLATES)
 def test_so_is_every_context_of_further_templates(known: str, shipped_tokenizer: Any) -> None:
-    tokenizer, ending = tokenizer_with(FURTHER[known], shipped_tokenizer), ENDINGS[known]
+    tokenizer, ending = tokenizer_with(CONTEXT_ONLY_TEMPLATES[known], shipped_tokenizer), ENDINGS[known]
     template = ChatTemplate(tokenizer)
     user = [{"role": "user", "content": "<|im_end|> Go on."}]
     messages: list[dict[str, Any]] = []

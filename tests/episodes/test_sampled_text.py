@@ -11,7 +11,7 @@ import pytest
 from fake_sglang import FakeSGLang, Reply
 from family_templates import TEMPLATES, tokenizer_with
 from harness import ANSWER, TOOL_CALL, args_for, ids_of, run
-from hostile_turns import VALUES, raw_turn, reply, turn_text
+from hostile_turns import VALUES, random_reply, random_turn, raw_turn
 from parser_families import family
 from pydantic import BaseModel
 from strands import Agent, tool
@@ -175,8 +175,8 @@ async def play_hostile(tokenizer: Any, known: str, rng: random.Random, settings:
             return Reply.abort(ids_of(tokenizer, "so"))
         if number > 5:
             return Reply.tokens([*ids_of(tokenizer, "34"), ends[0]])
-        text = turn_text(family(known), rng, in_reasoning=template.opens_reasoning)
-        return reply(tokenizer, text, rng, ends).limited(request["sampling_params"].get("max_new_tokens"))
+        text = random_turn(family(known), rng, in_reasoning=template.opens_reasoning)
+        return random_reply(tokenizer, text, rng, ends).limited(request["sampling_params"].get("max_new_tokens"))
 
     ours = {"tool_parser": TEMPLATES[known][0], "system_prompt": "", "should_abort": lambda: flags["abort"], **settings}
     async with FakeSGLang(next_reply, episode_of=lambda _: None, context_length=rng.choice((4096, 60_000))) as fake:

@@ -15,6 +15,7 @@ import pytest
 import user_agents
 from harness import ANSWER
 from pydantic import BaseModel
+from recording_policy import play_agent, tool_call
 from strands import Agent, ToolContext, interventions, tool
 from strands.agent.conversation_manager import SlidingWindowConversationManager as Sliding
 from strands.agent.conversation_manager import SummarizingConversationManager as Summarizing
@@ -27,13 +28,12 @@ from strands.session import FileSessionManager
 from strands.vended_plugins.context_injector import ContextInjector
 from strands.vended_plugins.steering import LLMSteeringHandler
 from strands.vended_tools import shell
-from wire import call, play
 
 from strands_rollout import Sample, SGLangModel, sub_agent_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "multi-agent.md"
 DONE = "Done.<|im_end|>"
-DOUBLE = call("double", number=17)
+DOUBLE = tool_call("double", number=17)
 SIGNAL = threading.Event()
 SIGNAL.set()
 
@@ -183,7 +183,7 @@ def _with(**more: Any) -> Callable[[SGLangModel], Agent]:
 
 
 ROUTING, CONTEXT = "strands.models.routing", "strands.experimental.context_manager"
-ASK = partial(asks, first=call("ask"))
+ASK = partial(asks, first=tool_call("ask"))
 ROWS: dict[str, Row] = {
     "`context_manager=`": Row(
         _context_manager, lambda text, number: DONE if "summarization" in text else thrice(text, number - 1), CONTEXT
@@ -193,7 +193,7 @@ ROWS: dict[str, Row] = {
     "`LLMSteeringHandler`": Row(
         lambda model: agent(model, plugins=[LLMSteeringHandler("Be strict.")]),
         lambda text, number: (
-            call("_LLMSteering", decision="guide", reason="Not that.")
+            tool_call("_LLMSteering", decision="guide", reason="Not that.")
             if "_LLMSteering" in text
             else asks(text, number, first=DOUBLE)
         ),
@@ -205,7 +205,9 @@ ROWS: dict[str, Row] = {
     "`interventions=`": Row(_with(interventions=lambda: [Denies()]), words="Not that."),
     "`sandbox=`": Row(
         partial(agent, tools=[shell], sandbox=NotASandboxLocalEnvironment()),
-        lambda text, _number: ANSWER if "<tool_response>" in text else call("shell", command="echo 17 17 | tr 7 8"),
+        lambda text, _number: (
+            ANSWER if "<tool_response>" in text else tool_call("shell", command="echo 17 17 | tr 7 8")
+        ),
         words="18 18",
     ),
     "`limits=`": Row(_invoked(limits={"turns": 1}), ASK),
@@ -219,24 +221,31 @@ ROWS: dict[str, Row] = {
         "background_tasks",
         words="dispatched",
     ),
-    "`structured_output_model=`": Row(partial(agent, structured_output_model=Fact), lambda *_: call("Fact", value=34)),
+    "`structured_output_model=`": Row(
+        partial(agent, structured_output_model=Fact), lambda *_: tool_call("Fact", value=34)
+    ),
     "`ModelRouter` of one model": Row(_router, needs=ROUTING),
     "`ModelRouter` of several": Row(
         lambda model: _router(model, sub_agent_model()), needs=ROUTING, words="ModelRouter with other models"
     ),
     "`callback_handler=`": Row(_with(callback_handler=lambda: lambda **_event: None)),
-    "`agent.cancel()`": Row(partial(agent, tools=[cancel]), lambda _text, _number: call("cancel")),
+    "`agent.cancel()`": Row(partial(agent, tools=[cancel]), lambda _text, _number: tool_call("cancel")),
     "`cancel_signal=`": Row(_invoked(cancel_signal=SIGNAL), ASK, "background_tasks"),
     "interrupts": Row(
-        partial(agent, tools=[ask_a_person]), lambda *_: call("ask_a_person"), words="raised the interrupt 'approval'"
+        partial(agent, tools=[ask_a_person]),
+        lambda *_: tool_call("ask_a_person"),
+        words="raised the interrupt 'approval'",
     ),
     "`Swarm`": Row(
-        _swarm, partial(asks, first=call("handoff_to_agent", agent_name="other", message="You.")), words="handoff"
+        _swarm,
+        partial(asks, first=tool_call("handoff_to_agent", agent_name="other", message="You.")),
+        words="handoff",
     ),
     "`Graph`": Row(_graph, lambda text, _number: ANSWER if "Done." in text else asks(text, 0, "")),
     "`A2AAgent`": Row(partial(asking, make=_remote), ASK, "a2a", words="Thirty-four"),
     "`as_tool()`": Row(
-        lambda model: Agent(model=model, tools=[other(model).as_tool()]), partial(asks, first=call("other", input="?"))
+        lambda model: Agent(model=model, tools=[other(model).as_tool()]),
+        partial(asks, first=tool_call("other", input="?")),
     ),
 }
 KINDS = {
@@ -268,7 +277,7 @@ async def test_an_interface_plays_as_the_page_says(shipped_tokenizer, name, tmp_
     if row.needs is not None and row.needs not in inspect.signature(Agent).parameters:
         pytest.importorskip(row.needs)
     given = [str(tmp_path)] if "session" in name else []
-    result, wire = await play(shipped_tokenizer, lambda model, _task: row.make(model, *given), row.said)
+    result, wire = await play_agent(shipped_tokenizer, lambda model, _task: row.make(model, *given), row.said)
     samples = wire.check(result)
     facts = [sample.metadata["strands_rollout"] for sample in samples]
     if claim == "refused":

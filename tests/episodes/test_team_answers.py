@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import user_agents
+from recording_policy import RecordingPolicy, play_agent, tool_call
 from strands import Agent
 from strands.agent.agent_result import AgentResult
 from strands.hooks import AfterModelCallEvent, HookProvider, HookRegistry
 from strands.multiagent import GraphBuilder, Swarm
 from strands.multiagent.base import MultiAgentBase, MultiAgentResult, NodeResult, Status
 from strands.telemetry.metrics import EventLoopMetrics
-from wire import Wire, call, play
 
 from strands_rollout import Sample, SGLangModel, Task, reward_func, sub_agent_model
 
@@ -53,7 +53,7 @@ def _routed(model: SGLangModel, _task: Task) -> Any:
 
 async def _graded(tokenizer: Any, factory: Any, said: dict[str, list[str]], **settings: Any) -> list[Any]:
     """The samples of an episode, checked on the wire, and their rewards."""
-    result, wire = await play(tokenizer, factory, _says(said), **settings)
+    result, wire = await play_agent(tokenizer, factory, _says(said), **settings)
     samples = wire.check(result)
     args = type("Args", (), {"reward_key": "score", "eval_reward_key": None, "strands_rollout": {}})()
     for sample, reward in zip(samples, await reward_func(args, samples), strict=True):
@@ -67,7 +67,7 @@ def _facts(samples: list[Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SPECIALISTS)
 async def test_the_specialist_that_a_graph_routes_to_is_the_main_agent(shipped_tokenizer: Any, name: str) -> None:
-    said = {"router": [f"Ask {name}.<|im_end|>"], name: [call("double", number=17), RIGHT]}
+    said = {"router": [f"Ask {name}.<|im_end|>"], name: [tool_call("double", number=17), RIGHT]}
     samples = await _graded(shipped_tokenizer, _routed, said)
     facts = _facts(samples)
     assert (facts["stop_reason"], facts["final_text"]) == ("completed", "It is \\boxed{34}.")
@@ -79,7 +79,7 @@ async def test_the_specialist_that_a_graph_routes_to_is_the_main_agent(shipped_t
 
 
 async def test_limits_are_those_of_the_specialist_that_answers(shipped_tokenizer: Any) -> None:
-    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [call("double", number=17)] * 3}
+    said = {"router": ["Ask geometry.<|im_end|>"], "geometry": [tool_call("double", number=17)] * 3}
     samples = await _graded(shipped_tokenizer, _routed, said, max_tool_iterations=2)
     assert (samples[0].status, _facts(samples)["stop_reason"]) == (Sample.Status.TRUNCATED, "max_tool_iterations")
     assert (_facts(samples)["tool_iterations"], _facts(samples)["budgets"]["tool_iterations"]) == (2, 1.0)
@@ -92,7 +92,7 @@ async def test_a_specialist_whose_turn_is_cut_says_by_what(shipped_tokenizer: An
         return (says(text, number), "length") if "You are geometry." in text else says(text, number)
 
     says = _says(said)
-    result, wire = await play(shipped_tokenizer, _routed, cut, max_new_tokens=90)
+    result, wire = await play_agent(shipped_tokenizer, _routed, cut, max_new_tokens=90)
     samples = wire.check(result)
     assert (_facts(samples)["stop_reason"], _facts(samples)["turns"]) == ("response_length", 1)
 
@@ -212,7 +212,7 @@ def _leaves(model: SGLangModel, _task: Task) -> Any:
 async def test_of_leaves_that_ran_at_once_the_first_that_was_added_answers(shipped_tokenizer: Any, slow: str) -> None:
     others_done = asyncio.Event()
 
-    class Slow(Wire):
+    class Slow(RecordingPolicy):
         async def __call__(self, body: dict[str, Any], number: int) -> Any:
             text = shipped_tokenizer.decode(body["input_ids"])
             if f"You are {slow}." in text:
@@ -223,7 +223,7 @@ async def test_of_leaves_that_ran_at_once_the_first_that_was_added_answers(shipp
             return reply
 
     said = {"root": ["Go.<|im_end|>"], "left": [RIGHT], "right": [WRONG]}
-    result, wire = await play(shipped_tokenizer, _leaves, _says(said), wire=Slow)
+    result, wire = await play_agent(shipped_tokenizer, _leaves, _says(said), wire=Slow)
     samples = wire.check(result)
     assert "You are left." in shipped_tokenizer.decode(samples[0].tokens)
 
@@ -276,7 +276,7 @@ async def test_who_a_swarm_is_handed_over_to_last_is_its_main_agent(
 ) -> None:
     said: dict[str, list[str]] = {name: [] for name in order}
     for name, to in itertools.pairwise(order):
-        said[name] += [call("handoff_to_agent", agent_name=to, message="You."), WRONG]
+        said[name] += [tool_call("handoff_to_agent", agent_name=to, message="You."), WRONG]
     said[last].append(RIGHT)
     samples = await _graded(shipped_tokenizer, _handed_over, said)
     assert f"You are {last}." in shipped_tokenizer.decode(samples[0].tokens)

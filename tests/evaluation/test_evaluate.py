@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_stage import tamper
+from evaluation_stage import corrupt_samples
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, call_text, ids_of
 
@@ -62,7 +62,7 @@ def test_a_data_file_without_rows_is_refused_and_a_pipe_hangs_nothing(tmp_path):
 
 
 async def test_a_tampered_sample_is_counted_against_the_wire(shipped_tokenizer, monkeypatch):
-    tamper(monkeypatch)
+    corrupt_samples(monkeypatch)
     outcomes, _ = await run(shipped_tokenizer, solver(shipped_tokenizer))
     summary = Summary.of(outcomes)
     assert (summary.tito_violations, summary.contract_violations, summary.ok) == (2, 2, False)

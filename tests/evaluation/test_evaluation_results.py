@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from evaluation_stage import result_line
 from fake_sglang import Reply
-from full_disk import most_bytes_of_a_file
+from full_disk import limit_file_size
 from harness import ids_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -102,7 +102,7 @@ def test_a_full_disk_ends_the_run_and_what_was_written_before_is_kept(path: Path
     with ResultsFile(path.parent, IDENTITY) as file:
         file.append(result_line(0))
         with (
-            most_bytes_of_a_file(path.stat().st_size + 10),
+            limit_file_size(path.stat().st_size + 10),
             pytest.raises(RolloutError, match="can't write to .*results.jsonl"),
         ):
             file.append(result_line(1))

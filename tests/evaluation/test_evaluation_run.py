@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 import yaml
-from evaluation_stage import PROBLEMS, guesser, options_for, result_line, sample_seed, tamper, write_problems
+from evaluation_stage import (
+    PROBLEMS,
+    corrupt_samples,
+    guess_by_seed,
+    options_for,
+    result_line,
+    sample_seed,
+    write_problems,
+)
 from fake_sglang import Reply, dead_url
 from harness import ids_of
 from rich.console import Console
@@ -74,7 +82,7 @@ async def test_an_interrupted_run_is_resumed_to_the_same_report(run):
 
 
 async def test_failed_samples_are_missing_not_wrong_and_are_tried_again(run, shipped_tokenizer, capsys):
-    guess = guesser(shipped_tokenizer)
+    guess = guess_by_seed(shipped_tokenizer)
     broken = {sample_seed(1, 0), sample_seed(2, 3)} | {sample_seed(0, number) for number in range(4)}
 
     def reply(request: dict[str, Any], number: int) -> Reply:
@@ -116,7 +124,7 @@ async def test_a_sample_that_was_cut_by_a_limit_counts_and_is_wrong(run, shipped
 async def test_an_audit_checks_every_sample_and_finds_a_wrong_one(run, tmp_path, monkeypatch):
     honest_run = await run(audits=True)
     assert (honest_run.code, honest_run.report["violations"]) == (0, 0)
-    tamper(monkeypatch)
+    corrupt_samples(monkeypatch)
     ended = await run(audits=True, out=tmp_path / "audited")
     assert (ended.code, ended.report["complete"]) == (1, True)
     assert ended.report["violations"] >= 12

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from harness import ANSWER
-from processes import until
-from wire import Wire, call, play
+from processes import wait_until
+from recording_policy import RecordingPolicy, play_agent, tool_call
 
 from strands_rollout import Sample
 from strands_rollout.code_tool import ExecutionResult
@@ -43,7 +43,7 @@ class Policy:
         if "You are a summarization assistant" in text:
             return "It was about lines.<|im_end|>"
         if "You are a general-purpose subagent" in text:
-            return "Counted.<|im_end|>" if "777" in text else call("shell", command="echo $((700 + 77))")
+            return "Counted.<|im_end|>" if "777" in text else tool_call("shell", command="echo $((700 + 77))")
         self.text = text
         self.spoken.append(next(self._turns))
         return self.spoken[-1]
@@ -52,35 +52,35 @@ class Policy:
         """Each tool again and again, three sub-agents, then the answer."""
         self.folder = re.findall(r"Working directory: (\S+)", self.text)[-1]
         path, many = f"{self.folder}/notes.txt", "line\n" * 20
-        yield call("todo_write", todos=[TODO])
-        yield call("skills", skill_name="measured-answers")
-        yield call("todo_write", todos=[])
-        yield call("shell", command="yes expression expression | head -n 1000")
-        yield call(
+        yield tool_call("todo_write", todos=[TODO])
+        yield tool_call("skills", skill_name="measured-answers")
+        yield tool_call("todo_write", todos=[])
+        yield tool_call("shell", command="yes expression expression | head -n 1000")
+        yield tool_call(
             "retrieve_context",
             reference=re.findall(r"\[ref: (\S+)\]", self.text)[-1],
             line_range={"start": 1, "end": 1},
         )
         for number in range(TURNS // 8):
-            yield call("write", path=path, content=f"{many}{number}")
-            yield call("edit", path=path, old_str=many, new_str="one\n")
-            yield call("read", path=path)
-            yield call("shell", command=f"wc -l < notes.txt; seq {number} {number + 60}")
-            yield call("programmatic_tool_caller", code=CODE)
-            yield call("shell", command="echo later", _background_execution=True)
-            yield call("strands_manage_background_task", mode="list")
-            yield call("read", path="/etc/shadow")
+            yield tool_call("write", path=path, content=f"{many}{number}")
+            yield tool_call("edit", path=path, old_str=many, new_str="one\n")
+            yield tool_call("read", path=path)
+            yield tool_call("shell", command=f"wc -l < notes.txt; seq {number} {number + 60}")
+            yield tool_call("programmatic_tool_caller", code=CODE)
+            yield tool_call("shell", command="echo later", _background_execution=True)
+            yield tool_call("strands_manage_background_task", mode="list")
+            yield tool_call("read", path="/etc/shadow")
             if number % 8 == 3:
-                yield call("subagent", task=f"Count {number}.", context=("none", "all", "no_tools")[number // 8])
+                yield tool_call("subagent", task=f"Count {number}.", context=("none", "all", "no_tools")[number // 8])
         yield ANSWER
 
 
-async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tuple[Any, Wire]:
+async def played(tokenizer: Any, said: Any, made: list[Any], **more: Any) -> tuple[Any, RecordingPolicy]:
     def build(model: Any, task: Any) -> Any:
         made.append(example.build(model, task))
         return made[-1]
 
-    return await play(tokenizer, build, said, 16384, 1 << 20, **{**SETTINGS, **more, "agent_factory": PLAYED})
+    return await play_agent(tokenizer, build, said, 16384, 1 << 20, **{**SETTINGS, **more, "agent_factory": PLAYED})
 
 
 class Broken:
@@ -97,7 +97,7 @@ async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokeni
 
     def said(text: str, _number: int) -> str:
         first = "shell" if "You are a general-purpose subagent" in text else "subagent"
-        return ANSWER if "<tool_response>" in text else call(first, command="ls", task="List.")
+        return ANSWER if "<tool_response>" in text else tool_call(first, command="ls", task="List.")
 
     result, _ = await played(shipped_tokenizer, said, [])
     facts = result[0].metadata["strands_rollout"]
@@ -110,7 +110,7 @@ async def test_a_sandbox_that_fails_a_sub_agent_fails_the_episode(shipped_tokeni
 
 async def gone(path: str) -> None:
     """What is deleted beside the episode's end is so soon."""
-    await until(lambda: not os.path.lexists(path))
+    await wait_until(lambda: not os.path.lexists(path))
 
 
 @pytest.mark.parametrize("transient", ["segment", pytest.param("keep", marks=pytest.mark.slow)])
@@ -144,7 +144,7 @@ async def test_the_folder_and_its_processes_are_gone_however_the_episode_ends(sh
     def said(text: str, number: int) -> str:
         state.folder = state.folder or re.findall(r"Working directory: (\S+)", text)[-1]
         state.aborting = number == 1 and stop_reason == "aborted"
-        return call("shell", command="echo x > file" if number == 0 else "sleep 100")
+        return tool_call("shell", command="echo x > file" if number == 0 else "sleep 100")
 
     result, wire = await played(shipped_tokenizer, said, [], should_abort=lambda: state.aborting, **settings)
     assert (wire.check(result)[0].metadata["strands_rollout"]["stop_reason"], len(wire.requests)) == (stop_reason, 2)

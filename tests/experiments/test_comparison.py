@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from recorded_runs import records, write_run
+from recorded_runs import step_records, write_run
 from typer.testing import CliRunner, Result
 
 from experiments.__main__ import compare
@@ -23,7 +23,7 @@ def only(*folders: Path) -> Variant:
 
 def test_runs_that_differ_in_their_seed_alone_are_one_variant(tmp_path: Path) -> None:
     folders = [
-        write_run(tmp_path / f"{rollout}-{seed}", records(), rollout=rollout, seed=seed, temperature=1.0)
+        write_run(tmp_path / f"{rollout}-{seed}", step_records(), rollout=rollout, seed=seed, temperature=1.0)
         for seed in (1, 2)
         for rollout in ("tito", "retokenised")
     ]
@@ -40,7 +40,7 @@ def command(*arguments: Any) -> Result:
 
 
 def test_the_command_prints_the_table_or_the_json(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / str(seed), records(kl_k3=0.5), seed=seed, summary={}) for seed in (1, 2)]
+    folders = [write_run(tmp_path / str(seed), step_records(kl_k3=0.5), seed=seed, summary={}) for seed in (1, 2)]
     table = command(*folders)
     assert (table.exit_code, table.stdout.rstrip("\n")) == (0, comparison_table(compared(*folders)))
     told = json.loads(command("--json", *folders).stdout)

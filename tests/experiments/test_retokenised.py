@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from byte_tokens import byte_ids, encode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spelled_tokens import bytewise, encode
 
 from experiments.methods import retokenise
 from strands_rollout import Sample
@@ -35,7 +35,7 @@ def test_an_episode_of_tokens_that_the_tokenizer_itself_would_choose_comes_back_
 
 
 def test_a_word_sampled_in_other_pieces_is_trained_as_one_token_without_a_logprob(tokenizer: Any) -> None:
-    before, word, after = encode(tokenizer, "It is the"), bytewise(tokenizer, " number"), encode(tokenizer, " 34.")
+    before, word, after = encode(tokenizer, "It is the"), byte_ids(tokenizer, " number"), encode(tokenizer, " 34.")
     prompt = encode(tokenizer, PROMPT)
     found = retokenise(sample_of(prompt, ([*before, *word, *after], 1)), tokenizer)
     response = found.tokens[found.prompt_length :]

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from findings import ran_on
 from harness import ids_of, run
+from run_report import note_engine
 
 pytestmark = pytest.mark.real
 
@@ -124,13 +124,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 async def test_an_agent_on_node_is_one_sample_that_holds_each_sampled_token(
-    name: str, tmp_path: Path, shipped_tokenizer: Any, told: Any, request: pytest.FixtureRequest
+    name: str, tmp_path: Path, shipped_tokenizer: Any, report_row: Any, request: pytest.FixtureRequest
 ) -> None:
     client, package = CASES[name], CLIENTS / name.partition(" ")[0]
     if not package.is_dir():
         pytest.skip(f"needs {package}: bash scripts/gateway_clients.sh install")
     version = json.loads((package / "package.json").read_text())["version"]
-    ran_on(request.node, f"{name} {version}")
+    note_engine(request.node, f"{name} {version}")
     file = tmp_path / "calc.py"
     file.write_text("def add(a, b):\n    return a - b\n")
     (tmp_path / AGENT.name).write_text(AGENT.read_text())
@@ -156,7 +156,7 @@ async def test_an_agent_on_node_is_one_sample_that_holds_each_sampled_token(
             "episode_timeout_s": 240,
         },
         context_length=500_000,
-        episode_of=lambda _request: None,  # told by tokens: what is asked beside it is under the same key
+        episode_of=lambda _request: None,  # recognised by tokens: what is asked beside it is under the same key
     )
     facts = result.facts["gateway"]
     assert (result.facts["error"], result.facts["stop_reason"], facts["refused"]) == (None, "completed", {})
@@ -168,4 +168,4 @@ async def test_an_agent_on_node_is_one_sample_that_holds_each_sampled_token(
     trained = [token for token, mask in zip(response, result.sample.loss_mask, strict=True) if mask]
     assert trained == list(chain.from_iterable(one.ids for one in played))
     counts = {key: facts[key] for key in ("requests", "forks", "changed_calls")}
-    told("agents on Node", agent=name, **counts, turns=len(played), asides=asides, tokens=len(trained))
+    report_row("agents on Node", agent=name, **counts, turns=len(played), asides=asides, tokens=len(trained))

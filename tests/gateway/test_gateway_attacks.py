@@ -12,7 +12,7 @@ import programs
 import pytest
 from fake_sglang import Reply
 from harness import run
-from processes import until
+from processes import wait_until
 from programs import TOOLS
 from test_matching import ASK, END
 
@@ -167,7 +167,7 @@ async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monk
         posts = [made.post("chat", {"messages": [ASK], "tools": TOOLS}) for _ in range(12)]
         waiting = [asyncio.ensure_future(post) for post in posts]
         try:
-            await until(lambda: sum(one.done() for one in waiting) >= 8)
+            await wait_until(lambda: sum(one.done() for one in waiting) >= 8)
         finally:
             asked.set()
         statuses = sorted([(await one)[0] for one in waiting])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply
-from processes import until
+from processes import wait_until
 
 from strands_rollout.client.client import SGLangClient
 from strands_rollout.play.audit import Exchange, WireRecorder, recording, tito_violations
@@ -63,7 +63,7 @@ async def test_a_client_that_goes_away_has_its_request_dropped_at_the_engine() -
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: wire.fake.disconnects)
+        await wait_until(lambda: wire.fake.disconnects)
         assert wire.fake.disconnects == ["gone"]
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import stage_tools
 from episode_stage import EpisodeStage, episodes_on
-from findings import ran_on
 from gateway_stage import NAMES, OwnWorker
+from run_report import note_engine
 
 
 @pytest.fixture(scope="session")
@@ -29,5 +29,5 @@ async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeSta
 
 @pytest.fixture(params=NAMES)
 def router(request: pytest.FixtureRequest) -> str:
-    ran_on(request.node, NAMES[request.param])
+    note_engine(request.node, NAMES[request.param])
     return str(request.param)

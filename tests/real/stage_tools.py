@@ -29,7 +29,7 @@ async def failing_at_first(code: str) -> str:
 
 @tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def hanging_while_told(code: str) -> str:
-    """Hangs where it is told so, else works."""
+    """Hangs where it says so, else works."""
     began.append(code)
     while is_to_hang.is_set():  # noqa: ASYNC110 - tests on any loop set it
         await asyncio.sleep(0.02)

@@ -8,41 +8,43 @@ import pytest
 import stage_tools
 from episode_stage import GREEDY, LONG_TURN, EpisodeStage, facts_of, load_of, new_samples, tokens_of, until, until_idle
 from harness import args_for
-from stand_in_process import finish_elsewhere
+from other_process import finish_in_other_process
 
 from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
 
 EPISODES = 8
-Told = Callable[..., None]
+ReportRow = Callable[..., None]
 
 
-async def aborted_when(stage, begun, params, told, when, **settings):
-    """The samples of episodes that were told to abort as soon as something had begun."""
+async def aborted_when(stage, begun, params, report_row, when, **settings):
+    """The samples of episodes that were aborted as soon as something had begun."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
     await begun()
-    samples = await back_after(flag, running, told, when)
+    samples = await back_after(flag, running, report_row, when)
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
     await until_idle(stage.engine_url)
     return samples
 
 
-async def back_after(flag: asyncio.Event, running: asyncio.Task[list[Sample]], told: Told, when: str) -> list[Sample]:
+async def back_after(
+    flag: asyncio.Event, running: asyncio.Task[list[Sample]], report_row: ReportRow, when: str
+) -> list[Sample]:
     """Raise the flag: the samples, when all of them are back."""
     clock = asyncio.get_running_loop().time
     raised = clock()
     flag.set()
     samples = await running
-    told("aborts on SGLang", when=when, episodes=len(samples), all_back_after_s=round(clock() - raised, 2))
+    report_row("aborts on SGLang", when=when, episodes=len(samples), all_back_after_s=round(clock() - raised, 2))
     return samples
 
 
-async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(stage, told) -> None:
+async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(stage, report_row) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
-        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, told, "a turn is decoded"
+        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, report_row, "a turn is decoded"
     )
     for part, whole in zip(samples, undisturbed, strict=True):
         assert 0 < part.response_length < whole.response_length
@@ -60,14 +62,16 @@ async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_h
         assert len(second.input_ids) == len(first.input_ids) + before
 
 
-async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: EpisodeStage, told: Told) -> None:
+async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(
+    stage: EpisodeStage, report_row: ReportRow
+) -> None:
     tools = ["stage_tools.hanging_while_told"]
     stage_tools.is_to_hang.set()
 
     def all_in_tools() -> Awaitable[None]:
         return until(lambda: len(stage_tools.began) >= EPISODES)
 
-    samples = await aborted_when(stage, all_in_tools, GREEDY, told, "a tool runs", tools=tools)
+    samples = await aborted_when(stage, all_in_tools, GREEDY, report_row, "a tool runs", tools=tools)
     assert {facts_of(sample)["turns"] for sample in samples} == {1}
     stage_tools.is_to_hang.clear()
     resumed = await stage.play(samples, GREEDY, tools=tools)
@@ -76,13 +80,15 @@ async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(stage: 
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage, mode: str, told: Told) -> None:
+async def test_an_abort_before_the_first_token_starts_afresh(
+    stage: EpisodeStage, mode: str, report_row: ReportRow
+) -> None:
     await stage.control("/pause_generation", mode=mode)
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), should_abort=flag.is_set, abort_grace_s=0.2))
     try:
         await until(lambda: len(stage.recorder.episodes) >= EPISODES)
-        samples = await back_after(flag, running, told, f"paused ({mode})")
+        samples = await back_after(flag, running, report_row, f"paused ({mode})")
     finally:
         await stage.control("/continue_generation")
     assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
@@ -90,10 +96,10 @@ async def test_an_abort_before_the_first_token_starts_afresh(stage: EpisodeStage
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
 
 
-async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(stage, told) -> None:
+async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(stage, report_row) -> None:
     waited: list[Sample] = []
     while not waited:  # as others end, those that wait may be let in before their own abort is there
-        samples = await aborted_when_one_waits(stage, told)
+        samples = await aborted_when_one_waits(stage, report_row)
         assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
         await until_idle(stage.engine_url)
         waited = [sample for sample in samples if not any(sample.loss_mask or [])][:EPISODES]
@@ -101,7 +107,7 @@ async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine
     assert tokens_of(await stage.play(waited)) == tokens_of(undisturbed)
 
 
-async def aborted_when_one_waits(stage: EpisodeStage, told: Told) -> list[Sample]:
+async def aborted_when_one_waits(stage: EpisodeStage, report_row: ReportRow) -> list[Sample]:
     """Samples of more episodes than the engine takes at once; an abort came when some sampled and some waited."""
     # SGLang counts on most of what each may sample, and lets the others wait
     new = new_samples((await load_of(stage.engine_url))["max_total_num_tokens"] // 1024)
@@ -117,7 +123,7 @@ async def aborted_when_one_waits(stage: EpisodeStage, told: Told) -> list[Sample
 
     await until(is_one_queued)
     await stage.until_sampling(requests=EPISODES, tokens=10 * len(new))
-    return await back_after(flag, running, told, "some are queued")
+    return await back_after(flag, running, report_row, "some are queued")
 
 
 def is_open(sample: Sample) -> bool:
@@ -148,13 +154,13 @@ async def test_episodes_that_are_cut_again_and_again_end_as_undisturbed_ones(sta
         assert aborts >= sum(facts_of(sample)["aborts"] for sample in samples)
 
 
-async def test_another_process_goes_on_where_this_one_was_aborted(stage: EpisodeStage, told: Told) -> None:
+async def test_another_process_goes_on_where_this_one_was_aborted(stage: EpisodeStage, report_row: ReportRow) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
-        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, told, "a turn is decoded"
+        stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, report_row, "a turn is decoded"
     )
     args = args_for(stage.recorder.url, stage.tokenizer, reward_key="score", strands_rollout={})
-    finished = await finish_elsewhere(args, LONG_TURN, samples)
+    finished = await finish_in_other_process(args, LONG_TURN, samples)
     assert stage.violations(finished) == []
     assert tokens_of(finished) == tokens_of(undisturbed)
     assert {facts_of(sample)["resumes"] for sample in finished} == {1}

@@ -19,7 +19,7 @@ EPISODES = 12
 DEAD_S = 2.0
 PATIENCE_S = 5.0
 HANGING = ["stage_tools.hanging_while_told"]
-Told = Callable[..., None]
+ReportRow = Callable[..., None]
 
 
 @pytest.fixture
@@ -31,7 +31,9 @@ def tools_hang() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tools_hang")
-async def test_episodes_outlive_a_killed_server_whose_place_another_takes(sglang, own_worker, shipped_tokenizer, told):
+async def test_episodes_outlive_a_killed_server_whose_place_another_takes(
+    sglang, own_worker, shipped_tokenizer, report_row
+):
     async with episodes_on(sglang, shipped_tokenizer) as plain:
         undisturbed = [
             *await plain.play(new_samples(EPISODES), tools=HANGING),
@@ -53,7 +55,7 @@ async def test_episodes_outlive_a_killed_server_whose_place_another_takes(sglang
         await front.open()
         back = clock()
         samples = [*await with_tools, *await of_one_turn]
-        tell(told, "server killed, another at its address", ends_of(samples), recovery_s=round(clock() - back, 1))
+        tell(report_row, "server killed, another at its address", ends_of(samples), recovery_s=round(clock() - back, 1))
     assert tokens_of(samples) == tokens_of(undisturbed)
     # turns that were answered are kept; what was cut in one is sampled anew, by the other server
     assert {tuple(facts_of(sample)["weight_versions"]) for sample in samples[:EPISODES]} == {(OWN_VERSION, "default")}
@@ -62,7 +64,7 @@ async def test_episodes_outlive_a_killed_server_whose_place_another_takes(sglang
 
 
 async def test_episodes_whose_server_does_not_come_back_are_masked_and_can_be_tried_again(
-    sglang: str, shipped_tokenizer: Any, told: Told
+    sglang: str, shipped_tokenizer: Any, report_row: ReportRow
 ) -> None:
     clock = asyncio.get_running_loop().time
     async with episodes_on(sglang, shipped_tokenizer) as plain:
@@ -73,16 +75,16 @@ async def test_episodes_whose_server_does_not_come_back_are_masked_and_can_be_tr
         await front.close()
         gone = clock()
         ends = ends_of(await running)
-        tell(told, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
+        tell(report_row, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert {facts_of(sample)["stop_reason"] for sample in ends.masked} == {"engine_error"}
         assert all("attempts; the last ended with" in reason for reason in ends.reasons), ends.reasons
         await front.open()
         back = clock()
         again = ends_of(await stage.play(ends.masked, LONG_TURN))
-        tell(told, "masked ones tried again", again, recovery_s=round(clock() - back, 1))
+        tell(report_row, "masked ones tried again", again, recovery_s=round(clock() - back, 1))
     assert tokens_of(again.exact) == tokens_of(undisturbed)
 
 
-def tell(told: Told, fault: str, ends: Ends, **more: Any) -> None:
-    told("faults", fault=fault, router="none", **ends.counts, **more)
+def tell(report_row: ReportRow, fault: str, ends: Ends, **more: Any) -> None:
+    report_row("faults", fault=fault, router="none", **ends.counts, **more)

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import other_process
 import pytest
-import stand_in_process
 from episode_stage import LONG_TURN, EpisodeStage, facts_of, new_samples
 from harness import args_for
 
@@ -17,36 +17,38 @@ EPISODES = 24
 # a quarter of a minute's work for the engine; SGLang looks every 4 s whether a client is still there
 ENDLESS = {**LONG_TURN, "max_new_tokens": 1700}
 ALL_TOKENS = EPISODES * 1700
-Told = Callable[..., None]
+ReportRow = Callable[..., None]
 
 
-async def left_behind(stage: EpisodeStage, told: Told, client: str) -> int:
+async def left_behind(stage: EpisodeStage, report_row: ReportRow, client: str) -> int:
     """The most tokens that the engine held before nothing ran there any more."""
     clock = asyncio.get_running_loop().time
     began = clock()
     most = await stage.most_tokens_until_idle()
     seconds = round(clock() - began, 2)
-    told("lost clients of SGLang", client=client, episodes=EPISODES, idle_after_s=seconds, most_tokens=most)
+    report_row("lost clients of SGLang", client=client, episodes=EPISODES, idle_after_s=seconds, most_tokens=most)
     return most
 
 
-async def test_cancelled_episodes_leave_nothing_at_the_engine(stage: EpisodeStage, told: Told) -> None:
+async def test_cancelled_episodes_leave_nothing_at_the_engine(stage: EpisodeStage, report_row: ReportRow) -> None:
     running = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS))
     await stage.until_sampling(requests=EPISODES, tokens=50)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
     # each request is aborted by its id, long before SGLang looks for its client
-    assert await left_behind(stage, told, "tasks are cancelled") < ALL_TOKENS / 4
+    assert await left_behind(stage, report_row, "tasks are cancelled") < ALL_TOKENS / 4
     # others are not disturbed, and nothing of it is left in this process
     again = await stage.play(new_samples(EPISODES))
     assert {facts_of(sample)["stop_reason"] for sample in again} == {"completed"}
 
 
-async def test_a_process_that_is_killed_leaves_nothing_at_the_engine(stage: EpisodeStage, told: Told) -> None:
+async def test_a_process_that_is_killed_leaves_nothing_at_the_engine(
+    stage: EpisodeStage, report_row: ReportRow
+) -> None:
     samples = [sample.to_dict() for sample in new_samples(EPISODES)]
     args = vars(args_for(stage.engine_url, stage.tokenizer, strands_rollout={}))
-    program = Path(stand_in_process.__file__)
+    program = Path(other_process.__file__)
     process = await asyncio.create_subprocess_exec(
         sys.executable, program, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, cwd=program.parent
     )
@@ -56,4 +58,4 @@ async def test_a_process_that_is_killed_leaves_nothing_at_the_engine(stage: Epis
     await stage.until_sampling(requests=EPISODES, tokens=50)
     process.kill()
     await process.wait()
-    assert await left_behind(stage, told, "kill -9") < ALL_TOKENS / 2
+    assert await left_behind(stage, report_row, "kill -9") < ALL_TOKENS / 2

@@ -63,7 +63,9 @@ def mean_accuracy(samples: Sequence[Sample]) -> float:
     return sum(sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)) / len(samples)
 
 
-async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(sglang, embedded, shipped_tokenizer, told) -> None:
+async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
+    sglang, embedded, shipped_tokenizer, report_row
+) -> None:
     rows = read_rows(shipped_rows(), ROWS)
     found: dict[str, Summary] = {}
     for engine, url in (("SGLang", sglang), ("embedded", embedded)):
@@ -71,14 +73,16 @@ async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(sglang, emb
         found[engine] = Summary.of(outcomes)
         assert found[engine].ok, found[engine]
         assert all_finished([outcome.sample for outcome in outcomes])
-        told("accuracy at T=1", engine=engine, episodes=ROWS, accuracy=found[engine].accuracy)
+        report_row("accuracy at T=1", engine=engine, episodes=ROWS, accuracy=found[engine].accuracy)
     ours, theirs = (found[engine].accuracy for engine in ("embedded", "SGLang"))
     mean = (ours + theirs) / 2
     assert abs(ours - theirs) <= SIGMAS * math.sqrt(2 * mean * (1 - mean) / ROWS)
     assert theirs > LEAST_ACCURACY
 
 
-async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(sglang, embedded, shipped_tokenizer, told):
+async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
+    sglang, embedded, shipped_tokenizer, report_row
+):
     runs: list[list[Sample]] = []
     for url in (embedded, sglang):
         async with episodes_on(url, shipped_tokenizer) as stage:
@@ -95,7 +99,7 @@ async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(sgla
     assert max(facts_of(sample)["turns"] for sample in theirs) > 1
     pairs = [pair for one, other in zip(ours, theirs, strict=True) for pair in logprob_pairs(one, other)]
     farthest = max(abs(one - other) for one, other in pairs)
-    told(
+    report_row(
         "greedy episodes on both engines", episodes=len(ours), tokens=len(pairs), largest_logprob_gap=f"{farthest:.1e}"
     )
     assert farthest < LOGPROB_TOLERANCE

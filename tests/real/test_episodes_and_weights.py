@@ -20,7 +20,7 @@ MODES = ("abort", "retract", "in_place")
 HOT = {**LONG_TURN, "temperature": 2.0}
 TOLERANCE = 1e-3
 OTHERS = "1"
-Told = Callable[..., None]
+ReportRow = Callable[..., None]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,9 @@ def sampled_positions(sample: Sample) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(stage, mode, other_weights, told) -> None:
+async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(
+    stage, mode, other_weights, report_row
+) -> None:
     running = asyncio.create_task(stage.play(new_samples(EPISODES), HOT))
     await stage.until_sampling(requests=EPISODES, tokens=200)
     await take_weights(stage, mode, other_weights, OTHERS)
@@ -91,7 +93,7 @@ async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(sta
             own = own[: facts_of(sample)["spans"][0][2] - sampled_positions(sample)[0]]
         worst = max(worst, *own)
         alike += sum(distance < TOLERANCE for distance in others)
-    told("weights changed in mid-turn", mode=mode, episodes=EPISODES, largest_logprob_gap=f"{worst:.1e}")
+    report_row("weights changed in mid-turn", mode=mode, episodes=EPISODES, largest_logprob_gap=f"{worst:.1e}")
     assert worst < TOLERANCE
     # so that a wrong version, or a boundary that is off by a token, can't pass
     assert alike < 0.2 * sum(len(spanned(sample)) for sample in samples)
@@ -142,7 +144,7 @@ async def test_a_pause_in_mid_turn_changes_nothing(stage: EpisodeStage, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(stage, mode, told) -> None:
+async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(stage, mode, report_row) -> None:
     clock = asyncio.get_running_loop().time
     running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, episode_timeout_s=15.0))
     await stage.until_sampling(requests=EPISODES)
@@ -154,4 +156,4 @@ async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(stag
     assert {sample.status for sample in samples} == {Sample.Status.TRUNCATED}
     # an engine that stands still does not say what it has sampled
     assert all(sample.remove_sample or mode == "abort" for sample in samples)
-    told("a pause without an end", mode=mode, episode_timeout_s=15.0, all_back_after_s=round(seconds, 1))
+    report_row("a pause without an end", mode=mode, episode_timeout_s=15.0, all_back_after_s=round(seconds, 1))

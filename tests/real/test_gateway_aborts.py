@@ -26,7 +26,7 @@ ENDLESS = {**LINGERING, "min_new_tokens": 1500}
 
 
 async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
-    router: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+    router: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     own, aborted = await own_worker.running(), asyncio.Event()
     async with two_workers(sglang, own, shipped_tokenizer, router=router) as (stage, gateway, _):
@@ -51,7 +51,7 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     if router == "smg":  # its keys bring an episode back to the worker that knows its tokens
         assert all(len(versions_of(sample)) == 1 for sample in samples)
         assert all(map(set.issubset, sampled_by, map(versions_of, samples)))
-    told(
+    report_row(
         "aborts behind routers",
         abort="slime's, at the workers",
         router=NAMES[router],
@@ -62,7 +62,9 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     )
 
 
-async def test_a_closed_connection_ends_the_request_at_its_worker(router, sglang, shipped_tokenizer, told) -> None:
+async def test_a_closed_connection_ends_the_request_at_its_worker(
+    router, sglang, shipped_tokenizer, report_row
+) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router) as gateway,
@@ -74,7 +76,7 @@ async def test_a_closed_connection_ends_the_request_at_its_worker(router, sglang
             idle_after_s = await until_idle(sglang)
             # a request that had gone on would have had its answer by now
             assert [passage.meta_info for passage in front.passages] == [{}] * EPISODES
-            told(
+            report_row(
                 "aborts behind routers",
                 abort=how.__name__.replace("_", " ") + ", by closed connections",
                 router=NAMES[router],

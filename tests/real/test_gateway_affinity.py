@@ -36,7 +36,7 @@ def finds_itself_cached(turns: Sequence[Passage]) -> bool:
 
 
 async def test_with_smg_a_session_stays_at_its_worker_and_each_turn_finds_the_last_one_cached(
-    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+    sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
         samples = await stage.play(new_samples(EPISODES), GREEDY)  # which has two turns in each episode, or more
@@ -49,12 +49,12 @@ async def test_with_smg_a_session_stays_at_its_worker_and_each_turn_finds_the_la
     turns = turns_by_key(fronts)
     assert min(map(len, turns.values())) > 1
     assert all(map(finds_itself_cached, turns.values()))
-    tell(told, "smg", "consistent_hashing", samples, turns)
+    tell(report_row, "smg", "consistent_hashing", samples, turns)
 
 
 @pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
 async def test_sglang_router_knows_no_keys_and_episodes_are_exact_all_the_same(
-    policy: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, told: Any
+    policy: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     own, flags = await own_worker.running(), ("--policy", policy)
     async with two_workers(sglang, own, shipped_tokenizer, router="sglang-router", flags=flags) as (stage, _, fronts):
@@ -65,13 +65,13 @@ async def test_sglang_router_knows_no_keys_and_episodes_are_exact_all_the_same(
     assert {passage.key for front in fronts for passage in front.passages} == {s.session_id for s in samples}
     if policy == "round_robin":
         assert len(versions_of(alone)) == 2
-    tell(told, "sglang-router", policy, samples, turns_by_key(fronts))
+    tell(report_row, "sglang-router", policy, samples, turns_by_key(fronts))
 
 
-def tell(told: Any, router: str, policy: str, samples: Sequence[Sample], turns: dict[str, list[Passage]]) -> None:
+def tell(report_row: Any, router: str, policy: str, samples: Sequence[Sample], turns: dict[str, list[Passage]]) -> None:
     later = [turn for passages in turns.values() for turn in passages[1:]]
     cached = sum(turn.meta_info["cached_tokens"] for turn in later)
-    told(
+    report_row(
         "affinity of turns on two workers",
         router=NAMES[router],
         policy=policy,

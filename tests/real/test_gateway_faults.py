@@ -19,7 +19,9 @@ OUTAGE_S = 2.0
 QUICK_BREAKER = ("--cb-failure-threshold", "3", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "3")
 
 
-async def test_a_worker_out_of_reach_is_waited_for(router: str, sglang: str, shipped_tokenizer: Any, told: Any) -> None:
+async def test_a_worker_out_of_reach_is_waited_for(
+    router: str, sglang: str, shipped_tokenizer: Any, report_row: Any
+) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router) as gateway,
@@ -30,11 +32,11 @@ async def test_a_worker_out_of_reach_is_waited_for(router: str, sglang: str, shi
         await front.close()
         await asyncio.sleep(OUTAGE_S)
         await front.open()
-        await finish(playing, told, f"worker out of reach for {OUTAGE_S:g} s", router)
+        await finish(playing, report_row, f"worker out of reach for {OUTAGE_S:g} s", router)
 
 
 async def test_a_dead_worker_that_draws_all_requests_is_outlived_until_slime_takes_it_out(
-    sglang: str, shipped_tokenizer: Any, told: Any
+    sglang: str, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     router = "sglang-router"  # its default policy sends all of these to one worker, and does so when that one is gone
     async with two_workers(sglang, sglang, shipped_tokenizer, router=router) as (stage, gateway, fronts):
@@ -47,10 +49,10 @@ async def test_a_dead_worker_that_draws_all_requests_is_outlived_until_slime_tak
         await busy.close()
         await asyncio.sleep(OUTAGE_S)
         await gateway.remove(busy.base_url)
-        await finish(playing, told, "the only busy one of two workers dies", router)
+        await finish(playing, report_row, "the only busy one of two workers dies", router)
 
 
-async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_tokenizer: Any, told: Any) -> None:
+async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_tokenizer: Any, report_row: Any) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router, flags=QUICK_BREAKER) as gateway,
@@ -61,36 +63,40 @@ async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_t
         await until(lambda: len(front.passages) >= 3)
         await asyncio.sleep(OUTAGE_S)
         front.status = None
-        await finish(playing, told, "worker answers 500, breaker opens", router)
+        await finish(playing, report_row, "worker answers 500, breaker opens", router)
 
 
-async def test_workers_registered_in_time_save_what_was_asked_before(router, sglang, shipped_tokenizer, told) -> None:
+async def test_workers_registered_in_time_save_what_was_asked_before(
+    router, sglang, shipped_tokenizer, report_row
+) -> None:
     async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
         await until(lambda: len(stage.recorder.episodes) == EPISODES)
         await gateway.add(sglang)
-        await finish(playing, told, "no worker yet", router)
+        await finish(playing, report_row, "no worker yet", router)
         await gateway.remove(sglang)
         assert await gateway.workers() == []
 
 
-async def finish(playing: asyncio.Task[Any], told: Any, fault: str, router: str) -> None:
+async def finish(playing: asyncio.Task[Any], report_row: Any, fault: str, router: str) -> None:
     """After the repair: all of them end, and all exactly."""
     clock = asyncio.get_running_loop().time
     repaired = clock()
     ends = ends_of(await playing)
-    told("faults", fault=fault, router=NAMES[router], **ends.counts, recovery_s=round(clock() - repaired, 1))
+    report_row("faults", fault=fault, router=NAMES[router], **ends.counts, recovery_s=round(clock() - repaired, 1))
     assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
 
 
-async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(shipped_tokenizer: Any, told: Any) -> None:
+async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(
+    shipped_tokenizer: Any, report_row: Any
+) -> None:
     async def fail(gateway: Gateway, words: str) -> None:
         clock = asyncio.get_running_loop().time
         async with episodes_on(gateway.base_url, shipped_tokenizer) as stage:
             started = clock()
             ends = ends_of(await stage.play(new_samples(EPISODES), SAMPLED, engine_patience_s=5.0))
         row = {"fault": "no worker at all", "router": NAMES[gateway.router], **ends.counts}
-        told("faults", **row, gave_up_after_s=round(clock() - started, 1))
+        report_row("faults", **row, gave_up_after_s=round(clock() - started, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
         assert all(f"attempts; the last ended with: {words}" in reason for reason in ends.reasons), ends.reasons

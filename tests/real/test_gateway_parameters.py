@@ -74,14 +74,16 @@ async def test_slimes_sampling_parameters_reach_the_worker(router: str, sglang: 
     assert sorted(turns.values()) == [1] * EPISODES
 
 
-async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(router, shipped_tokenizer, told) -> None:
+async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(
+    router, shipped_tokenizer, report_row
+) -> None:
     sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, {**OF_SLIME, **OF_SGLANG})
     arrived = fake.requests[0].body["sampling_params"]
     assert sample.status is Sample.Status.COMPLETED
     assert {key: value for key, value in OF_SGLANG.items() if key not in DROPPED[router]}.items() <= arrived.items()
     dropped = OF_SGLANG.keys() - arrived.keys()
     assert dropped == DROPPED[router]
-    told("sampling parameters that a router drops", router=NAMES[router], dropped=", ".join(sorted(dropped)))
+    report_row("sampling parameters that a router drops", router=NAMES[router], dropped=", ".join(sorted(dropped)))
 
 
 @pytest.mark.parametrize(("router", "status"), [("smg", "completed"), ("sglang-router", "failed")])

@@ -74,7 +74,9 @@ def tools_hang() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tools_hang")
-async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(sglang, own_worker, shipped_tokenizer, told):
+async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(
+    sglang, own_worker, shipped_tokenizer, report_row
+):
     own = await own_worker.running()
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
 
@@ -91,13 +93,13 @@ async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(sglang, o
         own_worker.kill()
         for router, ends in (await ended(playing)).items():
             moved = sum(len(versions_of(sample)) == 2 for sample in ends.exact)
-            told("faults", fault="one of two workers killed", router=NAMES[router], **ends.counts, moved=moved)
+            report_row("faults", fault="one of two workers killed", router=NAMES[router], **ends.counts, moved=moved)
             assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
         assert await own_worker.running() == own
-        await asyncio.gather(*(until_used(router, stage, told) for router, stage in stages.items()))
+        await asyncio.gather(*(until_used(router, stage, report_row) for router, stage in stages.items()))
 
 
-async def until_used(router: str, stage: EpisodeStage, told: Any) -> None:
+async def until_used(router: str, stage: EpisodeStage, report_row: Any) -> None:
     """New episodes, all of them exact, until one is sampled by the worker that came back."""
     clock = asyncio.get_running_loop().time
     started, used = clock(), set[str]()
@@ -106,10 +108,12 @@ async def until_used(router: str, stage: EpisodeStage, told: Any) -> None:
         assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
         used = set.union(*map(versions_of, ends.exact))
     row = {"fault": "the killed one is back", "router": NAMES[router], **ends.counts}
-    told("faults", **row, recovery_s=round(clock() - started, 1))
+    report_row("faults", **row, recovery_s=round(clock() - started, 1))
 
 
-async def test_all_workers_are_gone_in_mid_flight_and_come_back(sglang, own_worker, shipped_tokenizer, told) -> None:
+async def test_all_workers_are_gone_in_mid_flight_and_come_back(
+    sglang, own_worker, shipped_tokenizer, report_row
+) -> None:
     own, clock = await own_worker.running(), asyncio.get_running_loop().time
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
         playing = begin(stages, LINGERING, engine_patience_s=PATIENCE_S)
@@ -121,7 +125,7 @@ async def test_all_workers_are_gone_in_mid_flight_and_come_back(sglang, own_work
         for router, ends in (await ended(playing)).items():
             given_up_after_s = round(clock() - gone, 1)
             row = {"fault": "all workers gone", "router": NAMES[router], **ends.counts}
-            told("faults", **row, gave_up_after_s=given_up_after_s)
+            report_row("faults", **row, gave_up_after_s=given_up_after_s)
             assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
             assert ends.masked
             assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
@@ -130,5 +134,7 @@ async def test_all_workers_are_gone_in_mid_flight_and_come_back(sglang, own_work
         back = clock()
         for router, ends in (await ended(begin(stages, SAMPLED))).items():
             recovery_s = round(clock() - back, 1)
-            told("faults", fault="one of them is back", router=NAMES[router], **ends.counts, recovery_s=recovery_s)
+            report_row(
+                "faults", fault="one of them is back", router=NAMES[router], **ends.counts, recovery_s=recovery_s
+            )
             assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])

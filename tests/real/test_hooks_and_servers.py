@@ -44,12 +44,12 @@ def result_of(stage: EpisodeStage, sample: Sample) -> str:
 
 
 @pytest.mark.parametrize(
-    ("hook", "told"), [(Cancelling, "Not allowed."), (OtherCode, "111105"), (OtherResult, "1000, at least")]
+    ("hook", "tool_result"), [(Cancelling, "Not allowed."), (OtherCode, "111105"), (OtherResult, "1000, at least")]
 )
-async def test_a_hook_cancels_and_rewrites_calls_and_results(stage, hook, told) -> None:
+async def test_a_hook_cancels_and_rewrites_calls_and_results(stage, hook, tool_result) -> None:
     sampled, _ = stage.recorder.episodes[str((await stage.play_one()).session_id)][:2]
     sample = await stage.play_one(hooks=[f"{__name__}.{hook.__name__}"])
-    assert f"<tool_response>\n{told}\n</tool_response>" in result_of(stage, sample)
+    assert f"<tool_response>\n{tool_result}\n</tool_response>" in result_of(stage, sample)
     assert stage.recorder.episodes[str(sample.session_id)][0].output_ids == sampled.output_ids
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from findings import ran_on
 from real_server import SCRIPTS, start_sglang, version_of
+from run_report import note_engine
 from vision import encoded, image_block, picture, vision_processor, vision_tokenizer
 
 from strands_rollout import SGLangModel
@@ -47,7 +47,7 @@ def server(folder: Path) -> Iterator[str]:
 
 @pytest.fixture
 def url(server: str, request: pytest.FixtureRequest) -> str:
-    ran_on(request.node, f"SGLang {version_of(server)}")
+    note_engine(request.node, f"SGLang {version_of(server)}")
     return server
 
 
@@ -56,7 +56,9 @@ def processor() -> Any:
     return vision_processor("Qwen2_5_VLProcessor", vision_tokenizer())
 
 
-async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(url, folder, processor, tmp_path, told) -> None:
+async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(
+    url, folder, processor, tmp_path, report_row
+) -> None:
     # greedy: this model knows no better than to sample <|video_pad|> now and then, which SGLang refuses in a prompt
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)
@@ -82,7 +84,9 @@ async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(url, folder,
     distance, without_images = apart(), apart(pixel_values=black)
     assert distance < 1e-4
     assert without_images > 1e-2
-    told("images: logprobs of SGLang and transformers", images=4, tokens=len(trajectory.token_ids), distance=distance)
+    report_row(
+        "images: logprobs of SGLang and transformers", images=4, tokens=len(trajectory.token_ids), distance=distance
+    )
 
 
 async def test_it_keeps_ids_that_no_encoding_would_give(url: str, processor: Any) -> None:

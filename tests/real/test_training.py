@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.real, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
 
 
-async def test_two_steps_on_sglang_have_the_trainers_logprobs(sglang, shipped_tokenizer, told, tmp_path) -> None:
+async def test_two_steps_on_sglang_have_the_trainers_logprobs(sglang, shipped_tokenizer, report_row, tmp_path) -> None:
     pytest.importorskip("torch")
     from strands_rollout.train.trainer import WeightSync
 
@@ -33,4 +33,4 @@ async def test_two_steps_on_sglang_have_the_trainers_logprobs(sglang, shipped_to
     assert [record["weight_version"] for record in records] == [0, 1]
     assert all(record["logprob_gap_max"] < 1e-3 for record in records)
     assert all(record["stale_tokens"] == 0 for record in records)
-    told("training on SGLang", logprob_gap_max=max(record["logprob_gap_max"] for record in records))
+    report_row("training on SGLang", logprob_gap_max=max(record["logprob_gap_max"] for record in records))

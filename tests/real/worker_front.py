@@ -1,4 +1,4 @@
-"""A worker as a router sees it: a real one behind a proxy that notes what arrives, and falls ill when it is told to.
+"""A worker as a router sees it: a real one behind a proxy that notes what arrives, and falls ill on request.
 
 It stands between router and worker, where a request is what the router made of it.
 """

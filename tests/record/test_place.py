@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import FakeSGLang
-from wire import Wire, call
+from recording_policy import RecordingPolicy, tool_call
 
 from strands_rollout import SGLangModel
 from strands_rollout.gateway.protocols import TurnRequest
@@ -53,7 +53,7 @@ def words_of_user(messages: list[dict[str, Any]]) -> list[list[str]]:
     return said
 
 
-class Policy(Wire):
+class Policy(RecordingPolicy):
     """Says something at random, and is now and then interrupted."""
 
     def __init__(self, tokenizer: Any, chance: random.Random) -> None:
@@ -62,7 +62,9 @@ class Policy(Wire):
     @staticmethod
     def _turn(chance: random.Random) -> Any:
         thought = chance.choice(("", "<think>\nHm.\n</think>\n\n"))
-        said = thought + chance.choice((*(f"{word}<|im_end|>" for word in WORDS), call("add", a=1), call("add", a=2)))
+        said = thought + chance.choice(
+            (*(f"{word}<|im_end|>" for word in WORDS), tool_call("add", a=1), tool_call("add", a=2))
+        )
         return (thought + "So", "abort") if chance.random() < 0.05 else said
 
     def has_read(self, messages: list[dict[str, Any]]) -> bool:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from full_disk import most_bytes_of_a_file
+from full_disk import limit_file_size
 
 from strands_rollout.record import store as store_module
 from strands_rollout.record.store import RecordStore, left_in
@@ -278,7 +278,7 @@ def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, caplo
     small, large, late = store.open("small"), store.open("large"), store.open("late")
     small.write(b"s")
     large.write(b"l")
-    with most_bytes_of_a_file(4096):
+    with limit_file_size(4096):
         large.write(b"l" * 5000)
         late.write(b"t" * 5000)
     assert written_file(folder).stat().st_size < 200  # what did fit is given back
@@ -295,7 +295,7 @@ def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, caplo
 
 def test_a_folder_that_is_gone_or_without_room_for_a_file_costs_the_records(tmp_path: Path, caplog) -> None:
     folder, store = tmp_path / "journal", RecordStore(tmp_path / "journal")
-    with most_bytes_of_a_file(10):
+    with limit_file_size(10):
         episode = store.open("1")
         episode.write(b"a")
     assert [*folder.iterdir()] == []

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from processes import is_running
-from scripts_checkout import REPOSITORY, Checkout, check_out
+from scripts_checkout import REPOSITORY, Checkout, copy_scripts
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    return check_out(tmp_path / "a check out")
+    return copy_scripts(tmp_path / "a check out")
 
 
 def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_passes_arguments_on(checkout) -> None:

@@ -76,7 +76,7 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
 def new_tool_records() -> Iterator[None]:
     """The tools begin with empty records."""
     yield
-    recorded_tools.forget()
+    recorded_tools.clear_calls()
 
 
 @pytest.fixture(autouse=True)

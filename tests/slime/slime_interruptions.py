@@ -63,7 +63,7 @@ class Scene:
         found += [*self.policy.violations, *self.rollouts.invalid]
         found += [f"raised: {error!r}" for error in self.rollouts.raised]
         if "agent_program" not in self.rollouts.args.strands_rollout:  # whose tools run again
-            found += [f"{call} ended twice" for call in recorded_tools.ended_twice()]
+            found += [f"{call} ended twice" for call in recorded_tools.calls_ended_twice()]
         if self.rollouts.changed_params:
             found.append("the sampling parameters were changed")
         for sample in samples:

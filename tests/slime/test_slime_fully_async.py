@@ -61,7 +61,7 @@ async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, m
     assert trained == sum(len(scene.planned_ids(sample)) for sample in samples)
     assert max(len(facts_of(sample)["weight_versions"]) for sample in samples) > 1
     assert any(facts_of(sample)["engine_aborts"] for sample in samples) == (mode == "abort")
-    assert len(recorded_tools.ended()) == len(set(recorded_tools.ended()))
+    assert len(recorded_tools.ended_calls()) == len(set(recorded_tools.ended_calls()))
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM["settings"]])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import recorded_tools
 from fake_sglang import Reply
-from interruptible_policy import ANSWER, Asked, Change, call, hold_after, turn
+from interruptible_policy import ANSWER, Change, PolicyRequest, call, hold_after, turn
 from slime_interruptions import PROGRAM, Begin, Scene, facts_of
 from slime_run import load_dump, trained_tokens
 
@@ -37,7 +37,7 @@ class Cuts:
         self.at, self.only_first, self.quick_s = at or {}, only_first, quick_s
         self._first: dict[str, str] = {}
 
-    def __call__(self, asked: Asked) -> Reply | Change | None:
+    def __call__(self, asked: PolicyRequest) -> Reply | Change | None:
         if asked.name == "quick":
             return lambda rest: rest.after(self.quick_s)
         first = self._first.setdefault(asked.task, asked.key)
@@ -89,7 +89,7 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
     news = [end - start for _turn, start, end, version in facts_of(samples[0])["spans"] if version == "5"]
     all_planned = sum(len(scene.planned_ids(sample)) for sample in samples)
     assert trained == (2 * sum(news) if mask else all_planned)
-    assert len(set(recorded_tools.ended())) == 6
+    assert len(set(recorded_tools.ended_calls())) == 6
 
 
 async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begin: Begin) -> None:

@@ -11,8 +11,8 @@ from interruptible_policy import (
     ANSWER,
     LAYERS,
     TOP_K,
-    Asked,
     Change,
+    PolicyRequest,
     TaskFacts,
     abort_after,
     aborted_in_queue,
@@ -114,7 +114,7 @@ async def test_only_rows_that_are_not_known_are_asked_for(begin: Begin) -> None:
 async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(begin, at, player) -> None:
     held = dict(at)
 
-    def disturb(asked: Asked) -> Change | None:
+    def disturb(asked: PolicyRequest) -> Change | None:
         if asked.name == "quick":
             return lambda rest: rest.after(1.5 if player else 0.3)  # a program is started first
         return hold_after(held[asked.turn]) if asked.turn in held else None
@@ -152,7 +152,7 @@ LACKING = [
 
 @pytest.mark.parametrize(("replayed", "troubles", "status", "words"), LACKING)
 async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, replayed, troubles, status, words):
-    def disturb(asked: Asked) -> Reply | Change | None:
+    def disturb(asked: PolicyRequest) -> Reply | Change | None:
         return troubles.get(asked.turn) if asked.name == "other" else None
 
     scene = await begin(PLANS, ["other", "slow"], disturb, **replayed)
@@ -166,7 +166,7 @@ async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, re
 
 
 async def test_tokens_that_came_without_replay_data_from_an_abort_are_sampled_again(begin: Begin) -> None:
-    def disturb(asked: Asked) -> Change | None:
+    def disturb(asked: PolicyRequest) -> Change | None:
         if asked.visit:
             return None
         return lambda rest: replace(rest.aborted_after(4), meta={**rest.aborted_after(4).meta, "routed_experts": None})

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fake_sglang import Reply
-from interruptible_policy import ANSWER, Asked, Change, abort_after, call, turn
+from interruptible_policy import ANSWER, Change, PolicyRequest, abort_after, call, turn
 from slime_install import observability
 from slime_interruptions import PROGRAM, Begin
 
@@ -42,7 +42,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> Any:
 
 @pytest.mark.parametrize("player", [{}, PROGRAM])  # whose tools are its own
 async def test_each_request_and_each_tool_call_is_a_span(begin: Begin, complaints: Any, player: Any) -> None:
-    def disturb(asked: Asked) -> Reply | Change | None:
+    def disturb(asked: PolicyRequest) -> Reply | Change | None:
         if asked.attempt == 1 and asked.visit == 0:
             return Reply.status(503, "busy")
         return abort_after(4) if asked.turn == 1 and not asked.done else None

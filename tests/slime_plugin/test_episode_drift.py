@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
+from byte_tokens import byte_ids, encode
+from dumped_samples import Parts, dumped_episode, parts_of, sample_of_parts
 from family_episodes import random_episode
 from family_templates import TEMPLATES, tokenizer_with
 from harness import ANSWER, TOOL_CALL, call_text, run
-from saved import Parts, episode, parts_of, sample_of
-from spelled_tokens import bytewise, encode
 
 from strands_rollout import Sample
 from strands_rollout.samples import finished_samples
@@ -32,7 +32,7 @@ async def played(tokenizer: Any) -> Any:
 
 
 def measured(tokenizer: Any, sample: Any) -> EpisodeDrift:
-    return DriftMeter(tokenizer).measure(episode(sample))
+    return DriftMeter(tokenizer).measure(dumped_episode(sample))
 
 
 async def test_tokens_that_are_the_tokenizers_own_lose_nothing(tokenizer: Any) -> None:
@@ -58,16 +58,16 @@ async def test_each_drifted_token_is_counted_by_its_kind(tokenizer: Any) -> None
     prompt, call, context, answer = parts_of(await played(tokenizer))
     before, name, after = "I will run ", "execute", call_text().partition("execute")
     text = [
-        *bytewise(tokenizer, before),
+        *byte_ids(tokenizer, before),
         *encode(tokenizer, after[0]),
-        *bytewise(tokenizer, name),
+        *byte_ids(tokenizer, name),
         *encode(tokenizer, after[2]),
     ]
-    spelled = [*bytewise(tokenizer, "<think>"), *encode(tokenizer, "x"), *bytewise(tokenizer, "\n\n"), *answer]
+    spelled = [*byte_ids(tokenizer, "<think>"), *encode(tokenizer, "x"), *byte_ids(tokenizer, "\n\n"), *answer]
     (single,) = parts_of((await run(tokenizer, [call_text(), ANSWER], prompt=QUESTION)).sample)[2:3]
-    found = measured(tokenizer, sample_of([prompt, text, single, spelled], prompt=QUESTION))
-    blank = sum(not tokenizer.decode([token]).strip() for token in bytewise(tokenizer, before))
-    in_text = len(bytewise(tokenizer, before)) - blank
+    found = measured(tokenizer, sample_of_parts([prompt, text, single, spelled], prompt=QUESTION))
+    blank = sum(not tokenizer.decode([token]).strip() for token in byte_ids(tokenizer, before))
+    in_text = len(byte_ids(tokenizer, before)) - blank
     assert found.classes == {
         "assistant text": pytest.approx(in_text, abs=2),  # a word of one byte is its own token
         "tool call": len(name),
@@ -84,8 +84,8 @@ async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are
     prompt, call, context, answer = parts_of(await played(tokenizer))
     name = "execute"
     before, _, after = tokenizer.decode(call).partition(name)
-    spelled = [*encode(tokenizer, before), *bytewise(tokenizer, name), *encode(tokenizer, after)]
-    whole = episode(sample_of([prompt, spelled, context[:-1], answer], prompt=QUESTION))
+    spelled = [*encode(tokenizer, before), *byte_ids(tokenizer, name), *encode(tokenizer, after)]
+    whole = dumped_episode(sample_of_parts([prompt, spelled, context[:-1], answer], prompt=QUESTION))
     compared, other = (DriftMeter(tokenizer, checks_context=is_checked).measure(whole) for is_checked in (True, False))
     assert (len(compared.mismatches or []), other.mismatches, other.counts["mismatched_tokens"]) == (1, None, None)
     assert other.classes == compared.classes
@@ -94,9 +94,9 @@ async def test_a_context_that_is_not_to_be_checked_is_not_compared_and_kinds_are
 
 async def test_all_that_was_sampled_after_the_first_change_is_off_policy(tokenizer: Any) -> None:
     prompt, call, context, answer = parts_of(await played(tokenizer))
-    word = bytewise(tokenizer, " number")
+    word = byte_ids(tokenizer, " number")
     turn = [*encode(tokenizer, "The"), *word, *answer]
-    found = measured(tokenizer, sample_of([prompt, call, context, turn], prompt=QUESTION))
+    found = measured(tokenizer, sample_of_parts([prompt, call, context, turn], prompt=QUESTION))
     position = len(prompt) + len(call) + len(context) + 1
     assert (found.turn_drift, found.text_drift) == (len(word), len(word))
     assert found.off_policy == len(word) + len(answer)
@@ -118,24 +118,24 @@ def respelled(parts: Parts, tokenizer: Any) -> tuple[Parts, int]:
     prompt, call, context, answer = parts
     user = encode(tokenizer, "user")
     at = next(at for at in range(len(context)) if context[at : at + len(user)] == user)
-    spelled = [*context[:at], *bytewise(tokenizer, "user"), *context[at + len(user) :]]
+    spelled = [*context[:at], *byte_ids(tokenizer, "user"), *context[at + len(user) :]]
     return [prompt, call, spelled, answer], len(prompt) + len(call) + at
 
 
 @pytest.mark.parametrize("defect", [without_the_close, respelled], ids=lambda defect: defect.__name__)
 async def test_context_that_is_not_the_templates_is_found_where_it_begins(tokenizer: Any, defect: Any) -> None:
     parts, position = defect(parts_of(await played(tokenizer)), tokenizer)
-    (found,) = measured(tokenizer, sample_of(parts, prompt=QUESTION)).mismatches or []
+    (found,) = measured(tokenizer, sample_of_parts(parts, prompt=QUESTION)).mismatches or []
     assert found.position == position
     assert found.tokens >= 1
 
 
 async def test_turns_of_a_foreign_sample_are_its_runs_of_trained_tokens(shipped_tokenizer: Any) -> None:
     parts = parts_of(await played(shipped_tokenizer))
-    foreign = sample_of(parts, with_facts=False)
-    assert episode(foreign).turns == episode(sample_of(parts)).turns
+    foreign = sample_of_parts(parts, with_facts=False)
+    assert dumped_episode(foreign).turns == dumped_episode(sample_of_parts(parts)).turns
     foreign.loss_mask = None  # slime's for "all of it"
-    assert list(episode(foreign).turns) == [(len(parts[0]), len(foreign.tokens))]
+    assert list(dumped_episode(foreign).turns) == [(len(parts[0]), len(foreign.tokens))]
 
 
 @pytest.mark.parametrize(("results", "users"), [(2, 1), (0, 2)])
@@ -146,10 +146,10 @@ async def test_user_turns_may_follow_results_and_each_other(tokenizer: Any, resu
     messages: Any = [{"role": "tool", "name": "f", "tool_call_id": str(n), "content": "34"} for n in range(results)]
     messages += [{"role": "user", "content": f"And {n}?"} for n in range(users)]
     context = template.turn_ids(messages, last_id=turn[-1])
-    assert measured(tokenizer, sample_of([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
-    torn = sample_of([prompt, turn, context[:-1], answer], prompt=QUESTION)
+    assert measured(tokenizer, sample_of_parts([prompt, turn, context, answer], prompt=QUESTION)).mismatches == []
+    torn = sample_of_parts([prompt, turn, context[:-1], answer], prompt=QUESTION)
     assert len(measured(tokenizer, torn).mismatches or []) == 1
-    unopened = sample_of([prompt[:-1], turn, context, answer], prompt=QUESTION)
+    unopened = sample_of_parts([prompt[:-1], turn, context, answer], prompt=QUESTION)
     assert len(measured(tokenizer, unopened).mismatches or []) == 1
 
 
@@ -162,10 +162,10 @@ async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found
         await played.play()
         parts = [ids for pair in zip(played.contexts, played.turns, strict=True) for ids in pair]
         question = next(message["content"] for message in played.chat if message["role"] == "user")
-        assert not question or list(check.mismatches(episode(sample_of(parts, prompt=question)))) == []
+        assert not question or list(check.mismatches(dumped_episode(sample_of_parts(parts, prompt=question)))) == []
         if question and len(parts) > 2:
             parts[2] = [*parts[2][:-1], played.model.template.end_of_turn_id, *parts[2][-1:]]
-            assert len(list(check.mismatches(episode(sample_of(parts, prompt=question))))) == 1
+            assert len(list(check.mismatches(dumped_episode(sample_of_parts(parts, prompt=question))))) == 1
 
 
 def test_an_empty_result_and_a_call_that_no_token_ends_are_no_mismatch(shipped_tokenizer: Any) -> None:
@@ -175,13 +175,13 @@ def test_an_empty_result_and_a_call_that_no_token_ends_are_no_mismatch(shipped_t
     results: Any = [{"role": "tool", "name": "f", "tool_call_id": "c", "content": text} for text in ("", "1")]
     parts = [template.prompt_ids([{"role": "user", "content": QUESTION}]), turn]
     parts += [template.turn_ids(results, last_id=turn[-1]), encode(tokenizer, "Done.")]
-    assert measured(tokenizer, sample_of(parts, prompt=QUESTION)).mismatches == []
+    assert measured(tokenizer, sample_of_parts(parts, prompt=QUESTION)).mismatches == []
 
 
 def measured_of(tokenizer: Any, *turns: list[list[int]]) -> list[EpisodeDrift]:
     """Of samples of these turns, each after one token of context."""
     context = encode(tokenizer, "\n")
-    samples = [sample_of([part for ids in one for part in (context, ids)]) for one in turns]
+    samples = [sample_of_parts([part for ids in one for part in (context, ids)]) for one in turns]
     return measure_some(finished_samples(samples), DriftMeter(tokenizer))
 
 

@@ -9,8 +9,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from byte_tokens import byte_ids
 from harness import ANSWER, call_text, run
-from spelled_tokens import bytewise
 
 from strands_rollout import Sample, StopReason, log_eval, log_rollout
 from strands_rollout.slime_plugin import metrics
@@ -154,7 +154,7 @@ async def test_what_text_would_have_changed_is_counted_and_a_context_of_ones_own
     wrong = copy.deepcopy(right)
     facts = wrong.metadata["strands_rollout"]
     _, (_, second, end, _) = facts["spans"]
-    word = bytewise(shipped_tokenizer, " answer")
+    word = byte_ids(shipped_tokenizer, " answer")
     del wrong.tokens[second - 1]
     wrong.tokens[-1:-1] = word
     facts["spans"][1] = [1, second - 1, end - 1 + len(word), "1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from evaluation_stage import evaluated
+from evaluation_stage import evaluate_on_fake
 from harness import args_for, ids_of
 from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
 
@@ -107,7 +107,7 @@ async def test_results_of_an_evaluation_hold_none(shipped_tokenizer, tmp_path, m
         return made
 
     monkeypatch.setattr(player_module, "generate", leaking)
-    ended = await evaluated(tmp_path, shipped_tokenizer, keeps_tokens=True)
+    ended = await evaluate_on_fake(tmp_path, shipped_tokenizer, keeps_tokens=True)
     text = json.dumps(ended.lines)
     assert not [secret for secret in (KEY, PASSWORD, "of-the-row") if secret in text]
     assert ended.lines[0]["sample"]["tokens"] == leaky(shipped_tokenizer).tokens

@@ -23,8 +23,8 @@ from fake_sglang import FakeSGLang, Reply
 from harness import args_for
 from interruptible_policy import (
     ANSWER,
-    Asked,
     InterruptiblePolicy,
+    PolicyRequest,
     abort_after,
     call,
     hold_after,
@@ -32,7 +32,7 @@ from interruptible_policy import (
     prompt_of,
     turn,
 )
-from processes import ends, until
+from processes import exits_within, wait_until
 from ray_cluster import QUIET, ray_cluster
 from test_journal import CHILD
 
@@ -71,7 +71,7 @@ def cluster() -> Iterator[SimpleNamespace]:
 
 @pytest.fixture(autouse=True)
 def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    recorded_tools.forget()
+    recorded_tools.clear_calls()
     monkeypatch.setattr(workers, "_START_LIMIT_S", HANG_S)
     if "alone" in request.keywords:
         close_pools()
@@ -130,7 +130,7 @@ def without_times(sample: Sample) -> dict[str, Any]:
     return values
 
 
-def disturbed(asked: Asked) -> Any:
+def disturbed(asked: PolicyRequest) -> Any:
     """A lost request, an engine's abort in mid-turn, a slow answer: the same for each attempt of an episode."""
     kind = (asked.number * 7 + asked.turn * 3) % 5
     if kind == 0 and asked.attempt == 1:
@@ -148,7 +148,7 @@ async def test_samples_are_those_of_one_process_bit_for_bit_with_faults_in_betwe
     assert [without_times(one) for one in elsewhere] == [without_times(one) for one in in_process]
     assert {one.status.value for one in elsewhere} == {"completed"}
     assert [stage.sampled(one) for one in elsewhere] == [stage.planned(one) for one in elsewhere]
-    assert len(recorded_tools.ended()) == 2 * count * 4
+    assert len(recorded_tools.ended_calls()) == 2 * count * 4
     found = metrics.worker_metrics(metrics.finished_samples(elsewhere))
     assert found["workers/0/episodes"] + found["workers/1/episodes"] >= count
     assert min(found["workers/0/episodes"], found["workers/1/episodes"]) > count / 8
@@ -172,7 +172,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     flag = threading.Event()
     stage.policy.disturb = lambda asked: hold_after(3) if asked.turn == 2 and asked.done == 0 else None
     running = asyncio.ensure_future(stage.play(8, should_abort=flag.is_set, **player))
-    await until(lambda: len(recorded_tools.ended()) >= 8 * 3)
+    await wait_until(lambda: len(recorded_tools.ended_calls()) >= 8 * 3)
     flag.set()
     async with asyncio.timeout(HANG_S):
         samples = await running
@@ -185,7 +185,7 @@ async def test_an_abort_reaches_every_worker_and_each_resumes_what_another_began
     samples = await asyncio.gather(*(stage.play_one(one) for one in samples))
     assert {one.status.value for one in samples} == {"completed"}
     assert [stage.sampled(one) for one in samples] == [stage.planned(one) for one in samples]
-    assert len(recorded_tools.ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
+    assert len(recorded_tools.calls_ended_twice()) == (8 * 3 if player else 0)  # a program's tools run again
 
 
 async def test_the_driver_knows_of_the_newest_weights_that_have_answered_a_worker(stage: Stage, monkeypatch) -> None:
@@ -193,7 +193,7 @@ async def test_the_driver_knows_of_the_newest_weights_that_have_answered_a_worke
     stage.policy.disturb = lambda asked: hold_after(2) if asked.turn == 1 else None
     stage.fake.engine.update_weights("12")
     running = asyncio.ensure_future(stage.play(1, resume_aborted=False))  # without a journal, whose records would tell
-    await until(lambda: KNOWN_VERSIONS.newest == 12)
+    await wait_until(lambda: KNOWN_VERSIONS.newest == 12)
     assert not running.done()
     samples = [
         Sample(index=n, reward=float(n), weight_versions=[str(version)]) for n, version in enumerate([9, 10, 11])
@@ -217,7 +217,7 @@ async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None
     stage.policy.disturb = lambda _asked: hold_after(2)
     one_each = {"episode_workers": {"count": 2, "max_episodes": 1}, "should_abort": flag.is_set}
     running = asyncio.ensure_future(stage.play(6, **one_each))
-    await until(lambda: len(stage.fake.requests) >= 2)
+    await wait_until(lambda: len(stage.fake.requests) >= 2)
     flag.set()
     samples = await running
     assert {one.status.value for one in samples} == {"aborted"}
@@ -251,7 +251,7 @@ async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_work
     stage.fake._router = True  # which no abort of the worker's gets through
     flag = threading.Event()
 
-    def disturb(asked: Asked) -> Any:
+    def disturb(asked: PolicyRequest) -> Any:
         flag.set()  # the rollout is aborted, and the worker has not heard of it
         return hold_after(2)
 
@@ -267,12 +267,12 @@ async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: S
     monkeypatch.setattr(workers.WorkerPool, "_take", lambda *given: (batches.append(given[1]), take(*given)))
     stage.policy.disturb = lambda asked: hold_after(3) if asked.done == 0 else None
     running = asyncio.ensure_future(stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2))
-    await until(lambda: stage.fake.requests)
+    await wait_until(lambda: stage.fake.requests)
     sent = len(batches)
     for one in ready_workers():  # it hears with each batch that there is no abort
-        await until(lambda one=one: batches[sent:].count(one) >= 3)
+        await wait_until(lambda one=one: batches[sent:].count(one) >= 3)
     flag.set()
-    await until(lambda: stage.fake.aborts)  # the worker knows of the abort
+    await wait_until(lambda: stage.fake.aborts)  # the worker knows of the abort
     stage.fake.engine.abort("")  # as slime ends it at the engine
     [sample] = await running
     assert (sample.status.value, sum(sample.loss_mask), stage.fake.disconnects) == ("aborted", 3, [])
@@ -281,11 +281,11 @@ async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: S
 async def test_a_cancelled_caller_ends_its_episode(stage: Stage) -> None:
     stage.policy.disturb = lambda _asked: hold_after(2)
     task = asyncio.ensure_future(stage.play(1))
-    await until(lambda: stage.fake.requests)
+    await wait_until(lambda: stage.fake.requests)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: stage.fake.disconnects)
+    await wait_until(lambda: stage.fake.disconnects)
 
 
 def ready_workers() -> list[Any]:
@@ -296,10 +296,10 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
     stage.policy.disturb = lambda _asked: paced(0.02)  # much longer than its tools take
     running = asyncio.ensure_future(stage.play(24, "slow", repeat_interrupted_tools=False))
     for after in (24 * 2, 24 * 6):
-        await until(lambda after=after: len(recorded_tools.ended()) >= after)
+        await wait_until(lambda after=after: len(recorded_tools.ended_calls()) >= after)
         busiest = max(ready_workers(), key=lambda one: len(one.jobs))
         os.kill(busiest.info.pid, signal.SIGKILL)
-        await until(lambda busiest=busiest: not busiest.is_ready)
+        await wait_until(lambda busiest=busiest: not busiest.is_ready)
     async with asyncio.timeout(HANG_S):
         samples = await running
     finished = [one for one in samples if one.status.value == "completed"]
@@ -308,7 +308,7 @@ async def test_a_killed_workers_episodes_go_on_and_no_tool_runs_twice(stage: Sta
     lost = [one for one in samples if one not in finished]
     assert any(one.metadata["strands_rollout"]["resumes"] for one in finished)
     assert {one.metadata["strands_rollout"]["stop_reason"] for one in lost} <= {"worker_error"}
-    assert recorded_tools.ended_twice() == []
+    assert recorded_tools.calls_ended_twice() == []
     assert all(len(one.weight_versions) == 13 for one in finished)
 
 
@@ -324,7 +324,7 @@ async def test_a_run_that_was_killed_goes_on_in_workers_when_it_is_restarted(
     assert (child.returncode, len(stage.fake.requests)) == (-signal.SIGKILL, 2)
     await stage.play_one(sample, episode_workers=2)
     assert sample.metadata["strands_rollout"]["stop_reason"] == "worker_error"
-    assert (len(stage.fake.requests), Counter(recorded_tools.ended())) == (2, {"deadly-0:0": 1, "deadly-0:1": 1})
+    assert (len(stage.fake.requests), Counter(recorded_tools.ended_calls())) == (2, {"deadly-0:0": 1, "deadly-0:1": 1})
     await stage.play_one(sample)  # it is over, so that the next one begins afresh
     assert len(stage.fake.requests) > 2
 
@@ -354,14 +354,14 @@ async def test_a_tool_that_kills_its_worker_fails_its_episode_with_words(stage: 
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
     assert words in facts["error"]
-    assert Counter(recorded_tools.ended()) == {"deadly-0:0": 1, "deadly-0:1": 1}
+    assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 1, "deadly-0:1": 1}
 
 
 @pytest.mark.alone
 async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_record(stage: Stage) -> None:
     stage.policy.disturb = lambda _asked: paced(0.02)
     running = asyncio.ensure_future(stage.play(8, "slow", **PROGRAM))
-    await until(lambda: len(recorded_tools.ended()) >= 8 * 4)
+    await wait_until(lambda: len(recorded_tools.ended_calls()) >= 8 * 4)
     busiest = max(ready_workers(), key=lambda one: len(one.jobs))
     os.kill(busiest.info.pid, signal.SIGKILL)
     async with asyncio.timeout(120):
@@ -371,7 +371,7 @@ async def test_a_killed_workers_program_is_started_again_elsewhere_against_its_r
     facts = [one.metadata["strands_rollout"] for one in samples]
     assert any(one["resumes"] for one in facts)
     assert {one["gateway"]["diverged"] for one in facts} == {""}
-    assert recorded_tools.ended_twice()  # its tools run again
+    assert recorded_tools.calls_ended_twice()  # its tools run again
 
 
 @pytest.mark.alone
@@ -381,7 +381,7 @@ async def test_a_program_whose_tool_kills_each_worker_fails(stage: Stage) -> Non
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
     assert "episode workers died one after the other" in facts["error"]
-    assert Counter(recorded_tools.ended()) == {"deadly-0:0": 4, "deadly-0:1": 4}
+    assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 4, "deadly-0:1": 4}
 
 
 @pytest.mark.alone
@@ -399,7 +399,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
     stage.policy.disturb = lambda _asked: paced(0.002)
     setting = {"count": 5, "per_node": 2, "cpus": 1}
     running = asyncio.ensure_future(stage.play(20, "slow", episode_workers=setting))
-    await until(lambda: len(recorded_tools.ended()) >= 20 * 3)
+    await wait_until(lambda: len(recorded_tools.ended_calls()) >= 20 * 3)
     cluster.nodes.remove_node(third)
     async with asyncio.timeout(HANG_S):
         samples = await running
@@ -408,7 +408,7 @@ async def test_a_lost_nodes_episodes_go_on_elsewhere(stage: Stage, cluster: Simp
     # those whose tool was running on it have an end that says so
     assert any(one not in finished or one.metadata["strands_rollout"]["resumes"] for one in samples)
     assert {one.metadata["strands_rollout"]["stop_reason"] for one in samples} <= {"completed", "worker_error"}
-    assert recorded_tools.ended_twice() == []
+    assert recorded_tools.calls_ended_twice() == []
 
 
 @pytest.mark.alone
@@ -474,7 +474,7 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
         return [{"NodeID": "node", "Alive": True}]
 
     async def greet(started: Any) -> None:
-        await until(lambda: len(asked) > 3)  # it takes its time
+        await wait_until(lambda: len(asked) > 3)  # it takes its time
         started.info, started.is_ready = dead, True
 
     async def left(_near: Any, _died: Any) -> dict[int, list[bytes]]:
@@ -509,7 +509,7 @@ async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follow
     place.is_ready = True
     pool._queue.extend([lost, later])
     pool._assign()
-    await until(lambda: bool(told))
+    await wait_until(lambda: bool(told))
     ((assignments, notices, cancelled),) = told
     assert [(one.key, one.aborts.own) for one in assignments] == [(1, True), (2, False)]
     assert (notices, cancelled) == ([], [])
@@ -550,7 +550,7 @@ async def test_nothing_is_left_when_the_pools_are_closed(stage: Stage) -> None:
     assert there
     close_pools()
     assert not any(map(os.path.exists, folders))
-    assert all([await asyncio.to_thread(ends, pid) for pid in there])
+    assert all([await asyncio.to_thread(exits_within, pid) for pid in there])
     assert pool_metrics() == {}
 
 

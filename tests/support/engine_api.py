@@ -91,13 +91,13 @@ async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 @asynccontextmanager
-async def api_to(model_dir: Path | None, **options: Any) -> AsyncIterator[Api]:
+async def serve_engine(model_dir: Path | None, **options: Any) -> AsyncIterator[Api]:
     """An engine on `model_dir`, or on the shipped model, and a client for it."""
     async with running_engine(model_dir, **options) as base_url, client_session() as session:
         yield Api(base_url, session)
 
 
-async def until_load(api: Api, running: int, waiting: int = 0, *, falling: bool = False) -> None:
+async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bool = False) -> None:
     """Wait until so many generations run and so many are queued; where the load falls, a lower one fails at once."""
     wanted, seen = (running, waiting), [await api.load()]
     with suppress(TimeoutError):
@@ -109,7 +109,7 @@ async def until_load(api: Api, running: int, waiting: int = 0, *, falling: bool 
     assert seen[-1] == wanted, f"expected {wanted} running and waiting within {_PATIENCE_S:.0f} s, got {seen}"
 
 
-async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
     """A streamed generation that has made so many tokens; the task's result is the last state of its answer."""
     under_way = asyncio.Event()
     rid = fields.pop("rid", None)
@@ -128,7 +128,7 @@ async def streaming(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[di
     return task
 
 
-async def held(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answer]:
+async def queued_request(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answer]:
     """A request that has come to an engine that lets it wait: of two with one id, whichever comes second is refused."""
     body = {"input_ids": IDS, "rid": rid, "sampling_params": fields}
     asked = {asyncio.create_task(api.post("/generate", body)) for _ in range(2)}

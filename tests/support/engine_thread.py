@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 @contextmanager
-def on_a_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
+def run_on_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """What an async context manager gives, which is entered and left there; only HTTP may go to it meanwhile."""
     up, given, loop, stop = threading.Event(), [], asyncio.new_event_loop(), asyncio.Event()
 

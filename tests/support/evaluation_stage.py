@@ -73,7 +73,7 @@ def result_line(number: int, **changes: Any) -> dict[str, Any]:
     return {**made, **changes}
 
 
-def guesser(tokenizer: Any) -> Any:
+def guess_by_seed(tokenizer: Any) -> Any:
     """A policy that answers 0, 1 or 2, by its seed."""
 
     def reply(request: dict[str, Any], number: int) -> Reply:
@@ -84,7 +84,7 @@ def guesser(tokenizer: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EvaluationRun:
     code: int
     folder: Path
     fake: FakeSGLang
@@ -103,14 +103,14 @@ class Ended:
         return [json.loads(line) for line in (self.folder / "results.jsonl").read_text().splitlines()]
 
 
-async def evaluated(folder: Path, tokenizer: Any, script: Any = None, **changes: Any) -> Ended:
+async def evaluate_on_fake(folder: Path, tokenizer: Any, script: Any = None, **changes: Any) -> EvaluationRun:
     """Run it to its end, as the command does: in a thread without a loop."""
-    async with FakeSGLang(script or guesser(tokenizer), context_length=8192) as fake:
+    async with FakeSGLang(script or guess_by_seed(tokenizer), context_length=8192) as fake:
         options = options_for(folder, fake.base_url, tokenizer, **changes)
-        return Ended(await asyncio.to_thread(run_evaluation, options), options.out, fake)
+        return EvaluationRun(await asyncio.to_thread(run_evaluation, options), options.out, fake)
 
 
-def tamper(monkeypatch: pytest.MonkeyPatch) -> None:
+def corrupt_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on `generate` returns samples with a wrong token."""
     from strands_rollout.play import player as player_module
 

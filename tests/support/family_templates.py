@@ -12,7 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 
-def shipped(name: str) -> str:
+def shipped_template(name: str) -> str:
     """A template of the package."""
     return (files("strands_rollout.template") / f"{name}.jinja").read_text(encoding="utf-8")
 
@@ -407,7 +407,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "glm4-7": ("glm4", GLM47),
     "kimi_k2": ("kimi_k2", KIMI_K2),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
-    "deepseek_v3-1": ("deepseek_v3", shipped("deepseek_v3_1_tools")),
+    "deepseek_v3-1": ("deepseek_v3", shipped_template("deepseek_v3_1_tools")),
     "deepseek_v3-2": ("deepseek_v3", DEEPSEEK_V32),
     "deepseek_v4": ("deepseek_v4", DEEPSEEK_V4),
     "minimax_m2": ("minimax_m2", MINIMAX_M2),
@@ -428,11 +428,11 @@ TEMPLATES: dict[str, tuple[str, str]] = {
 }
 """The parser's name and the template, by the family's id."""
 # a turn is closed by the user's; results are in the open turn, which a prompt has open another one
-FURTHER: dict[str, str] = {
+CONTEXT_ONLY_TEMPLATES: dict[str, str] = {
     "command_r7b": COMMAND_R7B,
     "smollm3": SMOLLM3,
-    "deepseek_r1_tools": shipped("deepseek_r1_tools"),
-    "hermes_tools": shipped("hermes_tools"),
+    "deepseek_r1_tools": shipped_template("deepseek_r1_tools"),
+    "hermes_tools": shipped_template("hermes_tools"),
 }
 """Templates of which only contexts are compared: no parser reads their calls, or they write none, or as another one."""
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def most_bytes_of_a_file(count: int) -> Iterator[None]:
+def limit_file_size(count: int) -> Iterator[None]:
     """Writes stop there: one call writes what fits, the next one fails."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))

@@ -54,7 +54,7 @@ def raw_turn(known: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **mo
     return text
 
 
-def turn_text(known: Family, rng: random.Random, *, in_reasoning: bool = False) -> str:
+def random_turn(known: Family, rng: random.Random, *, in_reasoning: bool = False) -> str:
     """A turn's text, without what ends it."""
     calls = [
         (rng.choice(NAMES), {rng.choice(KEYS): rng.choice(VALUES) for _ in range(rng.choice((0, 1, 1, 2, 4)))})
@@ -80,7 +80,7 @@ def _changed(text: str, pieces: Sequence[str], rng: random.Random) -> str:
     return text[:at] + rng.choice((*pieces, "\x00", "\ufffd", '"', "}", "<", " ")) + text[at:]
 
 
-def reply(tokenizer: Any, text: str, rng: random.Random, ends: Sequence[int]) -> Reply:
+def random_reply(tokenizer: Any, text: str, rng: random.Random, ends: Sequence[int]) -> Reply:
     """The turn as an engine's answer: sampled tokens that may be no text, and each way to end."""
     ids = list(tokenizer.encode(text, add_special_tokens=False))[:20_000]
     for _ in range(rng.choice((*(0,) * 6, 1, 4))):

@@ -63,7 +63,7 @@ class TaskFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PolicyRequest:
     """One request, as the policy reads it."""
 
     key: str  # the routing key: which of the task's samples
@@ -81,7 +81,7 @@ class Asked:
 
 
 Change = Callable[[Reply], Reply]
-Disturb = Callable[[Asked], "Reply | Change | None"]
+Disturb = Callable[[PolicyRequest], "Reply | Change | None"]
 
 
 def abort_after(count: int) -> Change:
@@ -119,7 +119,7 @@ class InterruptiblePolicy:
     tokenizer: Any
     plans: Mapping[str, Sequence[str]]
     disturb: Disturb = lambda _asked: None
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[PolicyRequest] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     _visits: dict[str, int] = field(default_factory=dict)
     _planned: dict[tuple[str, str, int], tuple[int, ...]] = field(default_factory=dict)
@@ -152,11 +152,11 @@ class InterruptiblePolicy:
         """All turns of a sample, as it will sample them."""
         return [self._turn(key, name, turn) for turn in range(len(self.plans[name]))]
 
-    def _note(self, received: Received, key: str, *facts: Any) -> Asked:
+    def _note(self, received: Received, key: str, *facts: Any) -> PolicyRequest:
         visit = self._visits.get(key, 0)
         self._visits[key] = visit + 1
         attempt = int(str(received.rid).partition("-")[2] or 1)
-        self.asked.append(Asked(key, *facts, visit, attempt))
+        self.asked.append(PolicyRequest(key, *facts, visit, attempt))
         return self.asked[-1]
 
     def _turn(self, key: str, name: str, turn: int) -> tuple[int, ...]:

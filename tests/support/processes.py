@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-async def until(holds: Callable[[], object], within_s: float = 240.0) -> None:
+async def wait_until(holds: Callable[[], object], within_s: float = 240.0) -> None:
     """Wait for what has no event; TimeoutError where it never comes, so that no test fails by hanging alone."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - there is no event
@@ -32,7 +32,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ends(pid: int, within_s: float = 30.0) -> bool:
+def exits_within(pid: int, within_s: float = 30.0) -> bool:
     """Whether a process is gone in time."""
     give_up_at = time.monotonic() + within_s
     while is_running(pid) and time.monotonic() < give_up_at:
@@ -40,7 +40,7 @@ def ends(pid: int, within_s: float = 30.0) -> bool:
     return not is_running(pid)
 
 
-def written_number(note: Path, within_s: float = 30.0) -> int:
+def wait_for_number(note: Path, within_s: float = 30.0) -> int:
     """The number that another process writes to a file, with the end of the line; waited for."""
     give_up_at = time.monotonic() + within_s
     while not (note.exists() and note.read_text().endswith("\n")):

@@ -24,7 +24,7 @@ class RealServer:
     log: Path
 
     def stop(self, grace_s: float = 0.0) -> None:
-        call(self.script, "stop", str(self.pid), "--grace-s", str(grace_s))
+        run_script(self.script, "stop", str(self.pid), "--grace-s", str(grace_s))
 
     def kill(self) -> None:
         """End all its processes at once, as a crash of its node would."""
@@ -43,7 +43,7 @@ def start_gateway(*workers: str, router: str = "smg", flags: tuple[str, ...] = (
     return _start(GATEWAY, "--router", router, *named, "--", *flags)
 
 
-def call(script: str, *arguments: str) -> str:
+def run_script(script: str, *arguments: str) -> str:
     """What a script prints; its failure is this test's, in its words."""
     done = subprocess.run(["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{script} {arguments[0]} failed: {done.stderr}"
@@ -58,5 +58,5 @@ def version_of(base_url: str) -> str:
 
 
 def _start(script: str, *arguments: str) -> RealServer:
-    told = json.loads(call(script, "start", "--owner", str(os.getpid()), *arguments))
+    told = json.loads(run_script(script, "start", "--owner", str(os.getpid()), *arguments))
     return RealServer(script, told["base_url"], told["pid"], Path(told["log"]))

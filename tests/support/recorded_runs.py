@@ -8,7 +8,7 @@ from typing import Any
 from strands_rollout.train.run_folder import StepLog, StepRecord
 
 
-def records(count: int = 3, **values: Any) -> list[StepRecord]:
+def step_records(count: int = 3, **values: Any) -> list[StepRecord]:
     """Steps with the same values in each; a function is given the step."""
     return [
         {"step": step, **{name: value(step) if callable(value) else value for name, value in values.items()}}

@@ -19,11 +19,11 @@ if "STRANDS_ROLLOUT_TEST_DRIVER" in os.environ:
     prepare_worker()
 
 
-def forget() -> None:
+def clear_calls() -> None:
     _FILE.write_text("")
 
 
-def ended() -> list[str]:
+def ended_calls() -> list[str]:
     return _FILE.read_text().split()
 
 
@@ -32,8 +32,8 @@ def _note(call: str) -> None:
         file.write(f"{call}\n")
 
 
-def ended_twice() -> list[str]:
-    return [call for call, count in Counter(ended()).items() if count > 1]
+def calls_ended_twice() -> list[str]:
+    return [call for call, count in Counter(ended_calls()).items() if count > 1]
 
 
 @tool

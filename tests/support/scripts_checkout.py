@@ -62,7 +62,7 @@ class Checkout:
         )
 
 
-def check_out(root: Path) -> Checkout:
+def copy_scripts(root: Path) -> Checkout:
     (root / "scripts").mkdir(parents=True)
     for script in (REPOSITORY / "scripts").glob("*.sh"):
         shutil.copy(script, root / "scripts")

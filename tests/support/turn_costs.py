@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import orjson
-from engine_thread import on_a_thread
+from engine_thread import run_on_thread
 from fake_sglang import FakeSGLang, Reply
 from harness import ANSWER, args_for, call_text, ids_of
 
@@ -92,7 +92,7 @@ async def play_tool_turns(
     settings = {"executor": f"{__name__}.InstantExecutor", "max_tool_iterations": None, "hooks": list(hooks)}
     sample = Sample(prompt="What is 17 * 2?", label="34", index=0)
     fake = FakeSGLang(reply, keeps_requests=False)
-    with on_a_thread(fake):
+    with run_on_thread(fake):
         args = args_for(fake.base_url, tokenizer, strands_rollout=settings)
         with watch:
             done = await generate(args, sample, {"max_new_tokens": 10**6})

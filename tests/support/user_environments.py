@@ -60,7 +60,7 @@ async def read_database() -> str:
     return str(current_task().resources["database"]["name"])
 
 
-class Told:
+class PlannedEnvironment:
     """Does what the row's metadata says, and remembers what it was asked."""
 
     def __init__(self, task: Task) -> None:
@@ -125,17 +125,17 @@ async def read_task() -> str:
 
 hung: list[str] = []
 """One for each call that hangs."""
-may_end = threading.Event()
+may_return = threading.Event()
 
 
-class Hangs:
+class HangingEnvironment:
     def __init__(self, task: Task) -> None:
         self.does = bool(task.metadata.get("hangs"))
 
     def score(self) -> float:
         if self.does:
             hung.append("")
-            may_end.wait(30)
+            may_return.wait(30)
         return 1.0
 
 

@@ -5,7 +5,7 @@ import unicodedata
 from typing import Any
 
 import pytest
-from family_templates import TEMPLATES, shipped, tokenizer_with
+from family_templates import TEMPLATES, shipped_template, tokenizer_with
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
@@ -334,14 +334,14 @@ def test_a_template_without_tools_serves_agents_without_tools(shipped_tokenizer:
 
 @pytest.mark.parametrize(("name", "parts"), SHIPPED.items())
 def test_a_template_of_this_package_is_named_where_it_helps_and_taken_by_its_name(shipped_tokenizer, name, parts):
-    tokenizer = tokenizer_with(shipped(name), shipped_tokenizer)
+    tokenizer = tokenizer_with(shipped_template(name), shipped_tokenizer)
     tokenizer.chat_template = PLAIN.replace("t | tojson", "''") + f"{{# {' '.join(parts)} #}}"
     user = [{"role": "user", "content": "hi"}]
     with pytest.raises(
         TemplateError, match=f'does not show the tools.*"chat_template": "{name}"}}, which this package'
     ):
         ChatTemplate(tokenizer).prompt_ids(user, TOOLS)
-    expected = rendered_ids(tokenizer, user, TOOLS, chat_template=shipped(name))
+    expected = rendered_ids(tokenizer, user, TOOLS, chat_template=shipped_template(name))
     assert ChatTemplate(tokenizer, chat_template=name).prompt_ids(user, TOOLS) == expected
 
 

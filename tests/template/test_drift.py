@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from byte_tokens import byte_ids, encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spelled_tokens import bytewise, encode
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -31,12 +31,12 @@ def test_tokens_that_the_tokenizer_itself_would_choose_do_not_drift(tokenizer: A
 def test_a_token_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any, word: str) -> None:
     before, after = encode(tokenizer, "The answer"), encode(tokenizer, " is four.")
     assert len(encode(tokenizer, word)) == 1
-    assert drift(tokenizer, [*before, *bytewise(tokenizer, word), *after]) == len(word)
+    assert drift(tokenizer, [*before, *byte_ids(tokenizer, word), *after]) == len(word)
 
 
 @pytest.mark.parametrize("tail", ["", " and the answer"])
 def test_broken_utf8_drifts_by_its_bytes_alone(tokenizer: Any, tail: str) -> None:
-    first_byte, between = bytewise(tokenizer, "🙂")[:1], encode(tokenizer, " is the answer")
+    first_byte, between = byte_ids(tokenizer, "🙂")[:1], encode(tokenizer, " is the answer")
     assert drift(tokenizer, [*first_byte, *between, *first_byte, *encode(tokenizer, tail)]) == 2
 
 

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from byte_tokens import one_byte_tokens
 from harness import ANSWER, call_text, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spelled_tokens import one_byte_tokens
 from strands import tool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast

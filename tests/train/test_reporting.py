@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded_runs import records
+from recorded_runs import step_records
 from rich.console import Console
 
 from experiments.curves import curve_of
@@ -129,34 +129,34 @@ def size_of(picture: Path) -> tuple[int, int]:
 
 def test_a_line_is_the_mean_and_its_band_reaches_from_the_least_to_the_greatest_seed() -> None:
     rewards = (0.5, lambda step: 1 + step, 0.0)
-    curve = curve_of("reward", [records(2, reward=reward) for reward in rewards])
+    curve = curve_of("reward", [step_records(2, reward=reward) for reward in rewards])
     assert (curve.steps, curve.mean) == ([0, 1], pytest.approx([0.5, 2.5 / 3]))
     assert (curve.low, curve.high) == ([0.0, 0.0], [1.0, 2.0])
 
 
 def test_a_line_has_the_steps_that_all_seeds_have() -> None:
-    ended_early, whole = records(2, reward=-1.0), records(5, reward=1.0)
+    ended_early, whole = step_records(2, reward=-1.0), step_records(5, reward=1.0)
     assert curve_of("reward", [ended_early, whole]).steps == [0, 1]
-    measured_now_and_then = [record for record in records(5, reward=1.0) if record["step"] in (0, 4)]
+    measured_now_and_then = [record for record in step_records(5, reward=1.0) if record["step"] in (0, 4)]
     assert curve_of("reward", [measured_now_and_then, whole]).steps == [0, 4]
     collapsed: list[StepRecord] = [{"step": 0, "entropy": 0.5}, {"step": 1, "entropy": None}]
-    gap = curve_of("entropy", [records(2, entropy=0.7), collapsed])
+    gap = curve_of("entropy", [step_records(2, entropy=0.7), collapsed])
     assert gap.mean[0] == pytest.approx(0.6)
     assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
 
 
 def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    collapsed = records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)
-    for run in (records(1), collapsed, records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
+    collapsed = step_records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)
+    for run in (step_records(1), collapsed, step_records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
         draw_run(run, tmp_path / "curves.png", title="nothing measured, or zeros")
         assert size_of(tmp_path / "curves.png")[0] == 1500
 
 
 def test_the_last_weights_accuracy_reward_and_parts_are_points_after_the_last_step() -> None:
     summary = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
-    *steps, end = with_end(records(2, reward=0.1), summary)
-    assert steps == records(2, reward=0.1)
+    *steps, end = with_end(step_records(2, reward=0.1), summary)
+    assert steps == step_records(2, reward=0.1)
     assert end == {
         "step": 2,
         "held_out_accuracy": 0.5,
@@ -179,7 +179,7 @@ def test_curves_show_parts_and_single_points_and_say_what_each_axis_is(tmp_path:
     monkeypatch.setattr(run_folder, "_finish", keep)
     values = {"reward": 0.5, "entropy": 0.1, "parts/near": 0.25, "parts/short": 1.0}
     end = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
-    draw_run(with_end(records(1, **values), end), tmp_path / "curves.png", title="my run")
+    draw_run(with_end(step_records(1, **values), end), tmp_path / "curves.png", title="my run")
     assert all(axes.get_ylabel() and axes.get_xlabel() == "step" for axes in drawn.values()), drawn
     (parts,) = (axes for title, axes in drawn.items() if title.startswith("parts of the reward"))
     assert [text.get_text() for text in parts.get_legend().get_texts()] == ["near", "short"]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from planted import whole
+from planted_defects import whole_episode
 from rich.console import Console
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -80,7 +80,7 @@ def write_lines(path: Path, *lines: Any) -> Path:
 
 @pytest.fixture
 def dump(shipped_tokenizer: Any, tmp_path: Path) -> Path:
-    episodes = [whole(shipped_tokenizer, index, result=EVIL if index == 2 else "34") for index in range(6)]
+    episodes = [whole_episode(shipped_tokenizer, index, result=EVIL if index == 2 else "34") for index in range(6)]
     episodes[2].sample.prompt = EVIL
     episodes[2].sample.label = EVIL
     episodes[2].facts["stop_reason"] = EVIL
@@ -121,7 +121,7 @@ def test_the_script_makes_no_markup_of_text() -> None:
 
 
 def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shipped_tokenizer, tmp_path) -> None:
-    sample, out = whole(shipped_tokenizer).sample, tmp_path / "x.html"
+    sample, out = whole_episode(shipped_tokenizer).sample, tmp_path / "x.html"
     write_dump(tmp_path / "run.jsonl", [sample])
     folder = str(shipped_tokenizer.name_or_path)
     done = CliRunner().invoke(app, ["view", str(tmp_path / "run.jsonl"), "--out", str(out), "--tokenizer", folder])
@@ -132,7 +132,7 @@ def test_texts_are_shown_of_a_dump_without_any_where_a_tokenizer_is_given(shippe
 
 
 def test_secrets_of_an_older_dump_are_not_on_the_page(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    values = whole(shipped_tokenizer).sample.to_dict()
+    values = whole_episode(shipped_tokenizer).sample.to_dict()
     values["metadata"] |= {"api_key": "sk-1", "url": "http://me:pass@host"}
     detail = gzip.decompress(view_dump(write_lines(tmp_path / "old.jsonl", values), None).details[0])
     assert b"***" in detail
@@ -149,11 +149,11 @@ def test_results_of_eval_without_tokens_are_shown_a_problem_as_a_group_without_a
 
 
 def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_tokenizer: Any, tmp_path: Path) -> None:
-    graded, numbered = whole(shipped_tokenizer, 1), whole(shipped_tokenizer, 2)
+    graded, numbered = whole_episode(shipped_tokenizer, 1), whole_episode(shipped_tokenizer, 2)
     graded.sample.reward = {"score": -1.0, "acc": 0.0, "pred": "35", "label": "34"}
     numbered.sample.reward, numbered.facts["reward"] = 0.5, {"score": 0.5, "acc": True, "parts/tone": 0.25}
     write_dump(tmp_path / "rollout_000007.jsonl.gz", [graded.sample, numbered.sample])
-    write_dump(tmp_path / "samples.jsonl", [whole(shipped_tokenizer, 3).sample])
+    write_dump(tmp_path / "samples.jsonl", [whole_episode(shipped_tokenizer, 3).sample])
     first, second, third = view_dump(tmp_path, None).rows
     assert [first[name] for name in ("set", "step", "right", "answer", "label")] == ["rollout", 7, 0.0, "35", "34"]
     assert (second["right"], second["answer"], second["tools"]) == (1.0, None, {"run": [1, 1]})
@@ -164,7 +164,7 @@ def test_a_row_says_its_step_its_answer_beside_the_label_and_its_tools(shipped_t
 
 @pytest.mark.parametrize("fault", ["no_judge", "error", "failed"])
 def test_what_was_not_graded_is_neither_right_nor_wrong(shipped_tokenizer: Any, tmp_path: Path, fault: str) -> None:
-    lost = whole(shipped_tokenizer, 1)
+    lost = whole_episode(shipped_tokenizer, 1)
     lost.sample.reward = {"score": -1.0, "acc": 0.0, "method": fault, "error": "why."}
     if fault == "failed":
         lost.sample.status = Sample.Status.FAILED
@@ -244,7 +244,7 @@ async def indexes(server: Served) -> list[int]:
 @pytest.fixture
 def line(tmp_path: Path, shipped_tokenizer: Any) -> bytes:
     more = tmp_path / "more" / "more.jsonl"
-    write_dump(more, [whole(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
+    write_dump(more, [whole_episode(shipped_tokenizer, 6).sample], TokenTexts(shipped_tokenizer))
     return more.read_bytes()
 
 
@@ -263,7 +263,7 @@ async def test_a_live_page_sees_what_a_run_writes_line_by_line(server, dump, lin
     assert (await ask(server, server.root + "index.json", **tag))[0] == 200
     assert await indexes(server) == list(range(7))
     detail = unpacked((await ask(server, server.root + "sample/6"))[1])
-    assert detail["ids"] == whole(shipped_tokenizer).tokens
+    assert detail["ids"] == whole_episode(shipped_tokenizer).tokens
     assert b"connect-src 'self'" in (await ask(server, server.root))[1]
 
 
@@ -276,7 +276,7 @@ def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any
     assert (dump.stat().st_ino, dump.stat().st_size) == (before.st_ino, before.st_size)
     assert [row["index"] for row in live.refresh()[0].rows] == list(range(4, 10))
     dump.unlink()
-    write_dump(dump, [whole(shipped_tokenizer, 9).sample])
+    write_dump(dump, [whole_episode(shipped_tokenizer, 9).sample])
     assert [row["index"] for row in live.refresh()[0].rows] == [9]
 
 
@@ -305,7 +305,7 @@ async def test_the_server_ends_while_a_dump_is_read(dump: Path, monkeypatch: pyt
 
 
 def test_advantages_of_fan_outs_failures_and_unrewarded_samples_are_the_trainers(shipped_tokenizer, tmp_path) -> None:
-    samples = [whole(shipped_tokenizer, index).sample for index in range(12)]
+    samples = [whole_episode(shipped_tokenizer, index).sample for index in range(12)]
     for place, part in ((1, 0), (2, 1), (3, 2)):
         samples[place].index = samples[place].rollout_id = 1
         facts = dict.__getitem__(samples[place].metadata, "strands_rollout")

@@ -6,7 +6,7 @@ import orjson
 import pytest
 from family_templates import TEMPLATES, tokenizer_with
 from parser_families import family
-from planted import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_spelling, whole
+from planted_defects import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode, other_spelling, whole_episode
 
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import EpisodeFacts, Sample
@@ -100,7 +100,7 @@ def test_a_malformed_call_says_why_and_has_the_answer_to_it(shipped_tokenizer: A
 
 
 def test_an_unknown_parser_is_found_by_its_calls(shipped_tokenizer: Any) -> None:
-    first, *_ = shown(shipped_tokenizer, whole(shipped_tokenizer), tool_parser="of_somebody")
+    first, *_ = shown(shipped_tokenizer, whole_episode(shipped_tokenizer), tool_parser="of_somebody")
     assert first[-1] == ["call", "call_1_1", "run", {"code": "print(17*2)"}]
 
 
@@ -110,7 +110,7 @@ def record(tokenizer: Any, sample: Sample) -> DumpRecord:
 
 @pytest.fixture(scope="module")
 def habits(shipped_tokenizer: Any) -> TurnHabits:
-    return habits_of([record(shipped_tokenizer, whole(shipped_tokenizer).sample) for _ in range(3)])
+    return habits_of([record(shipped_tokenizer, whole_episode(shipped_tokenizer).sample) for _ in range(3)])
 
 
 def problems(tokenizer: Any, sample: Sample, habits: TurnHabits) -> list[Problem]:
@@ -129,10 +129,10 @@ def test_a_whole_episode_one_whose_close_the_template_added_and_an_aborted_one_h
     shipped_tokenizer: Any, habits: TurnHabits
 ) -> None:
     stretches = (False, PROMPT), (True, CALL), (False, END + RESULT.format("34")), (True, ANSWER + END)
-    aborted = whole(shipped_tokenizer)
+    aborted = whole_episode(shipped_tokenizer)
     aborted.sample.status, aborted.sample.reward = Sample.Status.ABORTED, None
     aborted.facts["stop_reason"] = "aborted"
-    for made in (whole(shipped_tokenizer), Episode(shipped_tokenizer, *stretches), aborted):
+    for made in (whole_episode(shipped_tokenizer), Episode(shipped_tokenizer, *stretches), aborted):
         assert problems(shipped_tokenizer, made.sample, habits) == []
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from chromium import Page, chromium, written_page
-from planted import whole
+from planted_defects import whole_episode
 
 from strands_rollout.dump import TokenTexts
 from strands_rollout.view.page import DumpView, write_page
@@ -31,7 +31,7 @@ NESTED = "{" * 5000 + "> " * 3000 + "\n" + "**_[" * 3000 + "$" + "\\frac{" * 300
 
 
 async def test_a_conversation_is_markdown_formulas_and_code_of_elements_alone(page, shipped_tokenizer, tmp_path):
-    samples = [whole(shipped_tokenizer).sample for _ in range(2)]
+    samples = [whole_episode(shipped_tokenizer).sample for _ in range(2)]
     for sample, text in zip(samples, (RICH, NESTED), strict=True):
         sample.prompt = [{"role": "user", "content": text}]
     url = written_page(tmp_path, samples, TokenTexts(shipped_tokenizer))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from chromium import Page, chromium, written_page
-from planted import DEFECTS, whole
+from planted_defects import DEFECTS, whole_episode
 
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.view.page import DumpView, view_dump, write_page
@@ -23,10 +23,10 @@ def written(shipped_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) ->
     """A page of 100 samples: whole ones, then each defect, and text that would like to run."""
     folder = tmp_path_factory.mktemp("view")
     defects = [make(shipped_tokenizer) for make, _ in DEFECTS.values()]
-    evil = whole(shipped_tokenizer, result=EVIL)
+    evil = whole_episode(shipped_tokenizer, result=EVIL)
     evil.sample.prompt, evil.sample.label = EVIL, EVIL
     odd = [*defects, evil.sample]
-    samples = [whole(shipped_tokenizer, index).sample for index in range(100 - len(odd))]
+    samples = [whole_episode(shipped_tokenizer, index).sample for index in range(100 - len(odd))]
     return written_page(folder, [*samples, *odd], TokenTexts(shipped_tokenizer))
 
 
@@ -48,7 +48,7 @@ async def test_each_planted_defect_is_in_the_list_and_at_its_tokens(number, name
 
 
 async def test_three_of_many_problems_of_a_kind_are_told(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
-    sample = whole(shipped_tokenizer).sample
+    sample = whole_episode(shipped_tokenizer).sample
     sample.rollout_log_probs = [-0.25] * sample.response_length
     await page.go(written_page(tmp_path, [sample], TokenTexts(shipped_tokenizer)))
     await page.until("document.querySelector('.found')")
@@ -96,7 +96,7 @@ async def test_the_page_opens_on_an_overview_that_narrows_list_and_groups(page: 
 async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_tokenizer: Any, tmp_path: Path) -> None:
     for run in ("a", "b"):
         for step in range(3):
-            samples = [whole(shipped_tokenizer, index + step * (run == "b")).sample for index in range(4)]
+            samples = [whole_episode(shipped_tokenizer, index + step * (run == "b")).sample for index in range(4)]
             write_dump(tmp_path / run / f"rollout_{step:06d}.jsonl", samples)
     out = tmp_path / "x.html"
     views = {run: view_dump(tmp_path / run, None) for run in ("a", "b")}
@@ -219,7 +219,7 @@ async def test_a_dump_without_start_times_shows_turns_and_calls_in_their_order(p
 
 
 async def test_what_ran_side_by_side_is_drawn_one_above_the_other_at_its_own_time(page, shipped_tokenizer, tmp_path):
-    episode = whole(shipped_tokenizer)
+    episode = whole_episode(shipped_tokenizer)
     call = dict(episode.facts["calls"][0])
     episode.facts["requests"] = [[0, 0.0, 0.2], [1, 0.6, 0.2]]
     episode.facts["calls"] = [call | {"at_s": 0.2}, call | {"id": "call_1_2", "at_s": 0.3}]
@@ -270,8 +270,8 @@ async def test_a_phone_shows_one_pane_at_a_time(dark: bool, page: Page, written:
 
 async def test_a_live_page_shows_new_samples_without_being_asked(page, shipped_tokenizer, tmp_path) -> None:
     dump, more = tmp_path / "run.jsonl", tmp_path / "more.jsonl"
-    write_dump(dump, [whole(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
-    write_dump(more, [whole(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))
+    write_dump(dump, [whole_episode(shipped_tokenizer).sample], TokenTexts(shipped_tokenizer))
+    write_dump(more, [whole_episode(shipped_tokenizer, 1).sample], TokenTexts(shipped_tokenizer))
     async with live_server(LiveDump(dump, None), "live") as url:
         await page.go(f"{url}#sample=0&view=tokens")
         await page.until("document.querySelectorAll('.t.trained').length")
@@ -279,7 +279,7 @@ async def test_a_live_page_shows_new_samples_without_being_asked(page, shipped_t
             file.write(more.read_bytes())
         await page.until("byId('count').textContent === '2 samples'")
         assert await page.run("location.hash.startsWith('#sample=0')")
-        other = whole(shipped_tokenizer, 5, result="thirty-four").sample
+        other = whole_episode(shipped_tokenizer, 5, result="thirty-four").sample
         write_dump(tmp_path / "other.jsonl", [other], TokenTexts(shipped_tokenizer))
         (tmp_path / "other.jsonl").rename(dump)
         await page.until("document.querySelector('#sample h2').textContent === '#5'")

@@ -13,11 +13,11 @@ from strands_rollout import Sample, generate
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 
-def call(name: str, **arguments: object) -> str:
+def tool_call(name: str, **arguments: object) -> str:
     return TOOL_CALL.format(name=name, arguments=json.dumps(arguments))
 
 
-class Wire:
+class RecordingPolicy:
     """Answers requests; each token that it samples has a logprob of its own, by which it is found again."""
 
     def __init__(self, tokenizer: Any, said: Any) -> None:
@@ -58,15 +58,15 @@ class Wire:
         return samples
 
 
-async def play(
+async def play_agent(
     tokenizer: Any,
     factory: Any,
     said: Any,
     context_length: int = 16384,
     max_new_tokens: int = 8192,
-    wire: type[Wire] = Wire,
+    wire: type[RecordingPolicy] = RecordingPolicy,
     **settings: Any,
-) -> tuple[Any, Wire]:
+) -> tuple[Any, RecordingPolicy]:
     user_agents.from_the_test[:] = [factory]
     answering = wire(tokenizer, said)
     async with FakeSGLang(answering, context_length=context_length) as fake:

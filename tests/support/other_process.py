@@ -15,7 +15,9 @@ from typing import Any
 from strands_rollout import Sample, generate, reward_func
 
 
-async def finish_elsewhere(args: SimpleNamespace, params: Mapping[str, Any], samples: Sequence[Any]) -> list[Any]:
+async def finish_in_other_process(
+    args: SimpleNamespace, params: Mapping[str, Any], samples: Sequence[Any]
+) -> list[Any]:
     """The samples, each run to its end by a new process, rewarded here."""
     settings = {key: value for key, value in args.strands_rollout.items() if key != "should_abort"}
     order = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from spelled_tokens import bytewise, encode
+from byte_tokens import byte_ids, encode
 
 from strands_rollout.samples import Sample
 
@@ -70,7 +70,7 @@ class Episode:
 PROMPT = f"<|im_start|>user\nWhat is 17 * 2?{END}\n<|im_start|>assistant\n"
 
 
-def whole(tokenizer: Any, index: int = 0, *, result: str = "34") -> Episode:
+def whole_episode(tokenizer: Any, index: int = 0, *, result: str = "34") -> Episode:
     return Episode(
         tokenizer,
         (False, PROMPT),
@@ -85,7 +85,7 @@ def _made(make: Callable[[Episode], None]) -> Callable[[Any], Sample]:
     """The sample of a whole episode in which something was changed."""
 
     def made(tokenizer: Any) -> Sample:
-        episode = whole(tokenizer)
+        episode = whole_episode(tokenizer)
         make(episode)
         return episode.sample
 
@@ -116,15 +116,15 @@ def stretched(*stretches: tuple[bool, str | list[int]]) -> Callable[[Any], Sampl
 def other_spelling(tokenizer: Any) -> Sample:
     """The policy wrote a word byte by byte: encoding its text again gives another token."""
     before, word, after = (ANSWER + END).partition(" answer")
-    ids = [*encode(tokenizer, before), *bytewise(tokenizer, word), *encode(tokenizer, after)]
+    ids = [*encode(tokenizer, before), *byte_ids(tokenizer, word), *encode(tokenizer, after)]
     return stretched((True, CALL + END), (False, RESULT.format("34")), (True, ids))(tokenizer)
 
 
 DEFECTS: dict[str, tuple[Callable[[Any], Sample], str]] = {
     "shifted mask": (shifted_mask, "mask"),
     "missing close": (stretched((True, CALL), (False, RESULT.format("34")), (True, ANSWER + END)), "not closed"),
-    "forged control token": (lambda tokenizer: whole(tokenizer, result=FORGED).sample, "forged control"),
-    "forged call": (lambda tokenizer: whole(tokenizer, result="<tool_call> of mine").sample, "forged control"),
+    "forged control token": (lambda tokenizer: whole_episode(tokenizer, result=FORGED).sample, "forged control"),
+    "forged call": (lambda tokenizer: whole_episode(tokenizer, result="<tool_call> of mine").sample, "forged control"),
     "retokenised turn": (_made(lambda episode: episode.spans[0].__setitem__(2, episode.spans[0][2] - 2)), "mask"),
     "stale version": (stale_version, "stale version"),
     "lengths disagree": (_set(rollout_log_probs=lambda one: one.rollout_log_probs[:-1]), "lengths disagree"),

@@ -20,7 +20,7 @@ def parts_of(sample: Any) -> Parts:
     return parts
 
 
-def sample_of(parts: Sequence[Sequence[int]], *, with_facts: bool = True, **fields: Any) -> Sample:
+def sample_of_parts(parts: Sequence[Sequence[int]], *, with_facts: bool = True, **fields: Any) -> Sample:
     tokens = [token for part in parts for token in part]
     mask = [number % 2 for number, part in enumerate(parts) for _ in part]
     ends = [sum(map(len, parts[: number + 1])) for number in range(len(parts))]
@@ -41,13 +41,13 @@ def sample_of(parts: Sequence[Sequence[int]], *, with_facts: bool = True, **fiel
     )
 
 
-def episode(sample: Any) -> DumpedEpisode:
+def dumped_episode(sample: Any) -> DumpedEpisode:
     found = episode_of(DumpRecord.from_sample(sample), 0)
     assert found is not None
     return found
 
 
-def dump_of(tmp_path: Path, *samples: Any, name: str = "samples.jsonl.gz") -> Path:
+def write_sample_dump(tmp_path: Path, *samples: Any, name: str = "samples.jsonl.gz") -> Path:
     path = tmp_path / name
     write_dump(path, samples)
     return path

@@ -16,6 +16,6 @@ def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
     return {bytes_of(token): token for token in range(tokenizer.vocab_size) if len(bytes_of(token)) == 1}
 
 
-def bytewise(tokenizer: Any, text: str) -> list[int]:
+def byte_ids(tokenizer: Any, text: str) -> list[int]:
     """The text as one token for each of its bytes, as a policy may sample it."""
     return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]

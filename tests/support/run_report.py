@@ -1,7 +1,7 @@
-"""What tests found out beyond pass and fail: which engines they ran on, and rows of tables; told when all are done.
+"""Sections that the test run prints at its end: the engines that tests ran on, and tables of measurements.
 
-A test's `told` fixture takes rows. They travel with the test's report, so that a worker process of pytest-xdist can
-tell them too.
+The `report_row` fixture adds a row to a table. Rows travel with the report of their test, so they also arrive from
+worker processes of pytest-xdist.
 """
 
 from collections import Counter
@@ -14,14 +14,14 @@ _ENGINE = "ran on"
 _ROW = "found"
 
 
-def ran_on(item: pytest.Item, engine: str) -> None:
+def note_engine(item: pytest.Item, engine: str) -> None:
     """Note on which engine or router a test runs."""
     item.user_properties.append((_ENGINE, engine))
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Adds a row to a table of the closing summary: `told("faults", fault="killed", episodes=8, lost=0)`."""
+def report_row(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Adds a row to a table of the closing summary: `report_row("faults", fault="killed", episodes=8, lost=0)`."""
 
     def add(table: str, **row: Any) -> None:
         words = "  ".join(f"{name}={value}" for name, value in row.items())

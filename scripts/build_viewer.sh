@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Bundles the libraries of the viewer's page from npm, as scripts/viewer_libraries/package-lock.json pins them.
-#   bash scripts/build_viewer.sh           writes strands_rollout/view/assets/libraries
-#   bash scripts/build_viewer.sh --check   fails where that folder holds anything else; needs npm and its registry, too
+# Bundles the npm libraries of the viewer's page, in the versions of scripts/viewer_libraries/package-lock.json.
+# Needs npm and its registry.
+#   bash scripts/build_viewer.sh           write strands_rollout/view/assets/libraries
+#   bash scripts/build_viewer.sh --check   fail if that folder differs from a new build
 set -euo pipefail
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -19,7 +20,7 @@ npm ci --ignore-scripts --no-audit --no-fund --loglevel error >&2
 node build.mjs "$work/built"
 if [[ "${1:-}" == "--check" ]]; then
   if ! diff -rq "$committed" "$work/built" >&2; then
-    echo "error: strands_rollout/view/assets/libraries is not what scripts/viewer_libraries builds; run bash scripts/build_viewer.sh and commit it" >&2
+    echo "error: strands_rollout/view/assets/libraries differs from what scripts/viewer_libraries builds; run bash scripts/build_viewer.sh and commit the result" >&2
     exit 1
   fi
   exit 0

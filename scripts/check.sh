@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Checks style, types, import layers, shell scripts and the documentation.
-#   bash scripts/check.sh            all of these
-#   bash scripts/check.sh --tests    also the tests, with their coverage
-# Its environment is that of scripts/test.sh.
+# Checks style, types, import layers, shell scripts and the documentation, in the environment of scripts/test.sh.
+#   bash scripts/check.sh            run all checks
+#   bash scripts/check.sh --tests    run all checks, then the tests with coverage
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
@@ -13,7 +12,7 @@ if [[ $# -gt 1 || ($# -eq 1 && "$1" != "--tests") ]]; then
   echo "usage: bash scripts/check.sh [--tests]" >&2
   exit 2
 fi
-prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}" # as scripts/test.sh, which would install it again
+prepare_environment "$venv" "${STRANDS_ROLLOUT_TEST_EXTRAS:-dev,tools,evals,harness,a2a}" # the same extras as in scripts/test.sh, which would install again otherwise
 cd "$repository"
 
 step() {
@@ -27,7 +26,7 @@ step "ruff format" "$venv/bin/ruff" format --check .
 step "mypy" "$venv/bin/mypy"
 step "import layers" "$venv/bin/lint-imports"
 step "shellcheck" "$venv/bin/shellcheck" --external-sources scripts/*.sh experiments/*.sh .ci/run .ci/full .ci/steps.sh
-# not --quiet, with which warnings would not count
+# without --quiet, which would ignore warnings
 site="$(mktemp -d)"
 trap 'rm -rf -- "$site"' EXIT
 NO_MKDOCS_2_WARNING=1 step "documentation" "$venv/bin/mkdocs" build --strict --site-dir "$site"

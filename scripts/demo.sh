@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the demo: an agent on a small language model solves math problems with code, on this machine.
-# Arguments go to `strands-rollout demo`; --help shows them. Its environment is .venv-demo, or $STRANDS_ROLLOUT_VENV.
+# Arguments go to `strands-rollout demo`; --help lists them. Installs into .venv-demo, or $STRANDS_ROLLOUT_VENV.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Makes a virtual environment with this package in it; sourced by the other scripts. Needs Python 3.11 or newer with
-# venv and pip, nothing else. It installs again only when pyproject.toml, the Python or the extras have changed.
+# Creates virtual environments with this package; the other scripts source this file. Needs Python 3.11 or newer with venv
+# and pip, and nothing else. Installs again only after a change of pyproject.toml, the Python or the extras.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-# The first Python >= 3.11 on the PATH; $PYTHON, where it is set, is the only candidate.
+# Print the first Python >= 3.11 on the PATH. If PYTHON is set, try only that.
 find_python() {
   local candidate candidates=(python3.13 python3.12 python3.11 python3 python)
   if [[ -n "${PYTHON:-}" ]]; then
@@ -17,11 +17,12 @@ find_python() {
     fi
   done
   echo "error: no Python 3.11 or newer found; tried ${candidates[*]}." >&2
-  echo "Install one, or name it: PYTHON=/path/to/python bash $0" >&2
+  echo "Install Python 3.11 or newer, or name one: PYTHON=/path/to/python bash $0" >&2
   return 1
 }
 
-# variable_of DIR: the variable that names an environment's folder: the one that is set to it, else by its default name.
+# variable_of DIR: print the environment variable that sets the folder DIR, for error messages. Without a variable that is set to
+# DIR, derive it from the folder's default name.
 variable_of() {
   local name
   for name in "${!STRANDS_ROLLOUT_@}"; do
@@ -36,7 +37,7 @@ variable_of() {
   esac
 }
 
-# make_environment DIR: DIR is a virtual environment with pip when it returns; one that is there stays as it is.
+# make_environment DIR: create a virtual environment with pip in DIR. An existing one stays unchanged.
 make_environment() {
   local directory="$1" python
   if "$directory/bin/python" -m pip --version >/dev/null 2>&1; then
@@ -44,11 +45,11 @@ make_environment() {
   fi
   python="$(find_python)"
   if ! mkdir -p -- "$directory" 2>/dev/null || [[ ! -w "$directory" ]]; then
-    echo "error: the environment $directory can't be made: its folder can't be written to." >&2
-    echo "Name another folder for it in $(variable_of "$directory"), or use a copy of this repository that is yours." >&2
+    echo "error: can't create the environment $directory: its folder can't be written to." >&2
+    echo "Name another folder for it in $(variable_of "$directory"), or work in a copy of this repository that you can write to." >&2
     return 1
   fi
-  echo "making the environment $directory with $("$python" --version) ..." >&2
+  echo "creating the environment $directory with $("$python" --version) ..." >&2
   if ! "$python" -m venv "$directory" >&2; then
     rm -rf -- "$directory"
     echo "error: '$python -m venv' failed; on Debian and Ubuntu, install the package python3-venv." >&2
@@ -56,7 +57,7 @@ make_environment() {
   fi
 }
 
-# is_installed DIR WANTED: DIR holds what WANTED describes. mark_installed DIR WANTED says so from now on.
+# is_installed DIR WANTED: succeed if DIR holds the installation that WANTED describes. mark_installed DIR WANTED records it.
 is_installed() {
   local stamp="$1/.strands-rollout-installed"
   [[ -x "$1/bin/python" && -f "$stamp" && "$(cat "$stamp")" == "$2" ]]
@@ -66,12 +67,12 @@ mark_installed() {
   printf '%s' "$2" >"$1/.strands-rollout-installed"
 }
 
-# counting_minutes COMMAND...: runs a quiet command, with a line on stderr for each minute that it takes.
+# counting_minutes COMMAND...: run a quiet command, and print a line on stderr after each minute.
 counting_minutes() {
   local status=0 counter
   (
     minutes=0
-    trap 'kill $(jobs -p) 2>/dev/null; exit' TERM # the sleep too: it holds the stderr that a caller may wait for
+    trap 'kill $(jobs -p) 2>/dev/null; exit' TERM # kill the sleep too: it holds the stderr that a caller may wait for
     while sleep 60 & wait $! && kill -0 $$; do
       minutes=$((minutes + 1))
       echo "... still installing after $minutes min" >&2
@@ -83,7 +84,7 @@ counting_minutes() {
   return "$status"
 }
 
-# install_into DIR ARGUMENTS...: pip's arguments; whatever DIR held is unmarked.
+# install_into DIR ARGUMENTS...: run pip install with ARGUMENTS in DIR. Until mark_installed, DIR counts as not installed.
 install_into() {
   local directory="$1"
   shift
@@ -91,7 +92,7 @@ install_into() {
   counting_minutes "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
 }
 
-# prepare_environment DIR [EXTRAS]: DIR holds an environment with this package, editable, when it returns.
+# prepare_environment DIR [EXTRAS]: create the environment DIR if needed, and install this package there, editable.
 prepare_environment() {
   local directory="$1" extras="${2:-}" wanted
   wanted="$repository $extras $(cksum <"$repository/pyproject.toml")"
@@ -99,13 +100,13 @@ prepare_environment() {
     return 0
   fi
   make_environment "$directory"
-  echo "installing strands-rollout${extras:+ [$extras]} into $directory (some minutes, once) ..." >&2
+  echo "installing strands-rollout${extras:+ [$extras]} into $directory (takes some minutes, once) ..." >&2
   install_into "$directory" --editable "$repository${extras:+[$extras]}"
   mark_installed "$directory" "$wanted"
 }
 
-# prepare_requirements DIR WHAT FILE [FILE]: DIR holds what the first file lists, and what the second lists without its
-# dependencies, when it returns.
+# prepare_requirements DIR WHAT FILE [FILE]: create the environment DIR if needed, and install the requirements of the first file,
+# then those of the second without their dependencies. WHAT names them in the progress line.
 prepare_requirements() {
   local directory="$1" what="$2" wanted
   shift 2
@@ -114,7 +115,7 @@ prepare_requirements() {
     return 0
   fi
   make_environment "$directory"
-  echo "installing $what into $directory (some minutes, once) ..." >&2
+  echo "installing $what into $directory (takes some minutes, once) ..." >&2
   install_into "$directory" --requirement "$1"
   if [[ $# -gt 1 ]]; then
     install_into "$directory" --no-deps --requirement "$2"

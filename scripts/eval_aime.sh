@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Evaluates a checkpoint on AIME in slime: the same agent, generation and reward as in training, and no training.
-# `strands-rollout eval` does the same against any SGLang server, without slime.
+# Evaluates a checkpoint on AIME in slime, with the agent, generation and reward of training.
+# `strands-rollout eval` does the same on any SGLang server, without slime.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 read_options "$@"
-setting MODEL Qwen/Qwen3-8B "the model's id on the hub; its name is that of its folder"
+setting MODEL Qwen/Qwen3-8B "model id on the Hugging Face hub; its last part is the folder in MODEL_DIR"
 model_name="${MODEL##*/}"
-setting NUM_GPUS 8 "GPUs of each node" count
+setting NUM_GPUS 8 "GPUs per node" count
 slime_settings
 path_settings "$(printf '%s' "$model_name" | tr '[:upper:]' '[:lower:]')-aime"
-setting LOAD "$REF_LOAD" "the checkpoint in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
-setting CKPT_STEP "" "the step of LOAD; default: its last" optional_count
+setting LOAD "$REF_LOAD" "checkpoint to evaluate, in Megatron's format: a run's SAVE_DIR, or the model's REF_LOAD" path
+setting CKPT_STEP "" "step of the checkpoint; default: the last one in LOAD" optional_count
 size_settings
 evaluation_settings aime-2024,aime-2025
 pass_rate_settings
-setting DUMP_ROLLOUTS 1 "write the samples to SAVE_DIR, by step" switch
+setting DUMP_ROLLOUTS 1 "write the samples to SAVE_DIR, in a folder for each step" switch
 wandb_settings
 ray_settings
 end_of_settings "Evaluates a checkpoint on AIME 2024 and 2025 in slime, with the agent that is trained." \
@@ -33,8 +33,8 @@ if [[ -n "$CKPT_STEP" ]]; then
   arguments+=(--ckpt-step "$CKPT_STEP")
 fi
 agent_arguments
-# slime wants the sizes of a step even where none is made. Up to 0.3.1 it makes a learning rate schedule too, which by default
-# decays over the run's 0 steps, and Megatron refuses one of no steps; newer versions never read --lr-decay-iters here.
+# slime requires the sizes of a training step even if it trains none. Up to 0.3.1 it also builds a learning rate schedule, by
+# default over the run's 0 steps, which Megatron refuses; newer versions don't read --lr-decay-iters here.
 arguments+=(--num-rollout 0 --lr-decay-iters 1 --eval-interval 1 --rollout-batch-size 1 --global-batch-size "$ROLLOUT_GPUS")
 if [[ $DUMP_ROLLOUTS -eq 1 ]]; then
   arguments+=(--save-debug-rollout-data "$SAVE_DIR/step-${CKPT_STEP:-last}/{rollout_id}.pt")
@@ -46,11 +46,11 @@ evaluation_arguments
 pass_rate_arguments
 wandb_arguments
 if [[ $dry_run -eq 0 ]]; then
-  # slime would take REF_LOAD instead, without a word of complaint
+  # if LOAD has no checkpoint, slime silently loads REF_LOAD
   [[ "$LOAD" == "$REF_LOAD" ]] || require_path "$LOAD/latest_checkpointed_iteration.txt" "a checkpoint in Megatron's format" \
     "Name a run's SAVE_DIR, or the model's REF_LOAD"
   if [[ -n "$CKPT_STEP" ]]; then
-    require_path "$LOAD/$(printf 'iter_%07d' "$((10#$CKPT_STEP))")" "the checkpoint of step $CKPT_STEP" "There are: $(cd "$LOAD" && echo iter_* release)"
+    require_path "$LOAD/$(printf 'iter_%07d' "$((10#$CKPT_STEP))")" "the checkpoint of step $CKPT_STEP" "LOAD has: $(cd "$LOAD" && echo iter_* release)"
   fi
 fi
 launch train.py

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# A router before SGLang servers, as slime starts one: installs smg and its forerunner sglang-router once into an
-# environment of their own, starts one, stops it.
+# Starts and stops a router in front of SGLang servers, as slime does. Installs smg and its predecessor sglang-router once, into
+# .venv-gateway or $STRANDS_ROLLOUT_GATEWAY_VENV.
 #   bash scripts/gateway.sh start --worker http://127.0.0.1:31000 --worker http://127.0.0.1:31001 [-- FLAGS OF THE ROUTER]
 #   bash scripts/gateway.sh stop PID
-# start prints a line of JSON with base_url, pid and log when the router is ready. --help shows more.
-# Its environment is .venv-gateway, or $STRANDS_ROLLOUT_GATEWAY_VENV.
+# When the router is ready, start prints a line of JSON with base_url, pid and log. --help lists all options.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Agents on Node that the tests marked real play against the gateway: installs them once, with npm.
+# Installs the agents on Node that the tests marked real run against the gateway, once, with npm.
 #   bash scripts/gateway_clients.sh install
-# Their folder is .node-clients (1.1 GB), or $STRANDS_ROLLOUT_NODE_CLIENTS.
+# Installs 1.1 GB into .node-clients, or $STRANDS_ROLLOUT_NODE_CLIENTS.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
@@ -26,7 +26,7 @@ fi
 echo "installing agents on Node into $folder (once) ..." >&2
 mkdir -p -- "$folder"
 counting_minutes npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
-# these two put their program for this machine into place; other packages' scripts are not run
+# only these two need their install script, which selects the program for this machine; the others' scripts don't run
 node "$folder/node_modules/@anthropic-ai/claude-code/install.cjs" >&2
 node "$folder/node_modules/opencode-ai/postinstall.mjs" >&2
 printf '%s' "${clients[*]}" >"$folder/.installed"

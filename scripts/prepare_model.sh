@@ -1,26 +1,26 @@
 #!/usr/bin/env bash
-# Downloads a model from the Hugging Face hub and converts it to Megatron's format with slime's own tool. What is there
-# already is not done again; what was cut is, from where it was cut in the case of the download.
+# Downloads a model from the Hugging Face hub and converts it to Megatron's format with slime's own tool. Skips finished steps.
+# An interrupted download continues; an interrupted conversion starts again.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
 source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 
 read_options "$@"
-setting MODEL Qwen/Qwen3-8B "the model's id on the hub"
-setting REVISION "" "its commit, tag or branch; default: the hub's newest"
-setting MODEL_DIR "$repository/models" "folder of the models" path
+setting MODEL Qwen/Qwen3-8B "model id on the Hugging Face hub"
+setting REVISION "" "commit, tag or branch of the model; default: the newest"
+setting MODEL_DIR "$repository/models" "folder of all models" path
 model_name="${MODEL##*/}"
 [[ -n "$model_name" ]] || usage_error "got MODEL='$MODEL'; expected a model's id, such as Qwen/Qwen3-8B"
-setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "where the model is, or is put" path
-setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "where it is put in Megatron's format" path
-setting CONVERSION_GPUS 1 "GPUs that convert" count
-setting DOWNLOAD_ONLY 0 "don't convert; needs no slime" switch
+setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "folder of the model in Hugging Face's format" path
+setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "folder of the model in Megatron's format" path
+setting CONVERSION_GPUS 1 "GPUs to convert with" count
+setting DOWNLOAD_ONLY 0 "download without converting; needs no slime" switch
 slime_settings
-end_of_settings "Downloads a model and converts it to Megatron's format; what follows -- goes to slime's converter." \
+end_of_settings "Downloads a model and converts it to Megatron's format. Arguments after -- go to slime's converter." \
   "bash $0 --model Qwen/Qwen3-4B --model-dir /models"
 
-# A download is whole when each file is there that its index of weights names.
+# Succeed if every file exists that the index of the weights names.
 is_whole() {
   [[ -f "$HF_CHECKPOINT/config.json" ]] && python3 - "$HF_CHECKPOINT" <<'PYTHON'
 import json, pathlib, sys
@@ -31,7 +31,7 @@ sys.exit(not all((folder / name).is_file() for name in names))
 PYTHON
 }
 
-# run WORDS...: the command, or what it is in a dry run.
+# run WORDS...: run the command, or print it in a dry run.
 run() {
   if [[ $dry_run -eq 1 ]]; then
     print_command "$@"
@@ -44,21 +44,21 @@ download() {
   local revision=()
   if [[ $dry_run -eq 0 ]]; then
     if is_whole; then
-      echo "the model is there: $HF_CHECKPOINT" >&2
+      echo "the model exists: $HF_CHECKPOINT" >&2
       return
     fi
-    command -v hf >/dev/null || fail "no 'hf' on the PATH; install it: python3 -m pip install -U huggingface_hub"
+    command -v hf >/dev/null || fail "the command 'hf' is not on the PATH; install it: python3 -m pip install -U huggingface_hub"
   fi
   if [[ -n "$REVISION" ]]; then
     revision=(--revision "$REVISION")
   fi
-  run hf download "$MODEL" ${revision[@]+"${revision[@]}"} --local-dir "$HF_CHECKPOINT" || fail "$MODEL could not be downloaded," \
-    "see above. Without a way to the hub: download it elsewhere, put it into $HF_CHECKPOINT, and run this again;" \
-    "HF_ENDPOINT names a mirror"
+  run hf download "$MODEL" ${revision[@]+"${revision[@]}"} --local-dir "$HF_CHECKPOINT" || fail "the download of $MODEL failed," \
+    "see above. If this machine can't reach the hub, set HF_ENDPOINT to a mirror, or download the model elsewhere, put it into" \
+    "$HF_CHECKPOINT, and run this again"
   [[ $dry_run -eq 1 ]] || is_whole || fail "$HF_CHECKPOINT lacks weights after the download; run this again"
 }
 
-# Into a folder of another name first: a conversion that was cut is never taken for a checkpoint.
+# Convert into a folder with another name first, so that nobody takes an interrupted conversion for a checkpoint.
 convert() {
   local python=(python3) partial="$REF_LOAD.partial"
   if [[ $CONVERSION_GPUS -gt 1 ]]; then
@@ -67,22 +67,22 @@ convert() {
   [[ $dry_run -eq 1 ]] || rm -rf -- "$partial"
   run env "PYTHONPATH=${MEGATRON_DIR:+$MEGATRON_DIR:}$SLIME_DIR${PYTHONPATH:+:$PYTHONPATH}" CUDA_DEVICE_MAX_CONNECTIONS=1 \
     "${python[@]}" "$SLIME_DIR/tools/convert_hf_to_torch_dist.py" "${model_arguments[@]}" \
-    --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" ${extra_arguments[@]+"${extra_arguments[@]}"} || fail "slime's conversion failed, see above; $partial is unfinished"
+    --hf-checkpoint "$HF_CHECKPOINT" --save "$partial" ${extra_arguments[@]+"${extra_arguments[@]}"} || fail "slime's conversion failed, see above; $partial is incomplete"
   run mv "$partial" "$REF_LOAD"
 }
 
-# what the conversion needs is looked for before hours of download
+# check what the conversion needs before hours of download
 converts=$((1 - DOWNLOAD_ONLY))
 if [[ $converts -eq 1 && $dry_run -eq 0 && -e "$REF_LOAD" ]]; then
-  [[ -f "$REF_LOAD/latest_checkpointed_iteration.txt" ]] || fail "$REF_LOAD is there, but is no finished checkpoint; remove it, or" \
-    "name another place with REF_LOAD"
-  echo "the model in Megatron's format is there: $REF_LOAD" >&2
+  [[ -f "$REF_LOAD/latest_checkpointed_iteration.txt" ]] || fail "$REF_LOAD exists, but is not a finished checkpoint; remove it, or" \
+    "set REF_LOAD to another folder"
+  echo "the model in Megatron's format exists: $REF_LOAD" >&2
   converts=0
 fi
 if [[ $converts -eq 1 ]]; then
   read_model_arguments
 elif [[ ${#extra_arguments[@]} -gt 0 ]]; then
-  usage_error "got arguments for the converter (${extra_arguments[*]}); expected none, since nothing is converted"
+  usage_error "got arguments for the converter (${extra_arguments[*]}); expected none, because nothing is converted"
 fi
 download
 if [[ $converts -eq 1 ]]; then

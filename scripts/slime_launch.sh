@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The library of the scripts that run slime with this package: each sources it, sets model_name, and calls what it needs.
+# Library of the scripts that run slime with this package. A script sources it, sets model_name, and calls the functions it needs.
 
 repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 

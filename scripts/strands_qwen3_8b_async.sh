@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Trains Qwen3-8B like strands_qwen3_8b.sh, but fully asynchronously: half of the GPUs generate without a pause, the
-# others train on what is finished. Evaluate its checkpoints with eval_aime.sh: slime's fully asynchronous rollout has no
-# evaluation, no dynamic sampling and no partial rollouts.
+# Trains Qwen3-8B like strands_qwen3_8b.sh, but fully asynchronously: half of the GPUs generate all the time, the other half
+# trains on finished episodes. slime's fully asynchronous rollout has no evaluation, no dynamic sampling and no partial
+# rollouts; evaluate the checkpoints with eval_aime.sh.
 set -euo pipefail
 
 # shellcheck source=scripts/slime_launch.sh
@@ -9,10 +9,10 @@ source "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/slime_launch.sh"
 model_name=Qwen3-8B
 
 read_options "$@"
-setting NUM_GPUS 8 "GPUs of this node" count
-setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs that train, times the nodes; the others generate" count
-setting SGLANG_CONCURRENCY 32 "episodes at once for each engine; slime also begins as many prompts: more are older when trained" count
-# A GPU that trains holds, in GB, where four of them share all 8.2e9 parameters (TP is TENSOR_PARALLEL):
+setting NUM_GPUS 8 "GPUs per node" count
+setting ACTOR_GPUS "$((NUM_GPUS / 2))" "GPUs per node that train; the others generate" count
+setting SGLANG_CONCURRENCY 32 "concurrent episodes per engine; slime also starts this many prompts, so a higher number trains older samples" count
+# Memory in GB of a GPU that trains, if four GPUs share the 8.2e9 parameters (TP is TENSOR_PARALLEL):
 #                                                                       TP 4           TP 2, two replicas
 #   weights in bf16, gradients in fp32: 6 bytes a parameter / TP        12.3           24.6
 #   the optimizer, shared by the replicas: 12 bytes / 4                 24.6           24.6
@@ -21,15 +21,15 @@ setting SGLANG_CONCURRENCY 32 "episodes at once for each engine; slime also begi
 #   layers' inputs (36 x 4,096 x 2 bytes a token / TP), one recomputed   2.0            4.0
 #   CUDA, NCCL                                                           3              3
 #                                                                       52 of 80       76 of 80
-# --log-probs-chunk-size would not help: the softmax of all tokens is kept for the backward pass in any case.
+# --log-probs-chunk-size would not help: the backward pass keeps the softmax of all tokens in any case.
 default_tensor_parallel="$((ACTOR_GPUS % 4 == 0 ? 4 : 2))"
 training_settings qwen3-8b-strands-async
 pass_rate_settings
 end_of_settings "Trains Qwen3-8B as an agent that solves math with code, in slime, fully asynchronously, on 8 GPUs." \
   "bash $0 --actor-gpus 4 -- --update-weights-interval 2"
-[[ $ACTOR_GPUS -lt $NUM_GPUS ]] || usage_error "ACTOR_GPUS is $ACTOR_GPUS of NUM_GPUS=$NUM_GPUS; expected some to be left that generate"
+[[ $ACTOR_GPUS -lt $NUM_GPUS ]] || usage_error "ACTOR_GPUS is $ACTOR_GPUS of NUM_GPUS=$NUM_GPUS; expected fewer, so that some GPUs generate"
 for name in PARTIAL_ROLLOUT DYNAMIC_SAMPLING; do
-  [[ "${!name:-0}" == "0" ]] || usage_error "got $name='${!name}'; expected 0: slime's fully asynchronous rollout has no such thing"
+  [[ "${!name:-0}" == "0" ]] || usage_error "got $name='${!name}'; expected 0: slime's fully asynchronous rollout does not support it"
 done
 ROLLOUT_GPUS="$(((NUM_GPUS - ACTOR_GPUS) * NUM_NODES))"
 require_sizes

@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
-# Runs the tests; arguments go to pytest. Their environment is .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras
-# dev, tools, evals, harness and a2a, or those in $STRANDS_ROLLOUT_TEST_EXTRAS.
-#   bash scripts/test.sh          the default suite, in as many processes as there are CPUs, four at most
-#   bash scripts/test.sh --real   the tests on the real SGLang and the real routers, and, where npm is, with agents on Node,
-#                                 all of which it installs (Linux on x86_64)
-# With --real, the environment is .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL,
-# names a running SGLang with the shipped model, such as one on a GPU, so that none is installed before the tests that break one.
+# Runs the tests. Arguments go to pytest.
+#   bash scripts/test.sh                              the default suite, in one process per CPU, four at most
+#   bash scripts/test.sh --real                       the tests on the real SGLang and the real routers, and with agents on Node
+#                                                     if npm is installed; installs all of these (Linux on x86_64)
 #   SLIME_PATH=DIR:DIR bash scripts/test.sh --slime   the tests on slime itself, once for each of these checkouts of it
-# With --slime and STRANDS_ROLLOUT_TEST_WORKERS=2, episode workers play the episodes of these tests.
-# With --slime, the environment is .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV. It gets torch: name an index of CPU builds in
-# PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT, where pip's is too large.
+# Environments:
+#   default   .venv-test, or $STRANDS_ROLLOUT_TEST_VENV, with the extras dev, tools, evals, harness and a2a, or those in
+#             $STRANDS_ROLLOUT_TEST_EXTRAS
+#   --real    .venv-real, or $STRANDS_ROLLOUT_REAL_VENV. --sglang-base-url URL, or $SGLANG_BASE_URL, names a running SGLang with
+#             the shipped model, such as one on a GPU; then only the tests that break a server install one
+#   --slime   .venv-slime, or $STRANDS_ROLLOUT_SLIME_VENV, with torch. If pip's torch is too large, name an index of CPU builds in
+#             PIP_EXTRA_INDEX_URL, or a torch in a file of PIP_CONSTRAINT. With STRANDS_ROLLOUT_TEST_WORKERS=2, episode workers
+#             play the episodes of these tests
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh
@@ -36,12 +38,12 @@ if [[ "${1:-}" == "--real" ]]; then
 fi
 if [[ "${1:-}" == "--slime" ]]; then
   shift
-  : "${SLIME_PATH:?names no checkout of THUDM/slime; expected one or several, with colons between them}"
+  : "${SLIME_PATH:?is not set; expected one or several checkouts of THUDM/slime, with colons between them}"
   IFS=: read -ra checkouts <<<"$SLIME_PATH"
   for at in "${!checkouts[@]}"; do
-    # without slime, pytest would skip its tests and succeed
+    # without this check, pytest would skip the tests and succeed
     if [[ ! -f "${checkouts[at]}/slime/rollout/sglang_rollout.py" ]]; then
-      echo "error: SLIME_PATH names '${checkouts[at]}', which is no checkout of THUDM/slime" >&2
+      echo "error: SLIME_PATH names '${checkouts[at]}', which is not a checkout of THUDM/slime" >&2
       exit 1
     fi
     checkouts[at]="$(cd -- "${checkouts[at]}" >/dev/null && pwd)"
@@ -52,7 +54,7 @@ if [[ "${1:-}" == "--slime" ]]; then
     ${STRANDS_ROLLOUT_TEST_WORKERS:+"ray>=2.40"}
   failed=()
   cd "$repository"
-  # a process each: one can import one slime only
+  # one process per checkout, because a process can import only one slime
   for checkout in "${checkouts[@]}"; do
     printf '\n== slime at %s\n' "$checkout"
     SLIME_PATH="$checkout" "$venv/bin/python" -m pytest -m slime "$@" || failed+=("$checkout")
@@ -62,6 +64,6 @@ if [[ "${1:-}" == "--slime" ]]; then
 fi
 prepare_environment "$venv" "$extras"
 cd "$repository"
-# each of the tests' processes would compile all modules, and pytest rewrite the assertions of 400 files, again
+# otherwise each process compiles all modules, and rewrites the assertions of 400 files, again
 unset PYTHONDONTWRITEBYTECODE
 exec "$venv/bin/python" -m pytest ${chosen[@]+"${chosen[@]}"} "$@"

@@ -1,48 +1,48 @@
 # shellcheck shell=bash
-# What all jobs of slime with this package share: their settings, slime's arguments made of them, and what must be there
-# before a job starts. A script sets model_name first, and the sizes that are its own.
+# Shared by all jobs of slime with this package: their settings, the arguments for slime made from them, and the checks before
+# a job starts. A script sets model_name first, and the defaults that differ for its model.
 
-# chosen SMOKE FULL: the default of a size, in a smoke run or a full one.
+# chosen SMOKE FULL: print the default of a size: SMOKE in a smoke run, else FULL.
 chosen() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
-# Where things are, and what is run.
+# Paths, the agent and the reward. $1 is the default name of the run.
 path_settings() {
-  setting SMOKE 0 "a quick run of all parts: two steps, few and short episodes" switch
-  setting MODEL_DIR "$repository/models" "folder of the models" path
-  setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "the model in Hugging Face's format" path
-  setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "the same in Megatron's format" path
+  setting SMOKE 0 "test all parts quickly: two steps with few, short episodes" switch
+  setting MODEL_DIR "$repository/models" "folder of all models" path
+  setting HF_CHECKPOINT "$MODEL_DIR/$model_name" "folder of the model in Hugging Face's format" path
+  setting REF_LOAD "${HF_CHECKPOINT}_torch_dist" "folder of the model in Megatron's format" path
   setting DATA_DIR "$repository/data" "folder of the data sets" path
-  setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "settings of the agent; slime's --custom-config-path" path
+  setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "what of its result is trained on; none where it returns a number"
-  setting EVAL_REWARD_KEY acc "what of its result is reported in evaluation"
-  setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: as the configuration says" optional_count
+  setting REWARD_KEY score "key of its result to train on; none if it returns a number"
+  setting EVAL_REWARD_KEY acc "key of its result to report in evaluation"
+  setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name
-  setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "checkpoints and dumps of the run" path
+  setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "folder of the run's checkpoints and dumps" path
   if [[ $SMOKE -eq 1 ]]; then
     RUN_NAME+=-smoke
-    SAVE_DIR+=-smoke # a real run must not go on from a smoke run's checkpoint
+    SAVE_DIR+=-smoke # a real run must not resume from a smoke run's checkpoint
   fi
 }
 
-# How the weights lie on the GPUs, and how long an episode may be. SGLang gets 0.7 of the memory, as in slime's own scripts:
-# where it shares its GPUs with the trainer, slime moves the trainer's state to the host while SGLang generates. Of 80 GB
-# that are 56, on each of the two GPUs of an engine with Qwen3-8B 8 for weights and 48 for the cache, which holds 650,000 tokens
-# at 74 kB each. 48 episodes at once (24 prompts x 8 on 4 engines) with 9,000 tokens on average need 430,000: with 0.4, there
-# would be room for 320,000, and SGLang would stop episodes and read them anew.
+# Placement of the weights on the GPUs, and maximum length of an episode. SGLang gets 0.7 of the memory, as in slime's own scripts:
+# if SGLang and the trainer share GPUs, slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU, that
+# is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
+# tokens of 74 kB each. 48 concurrent episodes (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000 tokens. With
+# 0.4 the cache would hold 320,000, and SGLang would stop episodes and read them again.
 size_settings() {
-  setting SGLANG_MEM_FRACTION 0.7 "share of a GPU's memory for SGLang's weights and cache" share
-  setting NUM_NODES 1 "nodes; more than one need a running Ray" count
-  setting TENSOR_PARALLEL "${default_tensor_parallel:-2}" "GPUs that share a layer in training" count
-  setting CONTEXT_PARALLEL 1 "GPUs that share a sequence in training" count
-  setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs of one SGLang engine" count
-  setting ROUTER_POLICY consistent_hashing "of slime's router, its own build in its image; PyPI's lacks this one"
-  setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "tokens of a response, tool results included" count
-  setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "tokens of prompt and response" count
+  setting SGLANG_MEM_FRACTION 0.7 "fraction of a GPU's memory for SGLang's weights and cache" share
+  setting NUM_NODES 1 "number of nodes; several need a running Ray" count
+  setting TENSOR_PARALLEL "${default_tensor_parallel:-2}" "GPUs that a layer is split over in training" count
+  setting CONTEXT_PARALLEL 1 "GPUs that a sequence is split over in training" count
+  setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
+  setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router on PyPI lacks the default, slime's image has it"
+  setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "maximum tokens of a response, tool results included" count
+  setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "maximum tokens of prompt plus response" count
   setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
-    "tokens of a training batch on one GPU; times CONTEXT_PARALLEL it must hold MAX_CONTEXT_LEN" count
+    "maximum tokens of a training batch on one GPU; times CONTEXT_PARALLEL, at least MAX_CONTEXT_LEN" count
 }
 
 _trains=0
@@ -50,14 +50,14 @@ _evaluates=0
 
 evaluation_settings() {
   _evaluates=1
-  setting EVAL_SETS "$1" "data sets to evaluate on, with commas: NAME is DATA_DIR/NAME.jsonl" names
+  setting EVAL_SETS "$1" "data sets to evaluate on, separated by commas: NAME is DATA_DIR/NAME.jsonl" names
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
-  setting EVAL_SAMPLES "$(chosen 1 16)" "samples of each problem" count
-  setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "tokens of a response in evaluation" count
+  setting EVAL_SAMPLES "$(chosen 1 16)" "samples per problem" count
+  setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "maximum tokens of a response in evaluation" count
   setting EVAL_TEMPERATURE 1.0 "sampling temperature in evaluation" number
 }
 
-# WANDB_API_KEY (or WANDB_KEY) is read from the environment only: a command line is readable by all users of a machine.
+# Read WANDB_API_KEY (or WANDB_KEY) only from the environment: all users of a machine can read a command line.
 wandb_settings() {
   local default=0
   WANDB_API_KEY="${WANDB_API_KEY:-${WANDB_KEY:-}}"
@@ -67,7 +67,7 @@ wandb_settings() {
   if [[ -n "$WANDB_API_KEY" ]]; then
     export WANDB_API_KEY
   fi
-  setting USE_WANDB "$default" "log to wandb; default: 1 where WANDB_API_KEY or WANDB_KEY is set, or WANDB_MODE=offline" switch
+  setting USE_WANDB "$default" "log to wandb; default: 1 if WANDB_API_KEY or WANDB_KEY is set, or WANDB_MODE=offline" switch
   setting WANDB_PROJECT strands-rollout "project in wandb" name
 }
 
@@ -90,7 +90,7 @@ agent_arguments() {
   fi
 }
 
-# An episode's limit and the memory of the trainer are one number: a sample that does not fit on a GPU ends the run.
+# The limits of an episode and of a training batch belong together: a sample that does not fit on a GPU ends the run.
 context_arguments() {
   arguments+=(
     --rollout-max-response-len "$MAX_RESPONSE_LEN"
@@ -119,7 +119,7 @@ parallel_arguments() {
   )
 }
 
-# By consistent hashing all turns of an episode go to the engine that has its prefix in the cache.
+# Consistent hashing sends all turns of an episode to the engine whose cache holds its prefix.
 engine_arguments() {
   arguments+=(
     --rollout-num-gpus-per-engine "$GPUS_PER_ENGINE"
@@ -148,13 +148,13 @@ evaluation_arguments() {
   )
 }
 
-# slime takes the samples of a problem for --n-samples-per-eval-prompt in every set, whatever an --eval-config says.
+# slime assumes --n-samples-per-eval-prompt samples per problem in every data set, and ignores the numbers in an --eval-config.
 pass_rate_settings() {
   local default=1
   if [[ $_evaluates -eq 1 && -n "$EVAL_CONFIG" ]]; then
     default=0
   fi
-  setting LOG_PASSRATE "$default" "slime's pass rates; it takes no fan_out, and no other numbers of samples in an EVAL_CONFIG" switch
+  setting LOG_PASSRATE "$default" "log slime's pass rates; needs fan_out: false, and the same number of samples for all sets of an EVAL_CONFIG" switch
 }
 
 pass_rate_arguments() {
@@ -169,21 +169,21 @@ wandb_arguments() {
   fi
 }
 
-# Two GPUs that an NVLink connects let NCCL use it.
+# Print 1 if NVLink connects any two GPUs, else 0.
 _has_nvlink() {
   if nvidia-smi topo -m 2>/dev/null | grep -q 'NV[0-9]'; then printf 1; else printf 0; fi
 }
 
-# require_sizes: sizes that can't fit together are refused, in a dry run too.
+# Refuse sizes that don't fit together, also in a dry run.
 require_sizes() {
   [[ $MAX_RESPONSE_LEN -lt $MAX_CONTEXT_LEN ]] || usage_error "MAX_RESPONSE_LEN is $MAX_RESPONSE_LEN and MAX_CONTEXT_LEN" \
-    "$MAX_CONTEXT_LEN; expected a context with room for the prompt"
+    "$MAX_CONTEXT_LEN; expected a context that also has room for the prompt"
   [[ $((MAX_TOKENS_PER_GPU * CONTEXT_PARALLEL)) -ge $MAX_CONTEXT_LEN ]] || usage_error "MAX_TOKENS_PER_GPU is" \
-    "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected their product to hold MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN," \
-    "or a long episode runs the trainer out of memory"
+    "$MAX_TOKENS_PER_GPU and CONTEXT_PARALLEL $CONTEXT_PARALLEL; expected a product of at least MAX_CONTEXT_LEN=$MAX_CONTEXT_LEN;" \
+    "otherwise a long episode runs the trainer out of memory"
   [[ $((ACTOR_GPUS % (TENSOR_PARALLEL * CONTEXT_PARALLEL))) -eq 0 ]] || usage_error "$ACTOR_GPUS GPUs train on each node; expected a" \
     "multiple of TENSOR_PARALLEL x CONTEXT_PARALLEL = $((TENSOR_PARALLEL * CONTEXT_PARALLEL))"
-  [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime takes for a place to fill"
+  [[ "$SAVE_DIR" != *[{}]* ]] || usage_error "SAVE_DIR is $SAVE_DIR; expected no braces, which slime reads as a placeholder"
   [[ $((ROLLOUT_GPUS % GPUS_PER_ENGINE)) -eq 0 ]] || usage_error "$ROLLOUT_GPUS GPUs generate; expected a multiple of" \
     "GPUS_PER_ENGINE=$GPUS_PER_ENGINE"
 }
@@ -192,13 +192,13 @@ require_no_secrets() {
   local word
   for word in ${extra_arguments[@]+"${extra_arguments[@]}"}; do
     if [[ "$word" == --wandb-key* ]]; then
-      usage_error "got --wandb-key; expected the key in the environment, as WANDB_API_KEY: a command line is readable by all" \
-        "users of a machine, and slime writes its arguments to wandb"
+      usage_error "got --wandb-key; expected the key in the environment, as WANDB_API_KEY: all users of a machine can read" \
+        "a command line, and slime writes its arguments to wandb"
     fi
   done
 }
 
-# _prepare_model: the command that does, with the model's id on the hub where it is known.
+# _prepare_model: print the command that prepares the model, with its id on the hub if that is known.
 _prepare_model() {
   local id="OWNER/$model_name" name=""
   if [[ "${MODEL:-}" == */"$model_name" ]]; then
@@ -210,14 +210,14 @@ _prepare_model() {
   printf '%s' "MODEL_DIR=$MODEL_DIR bash scripts/prepare_model.sh --model $id$name"
 }
 
-# _prepare_set NAME: how an evaluation set is made.
+# _prepare_set NAME: print how to create an evaluation set.
 _prepare_set() {
   local script
   case "$1" in
     aime-2024 | aime-2025) script="${1//-/_}.py" ;;
     gsm8k-train | gsm8k-test) script="gsm8k.py --split ${1#*-}" ;;
     *)
-      printf '%s' "Put it there, or correct EVAL_SETS; docs/evaluation.md says how sets are made"
+      printf '%s' "Put it there, or correct EVAL_SETS; docs/evaluation.md explains how to create data sets"
       return
       ;;
   esac
@@ -229,7 +229,7 @@ require_files() {
   require_slime
   require_path "$HF_CHECKPOINT/config.json" "the model" "Download it: $(_prepare_model)"
   require_path "$REF_LOAD/latest_checkpointed_iteration.txt" "the model in Megatron's format" "Convert it: $(_prepare_model)"
-  require_path "$ROLLOUT_CONFIG" "the agent's configuration" "Name one with ROLLOUT_CONFIG; those in configs/ are made for this"
+  require_path "$ROLLOUT_CONFIG" "the agent's configuration" "Set ROLLOUT_CONFIG to a configuration, such as configs/math_code.yaml"
   if [[ $_trains -eq 1 ]]; then
     require_path "$PROMPT_DATA" "the training data" "Prepare it: python3 data_prep/dapo_math_17k.py --out $PROMPT_DATA"
   fi
@@ -237,7 +237,7 @@ require_files() {
     return
   fi
   if [[ -n "$EVAL_CONFIG" ]]; then
-    require_path "$EVAL_CONFIG" "the evaluation's configuration" "Name one with EVAL_CONFIG, such as configs/aime_eval.yaml"
+    require_path "$EVAL_CONFIG" "the evaluation's configuration" "Set EVAL_CONFIG to a file such as configs/aime_eval.yaml"
     return
   fi
   for name in ${EVAL_SETS//,/ }; do
@@ -251,40 +251,40 @@ require_gpus() {
     return
   fi
   found="$(nvidia-smi -L 2>/dev/null | grep -c '^GPU' || true)"
-  [[ $found -ge $NUM_GPUS ]] || fail "found $found GPUs (nvidia-smi -L), expected NUM_GPUS=$NUM_GPUS; set NUM_GPUS, or name a Ray" \
-    "with RAY_ADDRESS"
+  [[ $found -ge $NUM_GPUS ]] || fail "found $found GPUs (nvidia-smi -L), expected NUM_GPUS=$NUM_GPUS; set NUM_GPUS, or set RAY_ADDRESS" \
+    "to a running Ray"
 }
 
-# wandb would ask for a key in the middle of the start, where nobody answers.
+# Without a key, wandb would prompt for it in the job, where nobody answers.
 require_wandb() {
   if [[ $USE_WANDB -eq 1 && -z "$WANDB_API_KEY" && "${WANDB_MODE:-}" != "offline" ]] &&
     ! grep -qs wandb "${NETRC:-$HOME/.netrc}"; then
-    fail "USE_WANDB is 1, but no key is at hand; export WANDB_API_KEY, run 'wandb login', or set WANDB_MODE=offline"
+    fail "USE_WANDB is 1, but there is no key; export WANDB_API_KEY, run 'wandb login', or set WANDB_MODE=offline"
   fi
 }
 
-# What slime would not notice until minutes later, or never: it ignores arguments that it does not know.
+# Check now what slime would notice minutes later, or never: it ignores unknown arguments.
 require_known_arguments() {
   local settings
   python3 -c 'import strands_rollout' || fail "python3 can't import strands_rollout; install it: python3 -m pip install -e $repository"
   settings="$(python3 -m strands_rollout.cli config --json "$ROLLOUT_CONFIG")" || fail "$ROLLOUT_CONFIG can't be used, see above"
   if [[ $LOG_PASSRATE -eq 1 && "$settings" == *'"fan_out":true'* ]]; then
-    fail "fan_out is on in $ROLLOUT_CONFIG, and slime's pass rates take no fan-out; set LOG_PASSRATE=0"
+    fail "fan_out is on in $ROLLOUT_CONFIG, but slime's pass rates don't support fan-out; set LOG_PASSRATE=0"
   fi
   require_known_flags "$@"
 }
 
 require_known_flags() {
-  local checkout=() # none in a dry run without slime: then the record of its flags counts
+  local checkout=() # in a dry run without slime, doctor uses its record of slime's flags
   if [[ -d "$SLIME_DIR" ]]; then
     checkout=(--slime-dir "$SLIME_DIR")
   fi
   print_command "$@" | python3 -m strands_rollout.cli doctor --flags - ${checkout[@]+"${checkout[@]}"} \
     ${MEGATRON_DIR:+--megatron-dir "$MEGATRON_DIR"} ||
-    fail "an argument is not slime's, see above; nothing was started"
+    fail "slime does not know an argument, see above; nothing was started"
 }
 
-# launch PROGRAM: slime's train.py or train_async.py with model_arguments, arguments and extra_arguments, as a job of Ray.
+# launch PROGRAM: run slime's train.py or train_async.py as a job on Ray, with model_arguments, arguments and extra_arguments.
 launch() {
   local program="$1" command name
   command=(python3 "$SLIME_DIR/$program" "${model_arguments[@]}" "${arguments[@]}" ${extra_arguments[@]+"${extra_arguments[@]}"})

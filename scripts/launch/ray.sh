@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A job on Ray: on one that runs, or on one that is started for it and stopped after it. Nothing else is ever stopped.
+# Runs a job on Ray: on a running Ray, or on a Ray that is started for the job and stopped after it. Stops nothing else.
 
 _ray_pid=""
 _ray_log=""
@@ -7,13 +7,13 @@ _key_file=""
 _job_runs=0
 
 ray_settings() {
-  setting RAY_ADDRESS "" "a running Ray: its dashboard's http://HOST:8265, or HOST; default: this machine's, else one is started"
-  setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which takes jobs" count
-  setting MASTER_ADDR 127.0.0.1 "this machine's address for the Ray that is started"
-  setting SUBMISSION_ID "" "the job's name in Ray; default: the run's name and the time"
+  setting RAY_ADDRESS "" "running Ray, as its dashboard's http://HOST:8265 or as HOST; default: the Ray of this machine, else the script starts one"
+  setting RAY_DASHBOARD_PORT 8265 "port of Ray's dashboard, which accepts jobs" count
+  setting MASTER_ADDR 127.0.0.1 "address of this machine, for a Ray that the script starts"
+  setting SUBMISSION_ID "" "name of the job in Ray; default: RUN_NAME and the time"
 }
 
-# The URL that takes jobs. RAY_ADDRESS may also name Ray's own port, which takes none.
+# Print the URL of the dashboard, which accepts jobs. RAY_ADDRESS may also have Ray's own port, which doesn't.
 job_address() {
   local host="${RAY_ADDRESS:-127.0.0.1}"
   case "$host" in
@@ -31,13 +31,13 @@ ray_start_command() {
     --disable-usage-stats --dashboard-host=127.0.0.1 "--dashboard-port=$RAY_DASHBOARD_PORT")
 }
 
-# json_text TEXT: as a JSON string.
+# json_text TEXT: print TEXT as a JSON string.
 json_text() {
   local text="${1//\\/\\\\}"
   printf '"%s"' "${text//\"/\\\"}"
 }
 
-# The job's environment as JSON, from the NAME=VALUE pairs of job_environment.
+# Print the job's environment as JSON, from the NAME=VALUE pairs of job_environment.
 runtime_environment() {
   local pair joined=""
   for pair in "${job_environment[@]}"; do
@@ -46,8 +46,7 @@ runtime_environment() {
   printf '{"env_vars": {%s}}' "$joined"
 }
 
-# ray_job NAME COMMAND...: runs the command as a job of Ray and returns its exit status; in a dry run prints what would
-# be run.
+# ray_job NAME COMMAND...: run the command as a job on Ray and return its exit status. In a dry run, print the commands.
 ray_job() {
   local name="$1"
   shift
@@ -55,7 +54,7 @@ ray_job() {
     _print_job "$name" "$@"
     return
   fi
-  command -v ray >/dev/null || fail "no 'ray' on the PATH; work in the slimerl/slime image, or install ray[default]"
+  command -v ray >/dev/null || fail "the command 'ray' is not on the PATH; work in the slimerl/slime image, or install ray[default]"
   trap _clean_up EXIT
   trap 'exit 130' INT
   trap 'exit 143' TERM
@@ -87,8 +86,8 @@ _needs_key() {
   [[ -n "${WANDB_API_KEY:-}" && "$USE_WANDB" == "1" ]]
 }
 
-# A Ray that is started here inherits wandb's key. Another one must not get it with the job: Ray writes a job's
-# environment to logs, command lines and its dashboard. So it gets the name of a file.
+# A Ray that this script starts inherits wandb's key. Any other Ray gets the name of a file with the key, because Ray writes a
+# job's environment to logs, command lines and its dashboard.
 _hand_over_key() {
   local host="${WANDB_BASE_URL:-https://api.wandb.ai}"
   if [[ -n "$_ray_pid" ]] || ! _needs_key; then
@@ -101,7 +100,7 @@ _hand_over_key() {
   job_environment+=("NETRC=$_key_file")
 }
 
-# A command of Ray's that must not hold the script up when a cluster hangs.
+# Run a command of Ray for at most 60 s, because a hanging cluster must not block the script.
 _bounded() {
   if command -v timeout >/dev/null; then
     timeout 60 "$@"
@@ -122,25 +121,25 @@ _find_or_start_ray() {
   local deadline=$((SECONDS + 20))
   echo "looking for a Ray ..." >&2
   if [[ -n "$RAY_ADDRESS" ]]; then
-    _takes_jobs || fail "no Ray takes jobs at $(job_address), which RAY_ADDRESS=$RAY_ADDRESS names; start it there with" \
-      "'ray start --head --dashboard-host=0.0.0.0', or unset RAY_ADDRESS to have one started here"
+    _takes_jobs || fail "no Ray accepts jobs at $(job_address), the address of RAY_ADDRESS=$RAY_ADDRESS; start Ray there with" \
+      "'ray start --head --dashboard-host=0.0.0.0', or unset RAY_ADDRESS to let the script start Ray here"
     return
   fi
   while _ray_runs; do
     if _takes_jobs; then
-      echo "using the Ray at $(job_address), and leaving it as it is" >&2
+      echo "using the running Ray at $(job_address); it stays as it is" >&2
       return
     fi
-    # one that is being started or stopped is given time for it
+    # a Ray that is starting or stopping gets some time
     [[ $SECONDS -lt $deadline ]] ||
-      fail "a Ray runs here, but takes no jobs at $(job_address); name its dashboard: RAY_ADDRESS=http://HOST:PORT"
+      fail "a Ray runs here, but accepts no jobs at $(job_address); set RAY_ADDRESS to its dashboard: http://HOST:PORT"
     sleep 1
   done
   _start_ray
 }
 
-# In the foreground of a process of its own (--block): when that process ends, so does this Ray, and no other. Closing
-# the terminal must reach this script alone, which then stops the job before its Ray.
+# Start Ray in its own process (--block), so that ending this process ends this Ray and no other. Only this script receives the
+# hangup of a closed terminal, so that it can stop the job before its Ray.
 _start_ray() {
   local deadline=$((SECONDS + 120))
   [[ "$NUM_NODES" == "1" ]] || fail "NUM_NODES is $NUM_NODES, but no Ray runs. On the first node:" \
@@ -148,7 +147,7 @@ _start_ray() {
     "--num-gpus $NUM_GPUS; then run this again with RAY_ADDRESS=http://FIRST:$RAY_DASHBOARD_PORT"
   _ray_log="$(mktemp)"
   ray_start_command
-  echo "starting Ray; it is stopped when the job ends ..." >&2
+  echo "starting Ray; it stops when the job ends ..." >&2
   (trap '' HUP && exec "${ray_start[@]}") >"$_ray_log" 2>&1 </dev/null &
   _ray_pid=$!
   while [[ $SECONDS -lt $deadline ]]; do
@@ -161,10 +160,10 @@ _start_ray() {
     fi
     sleep 0.5
   done
-  fail "Ray was started but took no jobs at $(job_address) within two minutes: $(tail -n 5 "$_ray_log")"
+  fail "Ray started, but accepted no jobs at $(job_address) within two minutes: $(tail -n 5 "$_ray_log")"
 }
 
-# In the background, since bash runs no trap while a command runs in the foreground.
+# Run ray job submit in the background, because bash runs no trap while a command runs in the foreground.
 _submit() {
   local status=0
   _job_runs=1
@@ -174,19 +173,19 @@ _submit() {
   _follow "$status"
 }
 
-# `ray job submit` also returns, with 0, when only its connection has ended: the job's own state is what counts.
+# Follow the job until its state says that it has ended: `ray job submit` also returns 0 if only its connection has ended.
 _follow() {
   local status="$1" state unanswered=0
   while true; do
     if ! state="$(_bounded ray job status "--address=$(job_address)" "$SUBMISSION_ID" 2>&1)"; then
       unanswered=$((unanswered + 1))
-      [[ $unanswered -lt 3 ]] || fail "Ray no longer tells of the job $SUBMISSION_ID; it may have ended with Ray"
+      [[ $unanswered -lt 3 ]] || fail "Ray no longer answers about the job $SUBMISSION_ID; it may have ended with Ray"
       sleep 2
       continue
     fi
     case "$state" in
       *RUNNING* | *PENDING*)
-        echo "the connection to the job has ended, the job has not; following it again ..." >&2
+        echo "lost the connection to the job, which still runs; reconnecting ..." >&2
         (trap '' HUP && exec ray job logs --follow "--address=$(job_address)" "$SUBMISSION_ID") </dev/null &
         wait $! || true
         sleep 1
@@ -203,12 +202,12 @@ _follow() {
   done
 }
 
-# Whether somebody else's job runs on the Ray that was started here.
+# Succeed if another job runs on the Ray that this script has started.
 _is_shared() {
   _bounded ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }
 
-# At any end of the script: stops the job where it may still run, then the Ray that was started here.
+# Stop the job if it may still run, then the Ray that this script has started. Runs at any end of the script.
 _clean_up() {
   local status=$?
   trap - EXIT
@@ -218,13 +217,13 @@ _clean_up() {
     _bounded ray job stop "--address=$(job_address)" "$SUBMISSION_ID" >&2 || true
   fi
   if [[ -n "$_ray_pid" ]] && _is_shared; then
-    echo "leaving the Ray that was started, since another job runs on it; to end it later: kill $_ray_pid" >&2
+    echo "leaving the Ray of this script running, because another job uses it; to stop it later: kill $_ray_pid" >&2
   elif [[ -n "$_ray_pid" ]]; then
-    echo "stopping the Ray that was started ..." >&2
+    echo "stopping the Ray of this script ..." >&2
     if kill "$_ray_pid" 2>/dev/null; then
       wait "$_ray_pid" 2>/dev/null || true
     elif wait "$_ray_pid" 2>/dev/null; then
-      ray stop >&2 || true # a site's own `ray` may put it into the background in spite of --block
+      ray stop >&2 || true # a site's own `ray` command may start Ray in the background in spite of --block
     fi
   fi
   rm -f -- ${_ray_log:+"$_ray_log"} ${_key_file:+"$_key_file"}

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Settings of a launch script: each is an environment variable and an option, is declared once, and shows up in --help.
-# Knows nothing of slime or Ray. Works with bash 3.2.
+# Settings of a launch script. Each is declared once, as an environment variable and an option, and appears in --help.
+# Independent of slime and Ray. Works with bash 3.2.
 
 dry_run=0
 extra_arguments=()
@@ -20,8 +20,8 @@ usage_error() {
   exit 2
 }
 
-# read_options ARGUMENTS...: keeps --some-name VALUE, --some-name=VALUE, or a switch's bare --some-name, for `setting` to
-# take; what follows -- goes to extra_arguments.
+# read_options ARGUMENTS...: store --some-name VALUE, --some-name=VALUE, or a switch's bare --some-name, for `setting`.
+# Arguments after -- go to extra_arguments.
 read_options() {
   local word
   while [[ $# -gt 0 ]]; do
@@ -44,7 +44,7 @@ read_options() {
           _option_values+=("$1")
           shift
         else
-          _option_values+=("") # the bare form; `setting` knows whether it may stand alone
+          _option_values+=("") # an option without a value; `setting` accepts that for a switch only
         fi
         ;;
       *) usage_error "got '$word'; expected an option (further arguments for slime go after --)" ;;
@@ -52,7 +52,8 @@ read_options() {
   done
 }
 
-# _is_option WORD NAME: whether --some-name is the option of SOME_NAME; bash 3.2 has no other way without a process.
+# _is_option WORD NAME: succeed if WORD is NAME's option, as --some-name is SOME_NAME's. bash 3.2 can't change case without a process,
+# but it can ignore it.
 _is_option() {
   local same=1
   shopt -s nocasematch
@@ -61,9 +62,9 @@ _is_option() {
   [[ $same -eq 1 ]]
 }
 
-# setting NAME DEFAULT MEANING [KIND]: the variable NAME gets the option's value, else the environment's, else DEFAULT.
-# KIND: text, name, path (made absolute), count (1 or more), optional_count (none, or 0 or more), number (0 or more),
-# share (between 0 and 1), names (with commas), or switch (0 or 1).
+# setting NAME DEFAULT MEANING [KIND]: set the variable NAME to the option's value, else the environment's, else DEFAULT.
+# KIND: text, name, path (made absolute), count (1 or more), optional_count (empty, or 0 or more), number (0 or more),
+# share (between 0 and 1), names (separated by commas), or switch (0 or 1).
 setting() {
   local name="$1" default="$2" meaning="$3" kind="${4:-text}" value position
   value="${!name:-$default}"
@@ -87,10 +88,10 @@ setting() {
   _meanings+=("$meaning [${default:-none}]")
 }
 
-# _absolute PATH: absolute holds it without a trailing slash, which would tear apart names that are made of it.
+# _absolute PATH: set `absolute` to the absolute path without a trailing slash, so that suffixes can be appended to it.
 _absolute() {
   absolute="$1"
-  # shellcheck disable=SC2088 # --option=~/x reaches a script as it was typed
+  # shellcheck disable=SC2088 # the shell does not expand the tilde of --option=~/x
   if [[ "$absolute" == "~/"* ]]; then
     absolute="$HOME/${absolute#"~/"}"
   elif [[ -n "$absolute" && "$absolute" != /* ]]; then
@@ -109,14 +110,14 @@ _check_value() {
     count) [[ "$value" =~ ^[1-9][0-9]{0,8}$ ]] && return || expected="a whole number of at least 1, and less than a billion" ;;
     number) [[ "$value" =~ ^[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$ ]] && return || expected="a number of at least 0" ;;
     share) [[ "$value" =~ ^0?\.[0-9]*[1-9][0-9]*$ ]] && return || expected="a number between 0 and 1, such as 0.7" ;;
-    names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names with commas between them" ;;
+    names) [[ "$value" =~ ^[^,[:space:]]+(,[^,[:space:]]+)*$ ]] && return || expected="names separated by commas" ;;
     switch) [[ "$value" =~ ^[01]$ ]] && return || expected="0 or 1" ;;
     *) return 0 ;;
   esac
   usage_error "got $name='$value'; expected $expected"
 }
 
-# end_of_settings TEXT EXAMPLE: prints --help and ends, or refuses options that no setting has taken.
+# end_of_settings TEXT EXAMPLE: print the help and exit after --help; else refuse options that belong to no setting.
 end_of_settings() {
   local option name known
   if [[ $_wants_help -eq 1 ]]; then
@@ -136,7 +137,7 @@ end_of_settings() {
   done
 }
 
-# _did_you_mean WORD: "; did you mean --OPTION?" of the option that takes the fewest letters to change; "." if none is near.
+# _did_you_mean WORD: print "; did you mean --OPTION?" for the option with the smallest edit distance, or "." if none is near.
 _did_you_mean() {
   printf '%s\n' "${_names[@]}" DRY_RUN | tr '[:upper:]_' '[:lower:]-' | awk -v word="$1" '
     function changes(from, to, i, j, least) {
@@ -157,8 +158,8 @@ _did_you_mean() {
 
 _print_help() {
   local position option row="  %-26s %-24s %s\n"
-  printf '%s\n\nusage: bash %s [OPTIONS] [-- FURTHER ARGUMENTS OF SLIME]\n\n' "$1" "$0"
-  # shellcheck disable=SC2059 # the rows have one form
+  printf '%s\n\nusage: bash %s [OPTIONS] [-- ARGUMENTS FOR SLIME]\n\n' "$1" "$0"
+  # shellcheck disable=SC2059 # all rows have the same format
   printf "$row" "option" "environment" "meaning [default]"
   for ((position = 0; position < ${#_names[@]}; position++)); do
     option="$(printf '%s' "--${_names[position]//_/-}" | tr '[:upper:]' '[:lower:]')"
@@ -166,11 +167,11 @@ _print_help() {
     printf "$row" "$option" "${_names[position]}" "${_meanings[position]//"$repository"/<repository>}"
   done
   # shellcheck disable=SC2059
-  printf "$row" "--dry-run" "" "print the exact command, and do nothing" "--help" "" "this text"
+  printf "$row" "--dry-run" "" "print the exact command without running it" "--help" "" "show this help"
   printf '\nExample: %s\n' "$2"
 }
 
-# quote WORD: quoted holds it as a shell would have to read it.
+# quote WORD: set `quoted` to WORD, quoted for a shell.
 quote() {
   if [[ "$1" =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]]; then
     quoted="$1"
@@ -179,7 +180,7 @@ quote() {
   fi
 }
 
-# print_command WORDS...: the command, each option with its values on a line of its own.
+# print_command WORDS...: print the command, with each option and its values on a separate line.
 print_command() {
   local word quoted line="" first=1
   for word in "$@"; do

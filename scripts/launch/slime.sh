@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# slime's checkout, Megatron's, and what slime's own scripts say of a model. Changes nothing on the machine.
+# Finds the checkouts of slime and Megatron-LM, and slime's own arguments for a model. Changes nothing on the machine.
 
-# The folder of the importable slime, or nothing.
+# Print the checkout of the slime that python3 imports, or nothing.
 _importable_slime() {
   python3 -c '
 import importlib.util, pathlib
@@ -15,16 +15,16 @@ for folder in map(pathlib.Path, folders):
 }
 
 slime_settings() {
-  setting SLIME_DIR "$(_importable_slime)" "checkout of THUDM/slime; default: that of the importable slime" path
+  setting SLIME_DIR "$(_importable_slime)" "checkout of THUDM/slime; default: the one that python3 imports" path
   local beside=""
   if [[ -n "$SLIME_DIR" && -d "$SLIME_DIR/../Megatron-LM" ]]; then
     beside="$(cd "$SLIME_DIR/../Megatron-LM" && pwd)"
   fi
-  setting MEGATRON_DIR "$beside" "checkout of Megatron-LM; default: the one beside slime's, if any" path
-  setting SLIME_MODEL "${model_name/#Q/q}" "slime's name of the model, a file of its scripts/models"
+  setting MEGATRON_DIR "$beside" "checkout of Megatron-LM; default: the folder Megatron-LM beside SLIME_DIR, if it exists" path
+  setting SLIME_MODEL "${model_name/#Q/q}" "slime's name of the model: a file in its scripts/models, without .sh"
 }
 
-# model_arguments gets slime's own arguments of SLIME_MODEL; a marked placeholder in a dry run where there is no slime.
+# Set model_arguments to slime's own arguments for SLIME_MODEL; in a dry run without slime, to a marked placeholder.
 read_model_arguments() {
   local file="$SLIME_DIR/scripts/models/$SLIME_MODEL.sh"
   model_arguments=()
@@ -38,18 +38,18 @@ read_model_arguments() {
     SLIME_DIR="${SLIME_DIR:-<SLIME_DIR>}"
   else
     require_slime
-    fail "no $file; expected slime's own arguments of the model there. SLIME_MODEL (--slime-model) names one" \
-      "of: $(cd "$SLIME_DIR/scripts/models" && set -- *.sh && echo "${@%.sh}")"
+    fail "no $file; expected slime's own arguments for the model there. Set SLIME_MODEL (--slime-model) to" \
+      "one of: $(cd "$SLIME_DIR/scripts/models" && set -- *.sh && echo "${@%.sh}")"
   fi
 }
 
 require_slime() {
-  [[ -n "$SLIME_DIR" ]] || fail "no checkout of THUDM/slime found: python3 imports none (the slime of PyPI is an unrelated" \
-    "package). Work in the slimerl/slime image, or: git clone https://github.com/THUDM/slime && SLIME_DIR=slime bash $0"
+  [[ -n "$SLIME_DIR" ]] || fail "no checkout of THUDM/slime found: python3 can't import slime (the slime on PyPI is an unrelated" \
+    "package). Work in the slimerl/slime image, or run: git clone https://github.com/THUDM/slime && SLIME_DIR=slime bash $0"
   [[ -f "$SLIME_DIR/train.py" ]] || fail "SLIME_DIR is $SLIME_DIR, which has no train.py; expected a checkout of THUDM/slime"
 }
 
-# require_path PATH WHAT REMEDY: it exists, or the script ends with a sentence.
+# require_path PATH WHAT REMEDY: exit with an error that names WHAT and REMEDY unless PATH exists.
 require_path() {
   [[ -e "$1" ]] || fail "$2 is missing: $1. $3"
 }

@@ -1,32 +1,32 @@
 # shellcheck shell=bash
-# GRPO on dapo-math-17k: the settings and slime's arguments that all training scripts share.
+# GRPO on dapo-math-17k: the settings and slime's arguments, shared by all training scripts.
 
 training_settings() {
   _trains=1
   slime_settings
   path_settings "$1"
-  setting PROMPT_DATA "$DATA_DIR/dapo-math-17k.jsonl" "the training data" path
+  setting PROMPT_DATA "$DATA_DIR/dapo-math-17k.jsonl" "training data" path
   size_settings
-  setting NUM_ROLLOUT "$(chosen 2 3000)" "steps" count
-  setting ROLLOUT_BATCH_SIZE "$(chosen 4 16)" "prompts of a step" count
-  setting N_SAMPLES_PER_PROMPT "$(chosen 4 8)" "episodes of a prompt" count
-  setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes of an optimizer step" count
+  setting NUM_ROLLOUT "$(chosen 2 3000)" "training steps" count
+  setting ROLLOUT_BATCH_SIZE "$(chosen 4 16)" "prompts per step" count
+  setting N_SAMPLES_PER_PROMPT "$(chosen 4 8)" "episodes per prompt" count
+  setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes per optimizer step" count
   setting TEMPERATURE 1.0 "sampling temperature" number
-  setting LEARNING_RATE 1e-6 "of Adam" number
-  setting KL_LOSS_COEF 0 "KL to the model at the start; 0 saves its forward passes" number
+  setting LEARNING_RATE 1e-6 "learning rate of Adam" number
+  setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
   setting SAVE_INTERVAL "$(chosen 2 20)" "steps between checkpoints" count
-  setting KEEP_ALL_CHECKPOINTS 0 "keep each checkpoint (of Qwen3-8B 115 GB), not only the newest" switch
+  setting KEEP_ALL_CHECKPOINTS 0 "keep all checkpoints (115 GB each for Qwen3-8B), not only the newest" switch
   setting DUMP_ROLLOUTS 1 "write each step's samples to SAVE_DIR/rollouts" switch
   wandb_settings
   ray_settings
 }
 
-# More prompts are begun than are trained: groups in which all episodes fared alike teach nothing and are left out. A
-# smoke run has responses too short for a right answer: it would draw prompts for ever.
+# Dynamic sampling starts more prompts than it trains, because it drops groups whose rewards are all equal. A smoke run's responses
+# are too short for right answers, so that it would draw prompts forever.
 sampling_settings() {
-  setting DYNAMIC_SAMPLING "$(chosen 0 1)" "leave out groups whose rewards are all equal, and draw others" switch
-  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts that are begun at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count
-  setting PARTIAL_ROLLOUT 0 "keep what is unfinished at a step's end, and go on with it in the next" switch
+  setting DYNAMIC_SAMPLING "$(chosen 0 1)" "drop groups whose rewards are all equal, and draw others" switch
+  setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts to start at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count
+  setting PARTIAL_ROLLOUT 0 "keep unfinished episodes at the end of a step, and resume them in the next step" switch
 }
 
 rollout_arguments() {
@@ -58,7 +58,7 @@ sampling_arguments() {
   fi
 }
 
-# TIS weighs each token by how much the trainer's probability of it differs from the engine's.
+# TIS weights each token by the ratio of the trainer's probability to the engine's.
 grpo_arguments() {
   arguments+=(--advantage-estimator grpo --eps-clip 0.2 --eps-clip-high 0.28 --entropy-coef 0.0 --use-tis)
   if [[ ! "$KL_LOSS_COEF" =~ ^0*\.?0*$ ]]; then
@@ -77,10 +77,10 @@ optimizer_arguments() {
   )
 }
 
-# Loading from where is saved resumes a run; Megatron would refuse to, were the number of steps or the learning rate
-# another, unless it is told that they may be. A smoke run always begins anew, and saves no optimizer. Megatron keeps the newest
-# checkpoint and those whose step is a multiple of --save-retain-interval, itself a multiple of --save-interval: none is, of
-# the product of steps and interval.
+# A run resumes because it loads from the folder that it saves to. --override-opt-param-scheduler lets it resume with another number
+# of steps or learning rate, which Megatron refuses otherwise. A smoke run always starts from scratch, and saves no optimizer.
+# Megatron keeps the newest checkpoint and those whose step is a multiple of --save-retain-interval. That must be a multiple of
+# --save-interval; the product of steps and interval is one that no step reaches, so that only the newest checkpoint stays.
 save_arguments() {
   if [[ $SMOKE -eq 1 ]]; then
     arguments+=(--save "$SAVE_DIR" --save-interval "$SAVE_INTERVAL" --no-save-optim)
@@ -106,8 +106,9 @@ training_arguments() {
   wandb_arguments
 }
 
-# slime drops the episodes that don't fill an optimizer step, without a word. Megatron stops where the replicas can't share a
-# step's episodes evenly, after minutes of loading, and also with batches of dynamic sizes: slime's micro batch is 1 then.
+# Refuse batch sizes that slime or Megatron can't use. slime silently drops the episodes that don't fill an optimizer step. Megatron
+# stops after minutes of loading if the replicas can't share the episodes of a step evenly, also with dynamic batch sizes, where
+# slime's micro batch is 1.
 require_batches() {
   local samples=$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT)) replicas prompts=$ROLLOUT_BATCH_SIZE
   replicas=$((ACTOR_GPUS * NUM_NODES / (TENSOR_PARALLEL * CONTEXT_PARALLEL)))
@@ -124,11 +125,11 @@ require_batches() {
     "$OVER_SAMPLING_BATCH_SIZE; expected at least ROLLOUT_BATCH_SIZE=$ROLLOUT_BATCH_SIZE"
 }
 
-# colocated_training TEXT RUN_NAME: the whole of a script in which the same GPUs generate and train, by turns.
+# colocated_training TEXT RUN_NAME: the complete script of a training in which the same GPUs generate and train in turns.
 colocated_training() {
   training_settings "$2"
   sampling_settings
-  setting EVAL_INTERVAL "$(chosen 2 20)" "steps between evaluations; the first is before the first step" count
+  setting EVAL_INTERVAL "$(chosen 2 20)" "steps between evaluations; the first evaluation is before the first step" count
   evaluation_settings aime-2024
   pass_rate_settings
   end_of_settings "$1" "NUM_GPUS=8 bash $0 --data-dir /data --num-rollout 500 -- --lr 2e-6"

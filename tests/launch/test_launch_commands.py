@@ -93,7 +93,7 @@ def test_every_setting_is_an_environment_variable_and_an_option_which_beats_it(s
 def test_a_dry_run_checks_arguments_of_slime_where_the_package_is_installed(stage: Stage) -> None:
     finished = stage.run("strands_qwen3_8b.sh", "--dry-run", "--", "--lrr", "3", FAKE_CHECK_STATUS="1")
     assert (finished.returncode, finished.stdout) == (1, "")
-    assert "an argument is not slime's" in finished.stderr
+    assert "slime does not know an argument" in finished.stderr
     check = stage.calls_of("python3", "-m", "strands_rollout.cli", "doctor", "--flags", "-")[-1]
     assert "--lrr 3" in str(check.stdin)
     assert "--lrr 3" in dry_run(stage, "strands_qwen3_8b", "--", "--lrr", "3", FAKE_NOT_INSTALLED="1")
@@ -151,7 +151,7 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--actor-gpus", "8"], "expected some to be left that generate"),
+        (["--actor-gpus", "8"], "expected fewer, so that some GPUs generate"),
         (["--num-gpu", "8"], r"unknown option --num-gpu; did you mean --num-gpus\? Arguments for slime go after --"),
         (["--num-rolout", "3"], r"unknown option --num-rolout; did you mean --num-rollout\? "),
         (["--optimizer", "x"], r"unknown option --optimizer\. Arguments for slime go after --"),
@@ -160,9 +160,9 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
         (["--learning-rate", "fast"], "got LEARNING_RATE='fast'; expected a number"),
         (["--sglang-mem-fraction", "70"], "got SGLANG_MEM_FRACTION='70'; expected a number between 0 and 1"),
         (["--eval-temperature", "-1"], "got EVAL_TEMPERATURE='-1'; expected a number of at least 0"),
-        (["--eval-sets", ","], "got EVAL_SETS=','; expected names with commas"),
-        (["--max-response-len", "9", "--max-context-len", "9"], "expected a context with room for the prompt"),
-        (["--max-tokens-per-gpu", "1000"], "expected their product to hold MAX_CONTEXT_LEN=18432"),
+        (["--eval-sets", ","], "got EVAL_SETS=','; expected names separated by commas"),
+        (["--max-response-len", "9", "--max-context-len", "9"], "expected a context that also has room for the prompt"),
+        (["--max-tokens-per-gpu", "1000"], "expected a product of at least MAX_CONTEXT_LEN=18432"),
         (["--num-gpus", "7"], "7 GPUs train on each node; expected a multiple of .* = 2"),
         (["--gpus-per-engine", "3"], "8 GPUs generate; expected a multiple of GPUS_PER_ENGINE=3"),
         (["--global-batch-size", "100"], "= 128 episodes; expected a multiple of GLOBAL_BATCH_SIZE=100"),
@@ -220,4 +220,4 @@ def test_what_the_asynchronous_rollout_lacks_is_refused_from_the_environment_too
 def test_a_dry_run_of_a_model_that_slime_does_not_know_names_those_that_it_knows(stage: Stage) -> None:
     finished = stage.run("strands_qwen3_8b.sh", "--dry-run", SLIME_MODEL="foo-14B")
     assert (finished.returncode, finished.stdout) == (1, "")
-    assert finished.stderr.endswith("names one of: qwen3-4B qwen3-8B\n")
+    assert finished.stderr.endswith("to one of: qwen3-4B qwen3-8B\n")

@@ -72,7 +72,7 @@ def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(plain) -> N
 def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_that_is_removed(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, WANDB_API_KEY="hush", WANDB_BASE_URL="https://wandb.mine:8080/x")
     assert finished.returncode == 0, finished.stderr
-    assert "using the Ray at http://127.0.0.1:8265, and leaving it as it is" in finished.stderr
+    assert "using the running Ray at http://127.0.0.1:8265; it stays as it is" in finished.stderr
     assert not with_ray.calls_of("ray", "start")
     assert with_ray.ray_runs.read_text() == "another's"
     assert not with_ray.calls_of("ray", "stop")
@@ -96,7 +96,7 @@ def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_the_jobs_status_is
 
 
 def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> None:
-    assert_refused(stage, stage.run(TRAIN, "--use-wandb"), "USE_WANDB is 1, but no key is at hand")
+    assert_refused(stage, stage.run(TRAIN, "--use-wandb"), "USE_WANDB is 1, but there is no key")
     (stage.root.parent / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password hush\n")
     assert stage.run(TRAIN, "--use-wandb").returncode == 0
 
@@ -130,19 +130,19 @@ def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stop
 
 def test_an_address_where_no_ray_takes_jobs_is_an_error_and_none_is_started(stage: Stage) -> None:
     finished = stage.run(TRAIN, RAY_ADDRESS="10.0.0.1")
-    assert_refused(stage, finished, "no Ray takes jobs at http://10.0.0.1:8265, which RAY_ADDRESS=10.0.0.1 names")
+    assert_refused(stage, finished, "no Ray accepts jobs at http://10.0.0.1:8265, the address of RAY_ADDRESS=10.0.0.1")
 
 
 @pytest.mark.slow  # it waits for 20 s
 def test_a_ray_without_its_dashboard_is_an_error_and_no_second_one_is_started(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, FAKE_DASHBOARD="0")
-    assert_refused(with_ray, finished, "a Ray runs here, but takes no jobs at http://127.0.0.1:8265")
+    assert_refused(with_ray, finished, "a Ray runs here, but accepts no jobs at http://127.0.0.1:8265")
 
 
 def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
     finished = stage.run(TRAIN, FAKE_OTHER_JOB="1")
     assert finished.returncode == 0
-    assert "leaving the Ray that was started, since another job runs on it" in finished.stderr
+    assert "leaving the Ray of this script running, because another job uses it" in finished.stderr
     os.kill(int(stage.ray_runs.read_text()), signal.SIGTERM)
 
 
@@ -153,7 +153,7 @@ def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
         ("data/dapo-math-17k.jsonl", "the training data is missing: .* python3 data_prep/dapo_math_17k.py --out"),
         ("configs/math_code.yaml", "the agent's configuration is missing"),
         ("data/gsm8k-test.jsonl", "the evaluation data is missing: .* data_prep/gsm8k.py --split test --out"),
-        ("data/mine.jsonl", "the evaluation data is missing: .* docs/evaluation.md says how sets are made"),
+        ("data/mine.jsonl", "the evaluation data is missing: .* docs/evaluation.md explains how to create data sets"),
     ],
 )
 def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage, missing, words) -> None:
@@ -167,11 +167,11 @@ def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage,
     ("environment", "words"),
     [
         ({"SLIME_DIR": "/nowhere"}, "SLIME_DIR is /nowhere, which has no train.py"),
-        ({"SLIME_DIR": ""}, "the slime of PyPI is an unrelated package"),
+        ({"SLIME_DIR": ""}, "the slime on PyPI is an unrelated package"),
         ({"FAKE_GPUS": "2"}, "found 2 GPUs (nvidia-smi -L), expected NUM_GPUS=8"),
         ({"FAKE_NOT_INSTALLED": "1"}, "python3 can't import strands_rollout; install it: python3 -m pip install -e"),
         ({"FAKE_CHECK_STATUS": "1"}, "math_code.yaml can't be used, see above"),
-        ({"PATH": "without ray"}, "no 'ray' on the PATH"),
+        ({"PATH": "without ray"}, "'ray' is not on the PATH"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -189,14 +189,14 @@ def test_an_evaluation_of_a_checkpoint_that_is_not_there_is_refused(with_ray: St
     (saved / "iter_0000019").mkdir(parents=True)
     (saved / "latest_checkpointed_iteration.txt").write_text("19")
     refused = with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="20")
-    assert_refused(with_ray, refused, "iter_0000020. There are: iter_0000019")
+    assert_refused(with_ray, refused, "iter_0000020. LOAD has: iter_0000019")
     assert with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="19").returncode == 0
 
 
 def test_a_typo_in_an_argument_of_slime_or_in_the_configuration_starts_nothing(stage: Stage) -> None:
     stage.use_real_python()
     finished = stage.run(TRAIN, "--", "--rollout-temprature", "0.7", "--attention-dropuot", "0.1")
-    said = "an argument is not slime's, see above; nothing was started"
+    said = "slime does not know an argument, see above; nothing was started"
     assert_refused(stage, finished, said, "--rollout-temperature", "--attention-dropout")
 
     (stage.root / "configs/math_code.yaml").write_text("strands_rollout: {max_tool_iteration: 3}")
@@ -207,7 +207,7 @@ def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_
     with_ray.use_real_python()
     (with_ray.root / "configs/math_code.yaml").write_text("strands_rollout: {fan_out: true}")
     refused = with_ray.run(TRAIN)
-    assert_refused(with_ray, refused, "slime's pass rates take no fan-out; set LOG_PASSRATE=0")
+    assert_refused(with_ray, refused, "slime's pass rates don't support fan-out; set LOG_PASSRATE=0")
     finished = with_ray.run(TRAIN, LOG_PASSRATE="0")
     assert finished.returncode == 0, finished.stdout + finished.stderr
     assert len(with_ray.calls_of("ray", "job", "submit")) == 1

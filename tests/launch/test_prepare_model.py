@@ -27,7 +27,7 @@ def test_a_model_is_downloaded_and_converted_once(stage: Stage) -> None:
     assert "--num-layers" in conversion.words
     assert not Path(f"{converted(stage).parent}.partial").exists()
     again = stage.run(SCRIPT)
-    assert (again.returncode, "the model is there" in again.stderr) == (0, True)
+    assert (again.returncode, "the model exists" in again.stderr) == (0, True)
     assert len(stage.calls_of("hf", "download")) == len([call for call in stage.calls if "--save" in call.words]) == 1
 
 
@@ -51,7 +51,7 @@ def test_a_conversion_that_failed_is_never_taken_for_a_checkpoint(stage: Stage) 
 def test_without_the_hub_it_says_how_to_bring_the_model(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_HUB_FAILS="1")
     assert finished.returncode == 1
-    assert "download it elsewhere, put it into" in finished.stderr
+    assert "download the model elsewhere, put it into" in finished.stderr
     (stage.root.parent / "bin" / "hf").unlink()
     assert "install it: python3 -m pip install -U huggingface_hub" in stage.run(SCRIPT).stderr
 
@@ -76,5 +76,5 @@ def test_further_arguments_go_to_the_converter_and_are_refused_where_nothing_is_
     assert conversion.words[-2:] == further[1:]
     for arguments in (further, ["--download-only", *further]):
         finished = stage.run(SCRIPT, *arguments)
-        assert (finished.returncode, "expected none, since nothing is converted" in finished.stderr) == (2, True)
-    assert "what follows -- goes to slime's converter" in stage.run(SCRIPT, "--help").stdout
+        assert (finished.returncode, "expected none, because nothing is converted" in finished.stderr) == (2, True)
+    assert "Arguments after -- go to slime's converter" in stage.run(SCRIPT, "--help").stdout

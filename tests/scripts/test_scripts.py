@@ -60,7 +60,7 @@ def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(ch
     assert finished.stdout == f"\n== slime at {tmp_path}/slime\npytest -m slime -x\n"
     finished = checkout.run("test.sh", "--slime", SLIME_PATH=f"{tmp_path}/slime:{second}:{tmp_path}/slime")
     assert finished.returncode == 1
-    assert f"error: SLIME_PATH names '{second}', which is no checkout of THUDM/slime" in finished.stderr
+    assert f"error: SLIME_PATH names '{second}', which is not a checkout of THUDM/slime" in finished.stderr
     assert "pytest" not in finished.stdout
 
 

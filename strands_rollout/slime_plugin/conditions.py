@@ -1,7 +1,7 @@
-"""The conditions of an episode: all that decides how it goes on from one of its steps, in digests that can be compared.
+"""The conditions of an episode: digests of all that decides how it continues from one of its steps.
 
-An episode is continued, from a journal or as an aborted sample, under the conditions that it was begun under; otherwise
-it starts afresh. docs/partial-rollouts.md lists what is among them and what is not.
+An episode is continued, from a journal or as an aborted sample, only if its conditions have not changed since it began;
+otherwise it starts afresh. docs/partial-rollouts.md lists what counts as a condition.
 """
 
 import functools
@@ -19,9 +19,9 @@ from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
 from strands_rollout.user_code import source_of
 
-# where an episode is played, when it is given up, how it is kept, and what becomes of it when it is over; of
-# `row_tools` only those count that are among the episode's `tools`
-_CHANGE_NOTHING: Final = frozenset(
+# settings that are no conditions: where an episode is played, when it is given up, how it is saved, and what happens
+# to it afterwards. A row's choice from `row_tools` counts as part of the episode's `tools`
+_IGNORED_SETTINGS: Final = frozenset(
     {
         "episode_workers",
         "should_abort",
@@ -43,23 +43,28 @@ _CHANGE_NOTHING: Final = frozenset(
         "row_tools",
     }
 )
-# what attempts leave in a row's metadata: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
-_OF_ATTEMPTS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
-_NAME_CODE: Final = ("agent_factory", "agent_program", "conversation_manager", "hooks", "tools")
-# what tokenizers differ in: case, digits, spaces, accents, scripts, bytes, markup
-_PROBE: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
+# metadata that an attempt writes: facts, slime's mark of a collected sample, and turns for `--log-multi-turn`
+_ATTEMPT_KEYS: Final = frozenset({METADATA_KEY, "start_rollout_id", "round_number"})
+_CODE_SETTINGS: Final = ("agent_factory", "agent_program", "conversation_manager", "hooks", "tools")
+# a text that tokenizers encode differently: case, digits, spaces, accents, scripts, bytes, markup
+_PROBE_TEXT: Final = "The quick  brown\n\tfox: 1234567 x**2 — naïve Größe 東京 привет 🦊 <|im_start|></s> [1.5e-3]\n\n"
 
 
 def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[str, str]:
-    """A digest of each condition by its name; `settings` are the episode's own, with those of its row.
+    """Return the digest of each condition by its name.
 
-    Not the seed: a turn that is sampled later draws anew. Not the prompt, which an aborted sample brings with it.
+    The seed is no condition, since a turn that is sampled later draws anew. Neither is the prompt, which an aborted
+    sample brings with it.
+
+    Args:
+        call: The call of `generate`.
+        settings: The settings of this episode, the row's included.
 
     Raises:
         ConfigError: There is no usable tokenizer.
     """
-    values = settings.model_dump(mode="json", exclude=set(_CHANGE_NOTHING))
-    paths = [path for name in _NAME_CODE for path in _paths(values[name])]
+    values = settings.model_dump(mode="json", exclude=set(_IGNORED_SETTINGS))
+    paths = [path for name in _CODE_SETTINGS for path in _code_paths(values[name])]
     conditions: dict[str, object] = {
         "strands_rollout": __version__,
         "hf_checkpoint": str(getattr(call.args, "hf_checkpoint", None)),
@@ -74,36 +79,39 @@ def episode_conditions(call: GenerateCall, settings: RolloutSettings) -> dict[st
 
 
 def row_values(sample: SampleLike) -> list[object]:
-    """What a data set's row gives an episode, as plain values: the prompt, the label, and its metadata."""
+    """Return a data set's row as plain values: the prompt, the label, and the metadata without attempts' keys."""
     metadata = sample.metadata if isinstance(sample.metadata, Mapping) else {}
-    given = {str(name): value for name, value in metadata.items() if name not in _OF_ATTEMPTS}
-    return [sample.prompt, sample.label, given]
+    own = {str(name): value for name, value in metadata.items() if name not in _ATTEMPT_KEYS}
+    return [sample.prompt, sample.label, own]
 
 
 def digest_of(value: object) -> str:
-    """A short digest of plain values; of others, and of what JSON can't hold, what `repr` says."""
+    """Return a digest of 16 hex digits of a value's JSON, or of its `repr` if JSON can't hold the value."""
     options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
     try:
         text = orjson.dumps(value, default=repr, option=options)
-    except TypeError:  # as for integers above 64 bits, halves of surrogate pairs, and keys that JSON has not
+    except TypeError:  # integers above 64 bits, lone surrogates, keys that JSON lacks
         text = repr(value).encode("utf-8", "surrogatepass")
     return hashlib.sha256(text).hexdigest()[:16]
 
 
 def changed_conditions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Names of the conditions that differ."""
+    """Return the sorted names of the conditions that differ."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def template_kwargs(args: SlimeArgs, sample: SampleLike) -> Mapping[str, Any]:
-    """Slime sets them per data set, on the sample; `--apply-chat-template-kwargs` otherwise."""
+    """Return the chat template's keyword arguments: the data set's, which slime puts on the sample, else the run's."""
     return (
         getattr(sample, "apply_chat_template_kwargs", None) or getattr(args, "apply_chat_template_kwargs", None) or {}
     )
 
 
 def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
-    """Slime's context limit: the configured one, else what a training batch can hold, else only the engine's."""
+    """Return slime's context limit in tokens: the configured one, else the tokens that a training batch can hold.
+
+    None means that only the engine limits the context.
+    """
     for name in ("eval_max_context_len", "rollout_max_context_len") if evaluation else ("rollout_max_context_len",):
         if (limit := getattr(args, name, None)) is not None:
             return int(limit)
@@ -113,25 +121,25 @@ def context_limit(args: SlimeArgs, *, evaluation: bool) -> int | None:
     return int(max_tokens_per_gpu) * int(getattr(args, "context_parallel_size", None) or 1)
 
 
-def _paths(named: object) -> list[str]:
-    """The paths of code among a setting's values; an MCP server is none."""
-    given = named if isinstance(named, list) else [named]
-    return [one for one in given if isinstance(one, str)]
+def _code_paths(value: object) -> list[str]:
+    """Return the paths of code in a setting's value, without its MCP servers."""
+    entries = value if isinstance(value, list) else [value]
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 @functools.lru_cache(maxsize=4)
 def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
     template = getattr(tokenizer, "chat_template", None)
     try:
-        return digest_of([template, len(tokenizer), tokenizer.encode(_PROBE), tokenizer.special_tokens_map])
-    except Exception:  # a tokenizer of a user's own kind may lack what others have
+        return digest_of([template, len(tokenizer), tokenizer.encode(_PROBE_TEXT), tokenizer.special_tokens_map])
+    except Exception:  # a user's own tokenizer class may lack these attributes
         return digest_of([template])
 
 
 @functools.lru_cache(maxsize=256)
 def _code_digest(path: str) -> str:
-    """Of the file that a path names code in, as it is when it is first asked for: this process runs that."""
+    """Return the digest of the file with the code at a path, read once: this process runs the code of that moment."""
     with suppress(ToolError, OSError):
         file = source_of(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    return ""  # the episode fails of it
+    return ""  # the episode itself fails with the reason

@@ -4,21 +4,22 @@ import functools
 import gc
 from typing import Final
 
-# full collections wait for so many of the middle generation's; 10 is Python's own number. With 2,000 episodes the
-# process grew no larger, since what an episode leaves in cycles is small beside what it holds while it runs
-_YOUNGER_COLLECTIONS: Final = 100
+# the third threshold of `gc.set_threshold`: collections of the middle generation before a full one; Python's default
+# is 10. With 2,000 episodes the process grew no larger, since reference cycles hold little beside a running episode
+_FULL_COLLECTION_THRESHOLD: Final = 100
 
 
 @functools.cache
 def freeze_long_lived() -> None:
-    """Collect garbage and freeze what is left (`gc.freeze`); the first call does, any other returns at once.
+    """Collect garbage, freeze all that is left (`gc.freeze`), and make full collections rarer; once per process.
 
-    Frozen objects are freed as before when nothing refers to them; only cycles of them are not found any more. Call it
-    before the first episode, so that no episode is among them. Full collections, which look through all running
-    episodes at once, become rarer, unless the process has set them to be rarer still or off (`gc.set_threshold`).
+    Call it before the first episode, so that no object of an episode is frozen. Frozen objects are still freed when
+    their reference count drops to zero; only cycles of them are no longer found. Full collections scan the objects of
+    all running episodes at once. They become rarer unless the process has already made them rarer still, or disabled
+    them, with `gc.set_threshold`.
     """
     gc.collect()
     gc.freeze()
     young, middle, full = gc.get_threshold()
-    if 0 < full < _YOUNGER_COLLECTIONS:
-        gc.set_threshold(young, middle, _YOUNGER_COLLECTIONS)
+    if 0 < full < _FULL_COLLECTION_THRESHOLD:
+        gc.set_threshold(young, middle, _FULL_COLLECTION_THRESHOLD)

@@ -1,8 +1,8 @@
-"""What a run is given: the configuration, whose names are looked for before anything starts, and rows of the data set.
+"""The inputs of a run: the configuration, whose names are checked before anything starts, and the rows of a data set.
 
-A row has a prompt and settings of its own. A prompt becomes what an agent starts with: a system prompt, earlier turns
-and the user's message. Rows are data: they choose among the tools that the configuration names, and can neither import
-nor start anything.
+A row has a prompt and may have settings of its own. A prompt is converted to what an agent starts with: a system
+prompt, earlier turns and the user's message. Rows are data: they choose among the tools that the configuration names,
+and can neither import nor start anything.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
 from strands_rollout.user_code import search_beside
 
 logger = logging.getLogger(__name__)
-SLIME_TOOLS_KEY: Final = "tools"  # where slime's data set puts a row's column of tool schemas (`--tool-key`)
+SLIME_TOOLS_KEY: Final = "tools"  # the metadata key of a row's tool schemas (slime's `--tool-key`)
 ROW_SETTINGS_KEY: Final = "strands_rollout_settings"
 ROW_SETTINGS: Final = (
     "enable_thinking",
@@ -60,10 +60,10 @@ Message = dict[str, Any]
 
 
 def run_settings(args: SlimeArgs) -> RolloutSettings:
-    """The run's settings; what they and its rows name is looked for beside their file from now on.
+    """Return the settings of the run, and add the folder of their file to the places where user code is searched.
 
     Raises:
-        ConfigError: They can't be used.
+        ConfigError: The settings can't be used.
     """
     settings = settings_from_args(args)
     _search_beside(getattr(args, "custom_config_path", None))
@@ -71,10 +71,12 @@ def run_settings(args: SlimeArgs) -> RolloutSettings:
 
 
 async def read_checked_config(path: Path | None, changes: Sequence[str] | None = None) -> RolloutSettings:
-    """The settings of a file, all of whose names can be loaded; its folder and the working directory are searched too.
+    """Return the settings of a file, after loading all code that they name.
+
+    The file's folder and the working directory are searched for user code.
 
     Raises:
-        ConfigError: The file can't be used, or something that it names is not there; the message has a line for each.
+        ConfigError: The file can't be used, or code that it names can't be loaded; the message has a line for each.
     """
     settings = read_config_file(path, changes)
     if path is not None or changes:
@@ -83,27 +85,38 @@ async def read_checked_config(path: Path | None, changes: Sequence[str] | None =
 
 
 async def check_loadable(path: Path | None, settings: RolloutSettings, changes: Sequence[str] | None = None) -> None:
-    """Raise ConfigError, with a line for each, where something that settings name is not there.
+    """Load all code that the settings name.
 
-    Those that `changes`, `setting=value`, have put in place of the file's are the command line's.
+    Args:
+        path: The configuration file, whose folder is searched too.
+        settings: The settings to check.
+        changes: Changes from the command line, as `setting=value`; errors in these are reported as its own.
+
+    Raises:
+        ConfigError: Some code can't be loaded; the message has a line for each setting.
     """
     search_beside(path)
     changed = {re.split(r"[.=]", change.strip().removeprefix("strands_rollout."))[0] for change in changes or ()}
-    of_file: list[str] = []
-    of_command: list[str] = []
+    file_errors: list[str] = []
+    command_errors: list[str] = []
     for name, error in await find_load_errors(settings):
-        (of_command if path is None or name in changed else of_file).append(f"  {name}: {error}")
-    blocks = [(path, of_file), ("the command line", of_command)]
-    lines = [line for where, faults in blocks if faults for line in (f"{where} names what can't be used:", *faults)]
+        (command_errors if path is None or name in changed else file_errors).append(f"  {name}: {error}")
+    blocks = [(path, file_errors), ("the command line", command_errors)]
+    lines = [
+        line for source, found in blocks if found for line in (f"{source} has settings that can't be used:", *found)
+    ]
     if lines:
         raise ConfigError("\n".join(lines))
 
 
 async def find_load_errors(settings: RolloutSettings, *, connects: bool = False) -> list[tuple[str, RolloutError]]:
-    """Each setting that names what can't be loaded, with the error; `connects` tries MCP servers too."""
+    """Return the name of each setting whose code can't be loaded, with the error.
+
+    With `connects`, MCP servers are started or connected to as well.
+    """
     load = tool_loading.load_function
     load_tools: Callable[[tool_loading.Named], object] = tool_loading.try_tools if connects else tool_loading.load_tools
-    # the tools first, which may register parsers
+    # tools come first, since their modules may register parsers
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),
         "row_tools": lambda: load_tools(settings.row_tools),
@@ -118,30 +131,36 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
         "executor": lambda: make_executor(settings.executor).aclose(),
         "reward": lambda: check_reward(settings.reward),
     }
-    faults = []
+    found = []
     for name, step in steps.items():
         try:
-            if inspect.isawaitable(done := step()):
-                await done
+            if inspect.isawaitable(pending := step()):
+                await pending
         except RolloutError as e:
-            faults.append((name, e))
-    return faults
+            found.append((name, e))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodePrompt:
-    """What an agent starts with."""
+    """The messages that an agent starts with.
 
-    system_prompt: str | None  # None for no system message
-    messages: list[Message]  # Strands', at least one; the last is the user's
+    Attributes:
+        system_prompt: None for no system message.
+        messages: Strands messages, at least one; the last is the user's.
+    """
+
+    system_prompt: str | None
+    messages: list[Message]
 
 
 async def episode_prompt(
     sample: SampleLike, configured_system: str | None, template: ChatTemplate | None
 ) -> EpisodePrompt:
-    """As `to_episode_prompt`, of a sample; in a thread where it holds images."""
+    """Convert the prompt of a sample by `to_episode_prompt`, in a thread if it holds images."""
     prompt, loaded = sample.prompt, getattr(sample, "multimodal_inputs", None)
-    if isinstance(prompt, list) and any(isinstance(one, Mapping) and _has_image(one.get("content")) for one in prompt):
+    chat = prompt if isinstance(prompt, list) else []
+    if any(isinstance(message, Mapping) and _has_image(message.get("content")) for message in chat):
         return await asyncio.to_thread(to_episode_prompt, prompt, configured_system, template, loaded)
     return to_episode_prompt(prompt, configured_system, template, loaded)
 
@@ -152,31 +171,33 @@ def to_episode_prompt(
     template: ChatTemplate | None,
     loaded: Mapping[str, Any] | None = None,
 ) -> EpisodePrompt:
-    """Convert a dataset row's prompt; its own system message replaces the configured system prompt.
+    """Convert the prompt of a data set's row; its own system message replaces the configured system prompt.
 
     Args:
         prompt: A string or a chat.
-        configured_system: The settings' system prompt.
-        template: The model's, which tells an already rendered prompt; None: not checked.
-        loaded: The sample's `multimodal_inputs`, whose `images` are the chat's, in order; None without a processor.
+        configured_system: The system prompt of the settings.
+        template: The model's template, which recognises a prompt that is already rendered; None to skip that check.
+        loaded: The sample's `multimodal_inputs`, whose `images` are those of the chat, in order; None without a
+            processor.
 
     Raises:
-        PromptError: It is empty, already rendered, no chat that ends with a user's turn, or not text and images.
-        ConfigError: There are images, and Pillow is not installed.
+        PromptError: The prompt is empty, already rendered, no chat that ends with a user's turn, or holds other content
+            than text and images.
+        ConfigError: The prompt has images, and Pillow is not installed.
     """
     images = _loaded_images(loaded or {})
     if isinstance(prompt, str):
         if images:
             raise PromptError(
-                f"got a string as prompt, and {len(images)} images; expected a chat with a part of each, as slime "
-                "makes with --multimodal-keys and without --apply-chat-template"
+                f"got a string as prompt, and {len(images)} images; expected a chat with a part for each image, as "
+                "slime makes it with --multimodal-keys and without --apply-chat-template"
             )
         _refuse_empty(prompt, "prompt")
         if template is not None and template.is_rendered(prompt):
             raise PromptError(
-                f"got a prompt that a chat template already rendered ({prompt[:60]!r}...); expected the plain text or "
-                "the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
-                "itself, and a second rendering would train on a wrapped prompt."
+                f"got a prompt that a chat template has already rendered ({prompt[:60]!r}...); expected the plain text "
+                "or the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
+                "itself, and rendering the prompt twice would train on a wrapped prompt."
             )
         return EpisodePrompt(configured_system, [_message("user", prompt)])
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -184,24 +205,24 @@ def to_episode_prompt(
             f"got a prompt of type {type(prompt).__name__}; expected a string, or a chat as a list of "
             '{"role": ..., "content": ...} messages. Check --input-key.'
         )
-    # slime cuts a text at each place of an image, and between all characters where a row has none
-    return _from_chat(prompt, configured_system, images, between="\n" if loaded is None else "")
+    # slime cuts a text at each image, and between all characters if a row has no image
+    return _convert_chat(prompt, configured_system, images, separator="\n" if loaded is None else "")
 
 
-def _from_chat(
-    chat: Sequence[object], configured_system: str | None, images: list[object], between: str
+def _convert_chat(
+    chat: Sequence[object], configured_system: str | None, images: list[object], separator: str
 ) -> EpisodePrompt:
     if not chat:
         raise PromptError("got an empty chat as prompt; expected at least a user's message")
     system: list[str] = []
     messages: list[Message] = []
     unplaced = iter(images) if images else None
-    for position, given in enumerate(chat):
-        message, role, content = _read(given, position)
+    for position, entry in enumerate(chat):
+        message, role, content = _read_message(entry, position)
         if role == "user" and _has_image(content):
-            messages.append({"role": role, "content": [_block(part, position, unplaced) for part in content]})
+            messages.append({"role": role, "content": [_convert_part(part, position, unplaced) for part in content]})
             continue
-        text = _text(content, position, between)
+        text = _read_text(content, position, separator)
         if role == "user":
             messages.append(_message(role, text))
         elif role == "assistant":
@@ -213,13 +234,15 @@ def _from_chat(
         else:
             system.append(text)
     if unused := len(list(unplaced or ())):
-        raise PromptError(f"got {unused} of {len(images)} loaded images more than the chat has parts; expected as many")
+        raise PromptError(
+            f"got {len(images)} loaded images, {unused} more than the chat has image parts; expected one for each part"
+        )
     _check_question(messages)
     return EpisodePrompt("\n".join(system) if system else configured_system, messages)
 
 
 def _check_question(messages: Sequence[Message]) -> None:
-    """Refuse a chat that ends with nothing for the agent to answer."""
+    """Raise PromptError if the chat does not end with a user's message for the agent to answer."""
     last = messages[-1] if messages else _message("system", "")
     if last["role"] != "user" or any("toolResult" in block for block in last["content"]):
         raise PromptError("got a chat that does not end with a user's message; expected one for the agent to answer")
@@ -228,9 +251,9 @@ def _check_question(messages: Sequence[Message]) -> None:
 
 
 def _loaded_images(loaded: Mapping[str, Any]) -> list[object]:
-    further = sorted(name for name, values in loaded.items() if name != "images" and values is not None and len(values))
-    if further:
-        raise PromptError(f"got {further} in the sample's multimodal_inputs; expected images only")
+    others = sorted(name for name, values in loaded.items() if name != "images" and values is not None and len(values))
+    if others:
+        raise PromptError(f"got {others} in the sample's multimodal_inputs; expected images only")
     images = loaded.get("images")
     return list(images) if images is not None else []
 
@@ -241,9 +264,9 @@ def _has_image(content: object) -> bool:
     )
 
 
-def _block(part: object, position: int, loaded: Iterator[object] | None) -> dict[str, Any]:
-    """Strands' content block of a part of a user's message."""
-    part = _without_empty(part)
+def _convert_part(part: object, position: int, loaded: Iterator[object] | None) -> dict[str, Any]:
+    """Convert a part of a user's message to Strands' content block; `loaded` yields the images that slime loaded."""
+    part = _drop_nulls(part)
     if not isinstance(part, Mapping) or not ("text" in part or part.get("type") == "image"):
         raise PromptError(f"got the part {part!r:.200} at position {position} of the chat; expected text or an image")
     if "text" in part:
@@ -252,18 +275,18 @@ def _block(part: object, position: int, loaded: Iterator[object] | None) -> dict
         try:
             return image_block(next(loaded))
         except StopIteration:
-            raise PromptError("got more parts of images than loaded images; expected as many") from None
-    further = sorted(part.keys() - {"type", "image"})
-    if further or part.get("image") is None:
+            raise PromptError("got more image parts than loaded images; expected one image for each part") from None
+    others = sorted(part.keys() - {"type", "image"})
+    if others or part.get("image") is None:
         raise PromptError(
-            f"got an image with {sorted(part)} at position {position} of the chat; expected type and image, or that "
-            "slime has loaded it (--multimodal-keys, with a vision-language model)"
+            f"got an image with the keys {sorted(part)} at position {position} of the chat; expected `type` and "
+            "`image`, or an image that slime has loaded (--multimodal-keys, with a vision-language model)"
         )
     return image_block(part["image"])
 
 
-def _read(message: object, position: int) -> tuple[Mapping[str, Any], str, Any]:
-    """A message, with its role and content."""
+def _read_message(message: object, position: int) -> tuple[Mapping[str, Any], str, Any]:
+    """Check a message of a chat, and return it with its role and content."""
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or "role" not in message or ("content" not in message and not calls):
         raise PromptError(
@@ -281,76 +304,77 @@ def _read(message: object, position: int) -> tuple[Mapping[str, Any], str, Any]:
 
 
 def _assistant_blocks(message: Mapping[str, Any], text: str, position: int) -> list[dict[str, Any]]:
-    """Strands' content blocks of an assistant's message: its reasoning, its text, its calls."""
+    """Return Strands' content blocks of an assistant's message: reasoning, text and calls."""
     reasoning = message.get("reasoning_content")
     if not isinstance(reasoning, str | None):
         raise PromptError(f"got {reasoning!r:.200} as reasoning_content at position {position}; expected a string")
     blocks = [] if reasoning is None else [{"reasoningContent": {"reasoningText": {"text": reasoning}}}]
-    given = enumerate(message.get("tool_calls") or ())
-    calls = [{"toolUse": _tool_use(call, position, number)} for number, call in given]
+    calls = [
+        {"toolUse": _tool_use(call, position, number)} for number, call in enumerate(message.get("tool_calls") or ())
+    ]
     return [*blocks, *([{"text": text}] if text or not (blocks or calls) else []), *calls]
 
 
 def _tool_use(call: object, position: int, number: int) -> dict[str, Any]:
-    given = call if isinstance(call, Mapping) else {}
-    function = given.get("function") or given
+    fields = call if isinstance(call, Mapping) else {}
+    function = fields.get("function") or fields
     function = function if isinstance(function, Mapping) else {}
-    name, arguments = function.get("name"), _arguments(function)
+    name, arguments = function.get("name"), _read_arguments(function)
     if not isinstance(name, str) or not name or arguments is None:
         raise PromptError(
             f"got tool calls at position {position} of the chat, of which one is {call!r:.200}; expected "
             '{"id": ..., "type": "function", "function": {"name": ..., "arguments": an object, or its JSON}}'
         )
-    # an id of 9 letters and digits, as some templates want it
-    return {"toolUseId": given.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
+    # some templates require an id of 9 letters and digits
+    return {"toolUseId": fields.get("id") or f"r{position:05d}{number:03d}", "name": name, "input": arguments}
 
 
-def _arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
-    """A call's arguments, JSON as it is written, since templates show it so; {} where a table left them empty.
+def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | None:
+    """Return a call's arguments; JSON as it is written, since templates render it so; {} if a table left them empty.
 
-    None if they are neither an object nor its JSON: a template would show the policy a call that can't be made.
+    None if they are neither an object nor its JSON: the template would show the policy an impossible call.
     """
-    given = function.get("arguments", _ABSENT)
-    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
+    arguments = function.get("arguments", _ABSENT)
+    if arguments is None or (isinstance(arguments, str) and arguments.strip() in ("", "null")):
         return {}
-    found = given
-    if isinstance(given, str):
+    parsed = arguments
+    if isinstance(arguments, str):
         with suppress(StrictJSONError):
-            found = whole_value(given)
-    return given if isinstance(found, Mapping) else None
+            parsed = whole_value(arguments)
+    return arguments if isinstance(parsed, Mapping) else None
 
 
 def _add_tool_result(messages: list[Message], message: Mapping[str, Any], text: str, position: int) -> None:
-    """Add a tool's result to those of the last assistant's calls, in Strands' form."""
+    """Add a tool's result, in Strands' form, to the results of the last assistant's calls."""
     results = messages.pop() if len(messages) > 1 and "toolResult" in messages[-1]["content"][0] else _message("user")
-    asked = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
-    unanswered = [block["toolUse"]["toolUseId"] for block in asked["content"] if "toolUse" in block]
-    for block in results["content"]:  # calls may have one id, and results stand in their order then
+    calling = messages[-1] if messages and messages[-1]["role"] == "assistant" else _message("assistant")
+    unanswered = [block["toolUse"]["toolUseId"] for block in calling["content"] if "toolUse" in block]
+    for block in results["content"]:  # calls may share an id; their results are in the order of the calls then
         unanswered.remove(block["toolResult"]["toolUseId"])
     call_id = message.get("tool_call_id") or next(iter(unanswered), None)
     if call_id not in unanswered:
         raise PromptError(
             f"got the role 'tool' at position {position} of the chat, with the tool_call_id {call_id!r}; expected "
-            f"system, user or assistant, or a result of the last assistant's unanswered calls: {unanswered}"
+            f"system, user or assistant, or the result of one of the last assistant's unanswered calls: {unanswered}"
         )
     result = {"toolUseId": call_id, "status": "success", "content": [{"text": text}]}
     messages.append({"role": "user", "content": [*results["content"], {"toolResult": result}]})
 
 
-def _text(content: object, position: int, between: str) -> str:
+def _read_text(content: object, position: int, separator: str) -> str:
     if isinstance(content, str):
         return content
-    parts: list[Any] = [_without_empty(part) for part in content] if isinstance(content, Sequence) else [None]
+    parts: list[Any] = [_drop_nulls(part) for part in content] if isinstance(content, Sequence) else [None]
     if all(isinstance(part, Mapping) and "text" in part for part in parts):
-        return between.join(str(part["text"]) for part in parts)
+        return separator.join(str(part["text"]) for part in parts)
     raise PromptError(
         f"got content of type {type(content).__name__} at position {position} of the chat; expected a string, or a "
-        'list of {"type": "text", "text": ...} parts, of a user also {"type": "image", "image": ...}'
+        'list of {"type": "text", "text": ...} parts, and from a user also {"type": "image", "image": ...}'
     )
 
 
-def _without_empty(part: Any) -> Any:  # noqa: ANN401 - whatever a row holds
-    """A part of a message without the keys that a table fills with null, since other parts have them."""
+def _drop_nulls(part: Any) -> Any:  # noqa: ANN401 - whatever a row holds
+    """Return a part of a message without null values, with which tables fill the keys of other parts."""
     return {key: value for key, value in part.items() if value is not None} if isinstance(part, Mapping) else part
 
 
@@ -364,15 +388,16 @@ def _refuse_empty(text: str, what: str) -> None:
 
 
 def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSettings:
-    """The settings of one episode: those of the run, and over them what its row sets.
+    """Return the settings of one episode: the run's, overridden by the row's.
 
-    The row's are the mapping `strands_rollout_settings` of the sample's metadata. `tools` in it are dotted paths or
-    names of MCP servers, each from `tools` or `row_tools` of the run's settings. Without them, tool schemas under
-    `tools` of the metadata itself, where slime's `--tool-key` puts them, choose among the same by the tools' names;
-    what the run's settings don't have is named in a warning, once.
+    A row's settings are the mapping `strands_rollout_settings` in the sample's metadata. Its `tools` are dotted paths,
+    or names of MCP servers, from `tools` or `row_tools` of the run's settings. Without that key, the tool schemas under
+    `tools` in the metadata itself, where slime's `--tool-key` puts them, choose from the same tools by name. A warning,
+    logged once, lists names that the run's settings lack.
 
     Raises:
-        ConfigError: It is no mapping, or sets what a row can't set, a tool that the run lacks, or a bad value.
+        ConfigError: The row's settings are no mapping, or hold a setting that rows can't have, a tool that the run
+            lacks, or a bad value.
     """
     if not isinstance(metadata, Mapping):
         return settings
@@ -381,20 +406,20 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
         return settings
     if not isinstance(row, Mapping | None):
         raise ConfigError(f"got {ROW_SETTINGS_KEY}={row!r:.200} in a row's metadata; expected a mapping of settings")
-    given = dict(row or {})
-    for name in given.keys() - set(ROW_SETTINGS):
+    overrides = dict(row or {})
+    for name in overrides.keys() - set(ROW_SETTINGS):
         near = get_close_matches(str(name), ROW_SETTINGS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"expected some of {', '.join(ROW_SETTINGS)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"a row can set {', '.join(ROW_SETTINGS)}"
         raise ConfigError(f"got {name!r} in {ROW_SETTINGS_KEY} of a row's metadata; {hint}")
-    if "tools" in given:
-        given["tools"] = _chosen(given["tools"], [*settings.tools, *settings.row_tools])
+    if "tools" in overrides:
+        overrides["tools"] = _choose_tools(overrides["tools"], [*settings.tools, *settings.row_tools])
     elif schemas:
-        given["tools"] = _matching(schemas, settings)
+        overrides["tools"] = _tools_with_schemas(schemas, settings)
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return checked_settings({**values, **given}, f"{ROW_SETTINGS_KEY} of a row's metadata")
+    return checked_settings({**values, **overrides}, f"{ROW_SETTINGS_KEY} of a row's metadata")
 
 
-def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:
+def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise ConfigError(
             f"got tools={names!r:.200} in {ROW_SETTINGS_KEY} of a row's metadata; expected a list of names"
@@ -410,10 +435,10 @@ def _chosen(names: object, offered: Sequence[str | McpServer]) -> list[str | Mcp
     return [by_name[name] for name in names]
 
 
-def _matching(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
-    """The run's tools that a row has schemas of; all of the run's where there is none.
+def _tools_with_schemas(schemas: object, settings: RolloutSettings) -> Sequence[str | McpServer]:
+    """Return the run's tools for which a row has schemas; all `tools` of the run if none matches.
 
-    MCP servers stay, since their tools are known only when they are connected.
+    MCP servers always stay, since their tools are known only when they are connected.
     """
     wanted = [_schema_name(schema) for schema in schemas] if isinstance(schemas, list | tuple) else []
     servers = [tool for tool in settings.tools if not isinstance(tool, str)]
@@ -423,12 +448,12 @@ def _matching(schemas: object, settings: RolloutSettings) -> Sequence[str | McpS
     known = frozenset[str]().union(*names.values())
     missing = sorted(set(wanted) - known)
     if not wanted or (missing and not servers):
-        _warn_of_missing(", ".join(missing) or f"a {type(schemas).__name__}", ", ".join(sorted(known)))
+        _warn_about_missing_tools(", ".join(missing) or f"a {type(schemas).__name__}", ", ".join(sorted(known)))
     return [*chosen, *servers] if chosen else settings.tools
 
 
 def _schema_name(schema: object) -> str:
-    """The tool's name in a schema of OpenAI's form, with or without its envelope, or a name itself."""
+    """Return the tool's name in a schema of OpenAI's form, with or without its envelope; a plain name is returned."""
     inner = schema.get("function", schema) if isinstance(schema, Mapping) else schema
     return str(inner.get("name") if isinstance(inner, Mapping) else inner)
 
@@ -440,12 +465,13 @@ def _tool_names(path: str) -> frozenset[str]:
     return frozenset(name for tool in tool_loading.load_tools([path]) if (name := getattr(tool, "tool_name", None)))
 
 
-def _warn_of_missing(missing: str, known: str) -> None:
+def _warn_about_missing_tools(missing: str, known: str) -> None:
     log_once(
         logger,
         logging.WARNING,
         "rows ask for tools that the settings do not have: got %s in metadata['tools'] (slime's --tool-key); the "
-        "settings tools and row_tools have %s. Episodes run without them: add them to row_tools, or name another key",
+        "settings tools and row_tools have %s. Episodes run without the missing tools: add them to row_tools, or set "
+        "--tool-key to another key",
         missing,
         known or "none",
     )

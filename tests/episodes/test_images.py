@@ -375,7 +375,7 @@ def test_an_image_may_come_in_each_of_slimes_forms(tmp_path: Path) -> None:
         ("no/such/file.png", "neither a file's path nor a data URL nor base64"),
         (b"text", "an image of 4 bytes that can't be read"),
         (7, "got an image of type int"),
-        (None, "got an image with .*expected type and image"),
+        (None, "got an image with .*expected `type` and `image`"),
     ],
 )
 def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> None:
@@ -388,8 +388,8 @@ def test_an_unusable_image_says_what_was_expected(source: Any, words: str) -> No
     [
         ("What?", {"images": ["x"]}, "got a string as prompt, and 1 images"),
         (chat("x"), {"images": ["x"], "videos": ["v"]}, "got \\['videos'\\] in the sample's multimodal_inputs"),
-        (chat("x"), {"images": [picture(), picture()]}, "got 1 of 2 loaded images more than the chat has parts"),
-        (chat("x", "y"), {"images": [picture()]}, "got more parts of images than loaded images"),
+        (chat("x"), {"images": [picture(), picture()]}, "got 2 loaded images, 1 more than the chat has image parts"),
+        (chat("x", "y"), {"images": [picture()]}, "got more image parts than loaded images"),
         (
             [{"role": "user", "content": [{"type": "image", "image": picture()}, {"type": "text"}]}],
             None,

@@ -41,7 +41,7 @@ def test_a_chat_keeps_its_turns_and_its_own_system_prompt(template: ChatTemplate
 def test_an_already_rendered_prompt_is_refused(shipped_tokenizer: Any, template: ChatTemplate, tools: Any) -> None:
     chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "x"}]
     rendered = shipped_tokenizer.apply_chat_template(chat, tools=tools, tokenize=False, add_generation_prompt=True)
-    with pytest.raises(PromptError, match="chat template already rendered.*Remove --apply-chat-template"):
+    with pytest.raises(PromptError, match="chat template has already rendered.*Remove --apply-chat-template"):
         to_episode_prompt(rendered, None, template)
 
 

@@ -1,6 +1,6 @@
-"""Stop reasons, and the limits of an episode as Strands hooks: tool calls and iterations, time, aborts.
+"""Stop reasons, and an episode's limits as Strands hooks: tool calls and iterations, time, aborts.
 
-`ToolLimiter` works for any Strands agent; `EpisodeWatch` is for the agents of an episode.
+`ToolLimiter` works for any Strands agent; `EpisodeWatch` needs an episode.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from strands_rollout.record.saved import EpisodeProgress
 
 
 class StopReason(StrEnum):
-    """Why an episode ended.
+    """The reason of an episode's end.
 
     Limits are checked in this order: abort, then the token budgets, before each model call; after a turn, its length,
     abort, tool iterations, tool calls, parallel calls; after an answer, user turns; the wall-clock of a tool and of
@@ -43,48 +43,48 @@ class StopReason(StrEnum):
     COMPLETED = "completed"
     """The policy answered without asking for a tool."""
     TURN_LENGTH = "turn_length"
-    """A turn reached its own cap."""
+    """A turn reached the limit of tokens per turn."""
     RESPONSE_LENGTH = "response_length"
     """The response budget (slime's max_new_tokens) is used up."""
     CONTEXT_LENGTH = "context_length"
-    """The context, the configured or the engine's own, is full."""
+    """The configured context, or the engine's, is full."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The first prompt leaves no token to answer."""
+    """The first prompt leaves no token for an answer."""
     MAX_TOOL_ITERATIONS = "max_tool_iterations"
-    """The policy asked for tools once more than it may."""
+    """The policy asked for tools after `max_tool_iterations` turns with tools."""
     MAX_TOOL_CALLS = "max_tool_calls"
-    """The policy asked for more calls than it may."""
+    """The policy asked for more than `max_tool_calls` calls."""
     MAX_USER_TURNS = "max_user_turns"
-    """The environment would have answered the policy once more than it may."""
+    """The environment answered the policy after `max_user_turns` user turns."""
     TEAM_LIMIT = "team_limit"
-    """A swarm or graph ended at a limit of its own, or before an agent spoke whose tokens may be the sample's."""
+    """A swarm or graph reached its own limit, or ended before an agent on the episode's model answered."""
     UNSENDABLE_TEXT = "unsendable_text"
-    """The policy or a tool wrote a token of an image or another medium that stands for none."""
+    """The policy or a tool wrote a placeholder token of an image or another medium."""
     EPISODE_TIMEOUT = "episode_timeout"
-    """The episode's wall-clock is used up."""
+    """The episode reached its timeout."""
     ABORTED = "aborted"
-    """The rollout, or the engine, was told to abort."""
+    """The rollout, or the engine, was aborted."""
     ENGINE_ERROR = "engine_error"
-    """The engine did not deliver."""
+    """The engine failed or could not be reached."""
     SANDBOX_ERROR = "sandbox_error"
-    """The code executor itself, or an MCP server, failed."""
+    """The code executor or an MCP server failed."""
     ENVIRONMENT_ERROR = "environment_error"
     """A resource or the environment failed."""
     WORKER_ERROR = "worker_error"
-    """The process that ran the episode died, and the episode can't be continued."""
+    """The episode's worker process died, and the episode can't be continued."""
     SETUP_ERROR = "setup_error"
     """The prompt, the template or a setting can't be used."""
     INTERNAL_ERROR = "internal_error"
-    """A bug, here or in a hook or tool provider."""
+    """A bug in this package, a hook or a tool provider."""
 
 
-def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
-    """Return the reason that an exception of the agent's loop stands for.
+def stop_reason_of(error: BaseException, *, cut_by: str | None, has_turns: bool) -> StopReason:
+    """Return the stop reason of an exception of the agent loop.
 
     Args:
-        error: As raised by the model, a tool or a hook.
-        cut_by: The limit that cut the last turn.
-        has_turns: Whether the policy has sampled a turn.
+        error: An exception of the model, a tool or a hook.
+        cut_by: The limit that cut the last turn: a key of `LENGTH_REASONS`; None if none did.
+        has_turns: True if the policy has sampled a turn.
     """
     if isinstance(error, exceptions.MaxTokensReachedException):
         return LENGTH_REASONS[cut_by or "turn"]
@@ -92,7 +92,7 @@ def reason_of_error(error: BaseException, *, cut_by: str | None, has_turns: bool
         budget = getattr(error, "budget", "context")
         return LENGTH_REASONS[budget] if has_turns else StopReason.PROMPT_TOO_LONG
     if isinstance(error, exceptions.StructuredOutputException) and has_turns:
-        return StopReason.COMPLETED  # the policy has answered, in another form than it should
+        return StopReason.COMPLETED  # the policy has answered, though not in the requested form
     if isinstance(error, errors.UnsendableTextError):
         return StopReason.UNSENDABLE_TEXT if has_turns or error.is_sampled else StopReason.SETUP_ERROR
     kinds: list[tuple[type[BaseException], StopReason]] = [
@@ -113,37 +113,38 @@ LENGTH_REASONS: Final = {
 }
 
 
-def deadline_end(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
-    """Return the end of an episode that its deadline has cut; `fault` is the engine's, if it was failing then."""
+def end_at_deadline(*, was_aborted: bool, limit_s: float | None, fault: Fault | None) -> tuple[StopReason, Exception]:
+    """Return stop reason and error of an episode that its deadline or an abort ended.
+
+    `fault` is the engine's fault at that time, if it was failing.
+    """
     if was_aborted:
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
-    words = f"the episode took more than {limit_s:g} s"
-    if fault is not None:  # what an outage has cut is no answer of the policy's
-        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{words}; the engine is away: {fault.words}")
-    return StopReason.EPISODE_TIMEOUT, TimeoutError(words)
+    message = f"the episode took more than {limit_s:g} s"
+    if fault is not None:  # an outage used up the time, which isn't the policy's fault
+        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{message}; the engine fails: {fault.words}")
+    return StopReason.EPISODE_TIMEOUT, TimeoutError(message)
 
 
 ToolLimit = Literal["max_iterations", "max_calls"]
 
 
 class ToolLimiter(HookProvider):
-    """Stops an agent after so many tool iterations or calls: `Agent(..., hooks=[ToolLimiter(max_iterations=5)])`.
+    """Hook that limits an agent's tool iterations and calls: `Agent(..., hooks=[ToolLimiter(max_iterations=5)])`.
 
-    An iteration is a model turn that asks for tools. After `max_iterations` of them the model may still answer; a
-    further turn that asks for tools is not executed and ends the invocation. Counts continue over several invocations
-    until `reset()`.
+    An iteration is a model turn that asks for tools. After `max_iterations` iterations the model may still answer; if
+    it asks for tools again, they are not run and the invocation ends. Counts add up over invocations until `reset()`.
 
     Args:
-        max_iterations: Turns whose tools are run; None for no limit.
-        max_calls: Calls that are run in all; a turn that would exceed it is not run at all.
-        max_parallel_calls: Calls of one turn that are run; the others are answered with an error result, and the loop
-            goes on.
+        max_iterations: Maximum turns whose tools are run; None for no limit.
+        max_calls: Maximum calls of all turns. If a turn would exceed it, none of the turn's calls is run.
+        max_parallel_calls: Maximum calls of one turn. Further calls get an error result, and the loop continues.
 
     Attributes:
         iterations: Tool iterations that were run.
-        calls: Tool calls that were run, those that could not be parsed not counted.
+        calls: Tool calls that were run, without calls that could not be parsed.
         tripped: The limit that ended the loop, or None.
-        before_turn: `iterations` and `calls` when the model was called last.
+        before_turn: `iterations` and `calls` at the last model call.
     """
 
     def __init__(
@@ -152,14 +153,14 @@ class ToolLimiter(HookProvider):
         limits = {"max_iterations": max_iterations, "max_calls": max_calls, "max_parallel_calls": max_parallel_calls}
         for name, limit in limits.items():
             if limit is not None and limit < 0:
-                raise errors.ConfigError(f"got {name}={limit}; expected a count of at least 0, or None for no limit")
+                raise errors.ConfigError(f"got {name}={limit}; expected at least 0, or None for no limit")
         self._max_iterations = max_iterations
         self._max_calls = max_calls
         self._max_parallel = max_parallel_calls
         self.reset()
 
     def reset(self) -> None:
-        """Count from zero again."""
+        """Set all counts to zero."""
         self.iterations = 0
         self.calls = 0
         self.tripped: ToolLimit | None = None
@@ -201,12 +202,14 @@ class ToolLimiter(HookProvider):
 
 
 class EpisodeWatch(HookProvider):
-    """Watches one agent of an episode; an abort while tools run is the deadline's.
+    """Hook that ends an agent's loop after an abort or a sandbox fault, and answers calls that can't be run.
+
+    It notices aborts between steps; while tools run, the episode's deadline does.
 
     Args:
-        stats: Of the episode's tools.
-        control: Asked before each model call, and before the tools of a turn.
-        outer: Stats of the whole episode, where `stats` are not; they record a broken sandbox too.
+        stats: Counts of the agent's tools.
+        control: Checked before each model call and before a turn's tools.
+        outer: Counts of the whole episode if `stats` are only an inner agent's; a sandbox fault is noted in both.
     """
 
     def __init__(self, stats: ToolStats, control: Control, outer: ToolStats | None = None) -> None:
@@ -227,19 +230,19 @@ class EpisodeWatch(HookProvider):
 
     def _before_tools(self, event: BeforeToolsEvent) -> None:
         self._control.check("before the turn's tools were run")
-        wanted = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
-        for finished_before in self._stats.finished.keys() - wanted:
-            del self._stats.finished[finished_before]
+        requested = {block["toolUse"]["toolUseId"] for block in event.message["content"] if "toolUse" in block}
+        for earlier_call in self._stats.finished.keys() - requested:
+            del self._stats.finished[earlier_call]
 
     def _before_tool_call(self, event: BeforeToolCallEvent[Any]) -> None:
-        if event.tool_use["toolUseId"].endswith(UNPARSED):  # the policy may write any name, but no id
-            given = event.tool_use["input"]  # which a user's hook may have changed
-            reason = given.get("reason") if isinstance(given, dict) else None
+        if event.tool_use["toolUseId"].endswith(UNPARSED):  # the policy can write any tool name, but not the id
+            arguments = event.tool_use["input"]  # a user's hook may have changed it
+            reason = arguments.get("reason") if isinstance(arguments, dict) else None
             event.cancel_tool = failure_message(str(reason or "it does not follow the format"))
 
     def _after_tool_call(self, event: AfterToolCallEvent[Any]) -> None:
         is_answered = event.cancel_message is not None or event.result["status"] != "error"
-        if event.selected_tool is None and not is_answered:  # nor by a hook or middleware
+        if event.selected_tool is None and not is_answered:  # no hook or middleware answered it either
             self._stats.count_unknown(event.tool_use)
 
     def _after_tools(self, event: AfterToolsEvent) -> None:
@@ -250,7 +253,7 @@ class EpisodeWatch(HookProvider):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits of an episode; None means none. Token budgets are the model's (`TokenLimits`)."""
+    """Limits of an episode; None for no limit. Token budgets are the model's: see `TokenLimits`."""
 
     max_tool_iterations: int | None = 5
     max_tool_calls: int | None = None
@@ -260,22 +263,22 @@ class EpisodeLimits:
     episode_timeout_s: float | None = None
 
 
-def limiter_of(limits: EpisodeLimits, begun: EpisodeProgress | None = None) -> ToolLimiter:
-    """Make the limits on tools, with what an aborted attempt has used of them."""
+def make_limiter(limits: EpisodeLimits, progress: EpisodeProgress | None = None) -> ToolLimiter:
+    """Return the hook of the tool limits; counts continue from `progress` of an aborted attempt."""
     limiter = ToolLimiter(
         limits.max_tool_iterations, max_calls=limits.max_tool_calls, max_parallel_calls=limits.max_parallel_tool_calls
     )
-    if begun is not None:
-        limiter.before_turn = limiter.iterations, limiter.calls = begun.tool_iterations, begun.tool_calls
+    if progress is not None:
+        limiter.before_turn = limiter.iterations, limiter.calls = progress.tool_iterations, progress.tool_calls
     return limiter
 
 
-def bound_tools(
+def wrap_tools(
     agent: Agent, timeout_s: float | None, self_timed: Collection[str], stats: ToolStats, span: ToolSpan | None = None
 ) -> None:
-    """Bound each tool in the agent's registry in time, but those that keep to their own time limit.
+    """Replace the tools in the agent's registry by `BoundedTool`s, under names that Strands accepts in calls.
 
-    Tools whose names Strands would refuse in calls get others.
+    The tools named in `self_timed` have no timeout, since they apply their own.
     """
     registry = agent.tool_registry.registry
     names, tools = callable_names(registry.keys()), [*registry.items()]
@@ -285,20 +288,20 @@ def bound_tools(
         registry[names[name]] = BoundedTool(tool, timeout_s=limit_s, stats=stats, span=span, name=names[name])
 
 
-def bound_others(
+def limit_other_agents(
     team: Team,
     limits: EpisodeLimits,
     self_timed: Collection[str],
     stats: ToolStats,
     control: Control,
 ) -> None:
-    """Let the episode's limits hold for the agents that can't give its answer, each counted alone."""
-    # calls of an agent that is a tool are part of that tool's call, and may have the ids of others
+    """Apply the episode's limits to each agent that can't give the answer, with counts of its own."""
+    # an agent used as a tool makes its calls within that tool's call, and their ids may equal other calls' ids
     inner_stats = ToolStats(control)
     for agent in team.tool_agents:
-        bound_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
+        wrap_tools(agent, limits.tool_timeout_s, self_timed, inner_stats)
     for agent in team.others:
         own_stats = inner_stats if agent in team.tool_agents else stats
         watch = EpisodeWatch(own_stats, control, stats)
         agent.hooks.add_hook(watch)
-        agent.hooks.add_hook(limiter_of(limits))
+        agent.hooks.add_hook(make_limiter(limits))

@@ -1,6 +1,6 @@
-"""Clients of the MCP servers that the settings name: one for all episodes, or one for each.
+"""Clients of the MCP servers in the settings, shared by all episodes or made for each.
 
-A server that is lost is an outage, never an answer that the policy is to learn from.
+A lost server is an infrastructure fault; the policy is never trained on it.
 """
 
 import asyncio
@@ -29,13 +29,15 @@ from strands_rollout.secret_mask import masked_text
 from strands_rollout.settings import McpServer
 from strands_rollout.user_code import beside
 
-# how Strands' client begins an error result that is its own, not the server's (strands/tools/mcp/mcp_client.py)
-_CLIENTS_OWN: Final = "Tool execution failed"
+# beginning of an error result that Strands' client makes itself (strands/tools/mcp/mcp_client.py)
+_CLIENT_ERROR_PREFIX: Final = "Tool execution failed"
 _LOGGER: Final = logging.getLogger(__name__)
-# that log hundreds of lines for each agent that can't have its server's tools, and each call or line of a broken server
-_OF_CONNECTIONS: Final = frozenset({"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"})
+# loggers that write hundreds of lines for each agent without its server, and for each call of a broken server
+_CONNECTION_LOGGERS: Final = frozenset(
+    {"strands.tools.mcp.mcp_client", "mcp.client.session", "mcp.client.stdio", "client"}
+)
 _TRACEBACK_LOGGERS: Final = (
-    *_OF_CONNECTIONS,
+    *_CONNECTION_LOGGERS,
     "strands.tools.registry",
     "strands.tools.executors._executor",
     "asyncio",
@@ -44,19 +46,19 @@ _TRACEBACK_LOGGERS: Final = (
 _HIDES_TRACEBACKS: Final = ContextVar("_HIDES_TRACEBACKS", default=False)
 
 
-# for so long a server that did not start is not started again, by the hundreds of episodes that wait for it
-_NOT_AGAIN_S: Final = 5.0
-# a server that starts among hundreds would not be there in time
-_STARTING: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
-_END_S: Final = 5.0  # a server that is told to end is killed after 2 s
+# after a failed start: hundreds of episodes may be waiting for the server
+_RESTART_DELAY_S: Final = 5.0
+# servers that start at the same time: among hundreds, none would be ready before its timeout
+_START_SLOTS: Final = threading.BoundedSemaphore(max(4, os.cpu_count() or 1))
+_END_TIMEOUT_S: Final = 5.0  # the MCP library kills a server 2 s after asking it to end
 _CLIENTS: "Final[weakref.WeakSet[GuardedMcpClient]]" = weakref.WeakSet()
 
 
 def mcp_tools(server: McpServer) -> ToolProvider:
-    """Return the tools of a server, for an agent; the connection opens with the first agent that uses it.
+    """Return the tool provider of a server; the connection opens with the first agent that uses it.
 
     Raises:
-        ToolError: The server can't be used as it is named.
+        ToolError: The server's settings are invalid.
     """
     if server.cwd is not None:
         server = server.model_copy(update={"cwd": str(beside(server.cwd))})
@@ -69,8 +71,8 @@ def _shared_client(server: str) -> ToolProvider:
 
 
 @functools.lru_cache(maxsize=64)
-def guarded(client: MCPClient, name: str) -> ToolProvider:
-    """Return the one guard of a client of the user's, which all episodes share."""
+def guard_client(client: MCPClient, name: str) -> ToolProvider:
+    """Return the guarded form of a user's client; all episodes share it."""
     return GuardedMcpClient(client, name)
 
 
@@ -84,12 +86,15 @@ def _client(server: McpServer) -> ToolProvider:
 
 
 class GuardedMcpClient(ToolProvider):
-    """A client's tools, which tell an outage of their server from an answer of it.
+    """Tool provider around Strands' MCP client that tells outages of the server from its answers.
 
     Args:
-        client: Strands' own.
-        name: Of the server, for messages.
-        is_shared: Whether more than one episode uses it.
+        client: Strands' client.
+        name: The server's name, for messages.
+        is_shared: True if several episodes use the client.
+
+    Attributes:
+        may_be_lost: True after a failed call; the connection is checked before another agent uses it.
     """
 
     def __init__(self, client: MCPClient, name: str, *, is_shared: bool = True) -> None:
@@ -97,44 +102,45 @@ class GuardedMcpClient(ToolProvider):
         self._client = client
         self._name = name
         self._consumers: set[Any] = set()
-        self.may_be_lost = False  # then the connection is tried before another agent relies on it
+        self.may_be_lost = False
         self._lock = threading.Lock()  # Strands' client has none
-        self._failure = ""  # why its last start failed
-        self._failed_at = -_NOT_AGAIN_S
+        self._failure = ""  # error message of the last start
+        self._failed_at = -_RESTART_DELAY_S
         self._startup_s = client._startup_timeout
-        self._limit: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None  # of the connection that is open
-        self._is_late = False  # whether the last one was ended by it
+        # the timeout of the open connection, and its loop
+        self._limit: tuple[asyncio.AbstractEventLoop, asyncio.Timeout] | None = None
+        self._is_late = False  # True if the timeout ended the last connection
         self._closed = threading.Event()
         self._closed.set()
-        client._transport_callable = self._limited(client._transport_callable)
+        client._transport_callable = self._with_start_timeout(client._transport_callable)
         _CLIENTS.add(self)
         for logger in map(logging.getLogger, _TRACEBACK_LOGGERS):
-            logger.addFilter(_hides_tracebacks)
-        # Strands' client does so where its own thread has ended
+            logger.addFilter(_filter_record)
+        # Strands' client warns of this when its thread has ended
         warnings.filterwarnings("ignore", "coroutine 'MCPClient.stop", RuntimeWarning)
 
     async def load_tools(self, **kwargs: object) -> Sequence[AgentTool]:
-        """Connect if need be, and return the server's tools.
+        """Connect if the client isn't connected, and return the server's tools.
 
         Raises:
-            SandboxError: The server can't be reached, or could not a moment ago.
-            ToolError: A tool of it has a name that nobody can call.
+            SandboxError: The server can't be reached, or failed to start less than `_RESTART_DELAY_S` ago.
+            ToolError: A tool's name can't be made callable.
         """
         with self._lock:
-            if time.monotonic() < self._failed_at + _NOT_AGAIN_S:
+            if time.monotonic() < self._failed_at + _RESTART_DELAY_S:
                 raise SandboxError(self._failure)
             began_at = time.monotonic()
             try:
-                with _STARTING, _hidden_tracebacks():
+                with _START_SLOTS, _hide_tracebacks():
                     if self.may_be_lost:
                         self._drop_lost_connection()
                     tools = await self._client.load_tools(**kwargs)
                     self._reschedule(None)
             except Exception as e:  # Strands wraps whatever the connection raised
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
-                late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was given up"
-                why = late if is_late else masked_text(_first_cause(e))
-                self._failure = f"the MCP server {self._name!r} did not start: {why}"
+                late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was ended"
+                reason = late if is_late else masked_text(_first_cause(e))
+                self._failure = f"the MCP server {self._name!r} did not start: {reason}"
                 self._failed_at = time.monotonic()
                 raise SandboxError(self._failure) from e
         names = callable_names([tool.tool_name for tool in tools])
@@ -147,30 +153,30 @@ class GuardedMcpClient(ToolProvider):
             self._client.add_consumer(consumer_id, **kwargs)
 
     def remove_consumer(self, consumer_id: object, **kwargs: object) -> None:
-        """See `ToolProvider`; returns at once.
+        """See `ToolProvider`; doesn't wait.
 
-        Agents call this in their finalizers, on whatever thread collects garbage: it may be the client's own, for which
-        the holder of the lock waits.
+        Agents call this in their finalizers, on the thread that collects garbage. It may be the client's own thread,
+        and the holder of the lock may be waiting for that thread.
         """
-        if sys.is_finalizing():  # then no thread starts, and Python 3.11 would wait for it
+        if sys.is_finalizing():  # no thread starts any more, and Python 3.11 would wait for it
             return
-        with contextlib.suppress(RuntimeError):  # the interpreter is ending, and the connection with it
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down, which ends the connection
             threading.Thread(target=self._remove, args=(consumer_id,), kwargs=kwargs, daemon=True).start()
 
     def _remove(self, consumer_id: object, **kwargs: object) -> None:
         try:
-            with self._lock, _hidden_tracebacks():
+            with self._lock, _hide_tracebacks():
                 self._consumers.discard(consumer_id)
                 self._client.remove_consumer(consumer_id, **kwargs)
         except Exception as e:  # the kind depends on how the connection ended
-            _LOGGER.warning("the MCP server %r did not stop: %s", self._name, masked_text(_first_cause(e)))
+            _LOGGER.warning("the MCP server %r could not be stopped: %s", self._name, masked_text(_first_cause(e)))
 
-    def _limited(
+    def _with_start_timeout(
         self, transport: Callable[[], AbstractAsyncContextManager[Any]]
     ) -> Callable[[], AbstractAsyncContextManager[Any]]:
-        """The client's transport, whose block ends with a TimeoutError if the start takes too long, or by `end`.
+        """Return the client's transport with a timeout, which `end` can also trigger; its block raises TimeoutError.
 
-        Strands' client gives up after its timeout, but then waits for its thread, and that for the server's answer.
+        Strands' client gives up after its timeout but then waits for its thread, which waits for the server's answer.
         """
 
         @contextlib.asynccontextmanager
@@ -182,7 +188,7 @@ class GuardedMcpClient(ToolProvider):
                 async with limit, transport() as streams:
                     try:
                         yield streams
-                    finally:  # what ends a server's process must not be cut short
+                    finally:  # the timeout must not interrupt the ending of the server's process
                         self._limit = None
                         if not limit.expired():
                             limit.reschedule(None)
@@ -193,7 +199,7 @@ class GuardedMcpClient(ToolProvider):
         return opened
 
     def _reschedule(self, when: float | None) -> None:
-        """Let the connection end at a time of its loop; None for no time."""
+        """Set the time of the connection's loop at which the connection ends; None for never."""
 
         def reschedule(limit: asyncio.Timeout) -> None:
             with contextlib.suppress(RuntimeError):  # it has ended
@@ -205,56 +211,56 @@ class GuardedMcpClient(ToolProvider):
                 loop.call_soon_threadsafe(reschedule, limit)
 
     def end(self) -> None:
-        """End the connection, or the attempt to open it; another agent may open it again. Does not wait."""
+        """End the connection, or the attempt to open it, without waiting; another agent may open it again."""
         if not self._closed.is_set():
             self.may_be_lost = True
             self._reschedule(0.0)
 
-    def has_ended(self, within_s: float) -> bool:
-        """Wait for the end of the connection and of a server that was started for it; False if they go on. Blocks."""
-        return self._closed.wait(within_s)
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Block until the connection and its server have ended; return False after the timeout."""
+        return self._closed.wait(timeout_s)
 
     def _drop_lost_connection(self) -> None:
-        """Let the client connect anew, though other agents use it yet."""
+        """Stop the client if its connection is lost, so that it connects again, though other agents still use it."""
         try:
-            self.try_connection()
+            self.check_connection()
         except Exception:  # the kind depends on how the connection ended
-            with contextlib.suppress(Exception):  # it says again that the connection is lost
+            with contextlib.suppress(Exception):  # it raises the loss of the connection again
                 self._client.stop(None, None, None)
             for consumer_id in self._consumers:
                 self._client.add_consumer(consumer_id)
         self.may_be_lost = False
 
-    def try_connection(self) -> None:
-        """Ask the server for something; raises whatever tells that it is gone. Blocks."""
+    def check_connection(self) -> None:
+        """Send a request to the server; raise an exception if the connection is lost. Blocks."""
         self._client.list_tools_sync()
 
-    def lost(self, error: Exception) -> SandboxError:
-        """Note that the server was lost; return what its call raises."""
+    def on_connection_lost(self, error: Exception) -> SandboxError:
+        """Mark the connection as possibly lost, and return the error for the call to raise."""
         self.may_be_lost = True
         return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
 
 
 class _GuardedTool(WrappedTool):
-    """A server's tool that raises when the server is gone."""
+    """A server's tool that raises SandboxError when the server is lost."""
 
     def __init__(self, tool: AgentTool, client: GuardedMcpClient, name: str) -> None:
         super().__init__(tool, name)
         self._client = client
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """Yield the tool's events; raise a SandboxError where the server does not answer any more."""
+        """Yield the tool's events; raise SandboxError if the server no longer answers."""
         try:
-            async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
-                if _is_clients_own(getattr(event, "tool_result", event)):
-                    await asyncio.to_thread(self._client.try_connection)
+            async for event in self._tool.stream(self._inner_use(tool_use), invocation_state, **kwargs):
+                if _is_client_error(getattr(event, "tool_result", event)):
+                    await asyncio.to_thread(self._client.check_connection)
                 yield event
         except Exception as e:  # the kind depends on how the connection ended
-            raise self._client.lost(e) from e
+            raise self._client.on_connection_lost(e) from e
 
 
 @contextlib.contextmanager
-def _hidden_tracebacks() -> Iterator[None]:
+def _hide_tracebacks() -> Iterator[None]:
     token = _HIDES_TRACEBACKS.set(True)
     try:
         yield
@@ -262,19 +268,19 @@ def _hidden_tracebacks() -> Iterator[None]:
         _HIDES_TRACEBACKS.reset(token)
 
 
-def _hides_tracebacks(record: logging.LogRecord) -> bool:
-    """Filter a record of Strands' of an error that the episode reports in one line: False, or without its traceback."""
-    if record.name == "asyncio":  # of a loop that ended before Strands' client told it to
+def _filter_record(record: logging.LogRecord) -> bool:
+    """Drop a log record, or its traceback, of an error that the episode reports in one line; False drops it."""
+    if record.name == "asyncio":  # the loop ended before Strands' client stopped it
         return "MCPClient.stop" not in record.getMessage()
     error = record.exc_info[1] if record.exc_info else None
-    # an older mcp logs by the root logger
-    if record.name in _OF_CONNECTIONS or record.getMessage().startswith("Unhandled exception in receive loop"):
+    # older versions of mcp use the root logger
+    if record.name in _CONNECTION_LOGGERS or record.getMessage().startswith("Unhandled exception in receive loop"):
         record.exc_info = None
     return not (_HIDES_TRACEBACKS.get() or isinstance(error, SandboxError))
 
 
 def _first_cause(error: BaseException) -> str:
-    """Return the first cause, `[Errno 111] Connection refused`, below the groups and wrappers of three libraries."""
+    """Return the innermost cause, such as `[Errno 111] Connection refused`, of exception groups and wrappers."""
     text = str(error)
     while (below := getattr(error, "exceptions", (None,))[0] or error.__cause__ or error.__context__) is not None:
         error = below
@@ -283,21 +289,21 @@ def _first_cause(error: BaseException) -> str:
 
 
 def end_connections() -> None:
-    """End the connections to all servers, and those that are being opened. Blocks, for seconds at most."""
+    """End all connections to servers, open or opening; block up to `_END_TIMEOUT_S`."""
     clients = list(_CLIENTS)
     for client in clients:
         client.end()
-    give_up_at = time.monotonic() + _END_S
+    give_up_at = time.monotonic() + _END_TIMEOUT_S
     for client in clients:
-        client.has_ended(max(0.0, give_up_at - time.monotonic()))
+        client.wait_until_ended(max(0.0, give_up_at - time.monotonic()))
 
 
-os.register_at_fork(after_in_child=_CLIENTS.clear)  # they are the parent's to end
-atexit.register(end_connections)  # a server that is busy does not see that this process ends
+os.register_at_fork(after_in_child=_CLIENTS.clear)  # the parent process ends them
+atexit.register(end_connections)  # a busy server doesn't notice that this process has ended
 
 
-def _is_clients_own(result: object) -> bool:
+def _is_client_error(result: object) -> bool:
     if not isinstance(result, dict) or result.get("status") != "error":
         return False
     texts = [block.get("text", "") for block in result.get("content", ())]
-    return any(text.startswith(_CLIENTS_OWN) for text in texts)
+    return any(text.startswith(_CLIENT_ERROR_PREFIX) for text in texts)

@@ -1,6 +1,6 @@
-"""Private names of Strands that this package reads where there is no public way, and what is lost without each.
+"""Private names of Strands that this package reads, and the feature that is lost where a version lacks one.
 
-A version of Strands may rename any of them. Nothing fails then, so that it is said: once in the log, and by the doctor.
+A missing name is no error: it is logged once, and `strands-rollout doctor` reports it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ LOOP_NAMES: Final = (
     "tool_executor._execute",
     "tool_executor._should_retry",
 )
-"""Names of an agent that `loop.OwnCycles` reads."""
-_LOST: Final[Mapping[str, tuple[str, str]]] = {
+"""Names of an agent that `loop.DirectInvocation` reads."""
+_LOST_FEATURES: Final[Mapping[str, tuple[str, str]]] = {
     "_cancel_signal": ("", "conversations of several agents on one model are told apart by their histories alone"),
     "_checkpointing": ("checkpointing", "an agent with checkpointing=True is not refused"),
     "_middleware_registry": ("add_middleware", "a SystemExit of middleware ends the run"),
@@ -48,11 +48,11 @@ _LOST: Final[Mapping[str, tuple[str, str]]] = {
         "proactive compression is given no count of tokens",
     ),
 }
-"""By name of an agent, what of Strands it is read for ("" for all agents), and what is lost without it."""
+"""By attribute of an agent: the feature of Strands that it belongs to ("" for every agent), and the loss without it."""
 
 
-def lacks(owner: object, name: str) -> bool:
-    """Return whether an object lacks the attribute of a dotted name."""
+def lacks_attribute(owner: object, name: str) -> bool:
+    """Return True if an object lacks the attribute of a dotted name."""
     for part in name.split("."):
         if not hasattr(owner, part):
             return True
@@ -60,62 +60,62 @@ def lacks(owner: object, name: str) -> bool:
     return False
 
 
-def missing_of_loop(agent: Agent) -> list[str]:
-    """Names that `loop.OwnCycles` reads and the agent does not have."""
+def missing_loop_names(agent: Agent) -> list[str]:
+    """Return the names that `loop.DirectInvocation` reads and the agent lacks."""
     try:
         attrgetter(*LOOP_NAMES)(agent)
     except AttributeError:
-        return [name for name in LOOP_NAMES if lacks(agent, name)]
+        return [name for name in LOOP_NAMES if lacks_attribute(agent, name)]
     return []
 
 
-def losses(import_fault: str) -> dict[str, str]:
-    """Return the names that the installed Strands lacks, each with what is lost.
+def find_losses(import_fault: str) -> dict[str, str]:
+    """Return the names that the installed Strands lacks, each with the lost feature.
 
     Args:
-        import_fault: Why `loop` could not import what it needs; "" where it could.
+        import_fault: Message of the ImportError in `loop`; "" without one.
     """
-    agent = Agent(model=_NoTurns(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
-    found = dict.fromkeys([import_fault] if import_fault else missing_of_loop(agent), LOOP_LOST)
-    for name, (feature, lost) in _LOST.items():
-        if lacks(agent, name) and (not feature or _offers(feature)):
+    agent = Agent(model=_StubModel(), callback_handler=None, conversation_manager=SlidingWindowConversationManager())
+    found = dict.fromkeys([import_fault] if import_fault else missing_loop_names(agent), LOOP_LOST)
+    for name, (feature, lost) in _LOST_FEATURES.items():
+        if lacks_attribute(agent, name) and (not feature or _strands_has(feature)):
             found[name] = f"{found[name]}; {lost}" if name in found else lost
     return found
 
 
-def _offers(feature: str) -> bool:
-    """Return whether this Strands has a feature: a parameter or method of agents, a manager's parameter, or a model."""
+def _strands_has(feature: str) -> bool:
+    """Return True if Strands has a feature: a parameter or method of `Agent`, a manager's parameter, or a model."""
     parameters = [*signature(Agent).parameters, *signature(SlidingWindowConversationManager).parameters]
     return feature in parameters or hasattr(Agent, feature) or hasattr(models, feature)
 
 
 @functools.cache
 def report_losses(import_fault: str) -> None:
-    """Log what the installed Strands lacks; the first call does, any other returns at once."""
-    if found := losses(import_fault):
-        words = "; ".join(f"{name}: {lost}" for name, lost in found.items())
-        logger.warning("event=strands_names_missing strands=%s %s", strands_version(), words)
+    """Log the names that the installed Strands lacks, once per process."""
+    if found := find_losses(import_fault):
+        message = "; ".join(f"{name}: {lost}" for name, lost in found.items())
+        logger.warning("event=strands_names_missing strands=%s %s", strands_version(), message)
 
 
 def strands_version() -> str:
-    """The version of Strands that is installed."""
+    """Return the version of Strands that is installed."""
     return metadata.version("strands-agents")
 
 
-class _NoTurns(Model):
-    """The model of an agent that is looked at only."""
+class _StubModel(Model):
+    """Model of an agent that is inspected and never run."""
 
     def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
-        """Change nothing."""
+        """Do nothing."""
 
     def get_config(self) -> dict[str, Any]:
-        """No settings."""
+        """Return no configuration."""
         return {}
 
     def stream(self, *_given: Any, **_more: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401 - Strands' signature
-        """Not called."""
+        """Raise an error: the agent is never run."""
         raise NotImplementedError
 
     def structured_output(self, *_given: Any, **_more: Any) -> AsyncGenerator[Any, None]:  # noqa: ANN401
-        """Not called."""
+        """Raise an error: the agent is never run."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Wraps a Strands tool for an episode: a wall-clock limit, and sync functions in threads of their own.
+"""Wrap Strands tools for an episode: a time limit, counts, and a thread of its own for each sync call.
 
-Strands runs a sync tool in the loop's default thread pool: a few that hang would block every other episode's tools,
-and the interpreter's exit. Here each call has a daemon thread of its own.
+Strands runs sync tools in the loop's default thread pool, where a few that hang would block all episodes' tools and the
+interpreter's exit. Here each call has a daemon thread.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ class ToolStats:
     """Counts and records of the tools of one episode.
 
     Attributes:
-        control: That of the episode, for its clock.
-        seconds: Wall-clock time in tools; parallel calls each count.
-        waited_s: Wall-clock time in which at least one tool ran, of this agent alone.
-        errors: Results with status error, time-outs and calls of unknown tools included.
-        timeouts: Calls that were cut at the limit.
-        infrastructure_error: The first failure of the sandbox itself, or of an agent that can't be played, which is
-            never the policy's fault.
-        finished: By tool-use id, results of the calls of the last turn, from this agent or an earlier one.
+        control: The episode's control, for its clock.
+        seconds: Wall-clock seconds in tools, summed over parallel calls.
+        waited_s: Wall-clock seconds in which at least one tool of this agent ran.
+        errors: Results with status error, including timeouts and calls of unknown tools.
+        timeouts: Calls that were cancelled at the time limit.
+        infrastructure_error: The first fault of the sandbox, or of an agent that can't be played; never the policy's
+            fault.
+        finished: Results of the last turn's calls by tool-use id, from this agent or the one of an aborted attempt.
         succeeded: Ids of all calls whose last result was no error.
-        unread: Ids of those from an earlier agent, as long as this one has not had them.
-        calls: In the order of their ends: `id`, `tool`, `status` (success, error, timeout or unknown), `s` (seconds),
-            `at_s` (when it began, in seconds since the episode did; None outside of one), and `sandbox` where the code
-            tool ran: `RunningCall.sandbox`.
+        unread: Ids in `finished` from an aborted attempt that this agent has not asked for yet.
+        calls: A record of each call in the order of their ends: `id`, `tool`, `status` (success, error, timeout or
+            unknown), `s` (seconds), `at_s` (start, in seconds since the episode's; None outside of an episode), and
+            `sandbox` for calls of the code tool (`RunningCall.sandbox`).
+        on_call_end: Called when a call has ended.
     """
 
     control: Control = field(default_factory=Control)
@@ -61,7 +62,7 @@ class ToolStats:
     succeeded: set[str] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    on_end: Callable[[], object] | None = None  # called when a call has ended
+    on_call_end: Callable[[], object] | None = None
     waited_s: float = 0.0
     _running: int = 0
     _since: float = 0.0
@@ -74,7 +75,7 @@ class ToolStats:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count the time of one call."""
+        """Measure the time of one call."""
         started = time.monotonic()
         if not self._running:
             self._since = started
@@ -89,51 +90,51 @@ class ToolStats:
                 self.waited_s += now - self._since
 
 
-CLEANUP_S: Final = 0.05
+CLEANUP_TIMEOUT_S: Final = 0.05
 
 ToolSpan = Callable[[str], contextlib.AbstractContextManager[object]]
-"""Entered around each call that is run, with the tool's name."""
+"""Returns, for a tool's name, the context manager that is entered around its call."""
 
 
 _MAX_NAME_CHARS: Final = 64
-_CALLABLE: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
+_VALID_NAME: Final = re.compile(rf"[a-zA-Z0-9_-]{{1,{_MAX_NAME_CHARS}}}")
 
 
 def callable_names(names: Collection[str]) -> dict[str, str]:
-    """Return for each name of a tool the one it can be called by: itself, or one without what Strands refuses.
+    """Map tool names to names that Strands accepts in calls, replacing other characters by `_`.
 
-    Strands shows a tool of any name to the model, and answers each call of one that has other characters than letters
-    from a to z, digits, `_` and `-`, or more than 64 of them, with an error; MCP allows dots and 128.
+    Strands offers tools of any name to the model, but answers calls with an error unless the name consists of at most
+    64 ASCII letters, digits, `_` and `-`. MCP allows dots and 128 characters.
 
     Raises:
-        ToolError: A name has no such letter or digit.
+        ToolError: A name has no ASCII letter or digit.
     """
-    found = {name: name for name in names if _CALLABLE.fullmatch(name)}
-    taken = {name.replace("-", "_") for name in found}  # which Strands takes for one
+    found = {name: name for name in names if _VALID_NAME.fullmatch(name)}
+    taken = {name.replace("-", "_") for name in found}  # Strands treats - and _ as equal
     for name in names:
         if name in found:
             continue
         plain = re.sub(r"[^a-zA-Z0-9_-]", "_", name)
         if not plain.strip("_-"):
             raise ToolError(
-                f"got a tool named {name!r}, which nobody can call: Strands takes letters from a to z, digits, _ and - "
-                "alone. Give it another name, or leave it out (tool_filters of an MCP server)"
+                f"the tool {name!r} can't be called: Strands accepts letters from a to z, digits, _ and - only; rename "
+                "the tool, or exclude it (tool_filters of an MCP server)"
             )
         endings = ("", *(f"_{number}" for number in range(2, len(names) + 2)))
         options = (plain[: _MAX_NAME_CHARS - len(ending)] + ending for ending in endings)
         found[name] = next(option for option in options if option.replace("-", "_") not in taken)
         taken.add(found[name].replace("-", "_"))
-        words = "the tool %r is called %r: Strands refuses calls of its own name"
-        log_once(logger, logging.WARNING, words, name, found[name])
+        message = "renamed the tool %r to %r, since Strands refuses calls of the original name"
+        log_once(logger, logging.WARNING, message, name, found[name])
     return {name: found[name] for name in names}
 
 
 class WrappedTool(AgentTool):
-    """A tool in the place of another, whose name and specification it has.
+    """A wrapper around a tool, with the same specification.
 
     Args:
-        tool: The other.
-        name: Shown in place of its name; None for that.
+        tool: The wrapped tool.
+        name: Name for the model; None for the wrapped tool's name.
     """
 
     def __init__(self, tool: AgentTool, name: str | None = None) -> None:
@@ -143,33 +144,33 @@ class WrappedTool(AgentTool):
 
     @property
     def tool_name(self) -> str:
-        """The name that is shown."""
+        """The name for the model."""
         return self._name
 
     @property
     def tool_spec(self) -> ToolSpec:
-        """The wrapped tool's specification, under the name that is shown."""
+        """The wrapped tool's specification, with the name for the model."""
         spec = self._tool.tool_spec
         return spec if spec["name"] == self._name else {**spec, "name": self._name}
 
-    def _own_use(self, tool_use: ToolUse) -> ToolUse:
-        """A call as the wrapped tool knows it."""
+    def _inner_use(self, tool_use: ToolUse) -> ToolUse:
+        """Return the call with the wrapped tool's own name."""
         return tool_use if self._tool.tool_name == self._name else {**tool_use, "name": self._tool.tool_name}
 
     @property
     def tool_type(self) -> str:
-        """The wrapped tool's type."""
+        """The wrapped tool's type, as Strands names it."""
         return self._tool.tool_type
 
 
 class BoundedTool(WrappedTool):
-    """The same tool under the same specification, bounded in time.
+    """A wrapper that limits a tool's time and counts its calls.
 
     Args:
         tool: Any Strands tool.
-        timeout_s: Seconds after which the call is cancelled and answered with an error result; None for no limit.
-        stats: Where this call is counted.
-        span: Entered around each call.
+        timeout_s: Seconds after which a call is cancelled and answered with an error result; None for no limit.
+        stats: Counts its calls.
+        span: Context manager entered around each call.
         name: See `WrappedTool`.
     """
 
@@ -182,23 +183,24 @@ class BoundedTool(WrappedTool):
         span: ToolSpan | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(_threaded(tool), name)
+        super().__init__(_with_own_thread(tool), name)
         self._timeout_s = timeout_s
         self._stats = stats
         self._span = span
 
     @property
     def is_simple(self) -> bool:
-        """True for a decorated function that sees its arguments alone, not the agent or the call's context."""
-        if type(self._tool) is not DecoratedFunctionTool:  # a subclass may look at more
+        """True for a decorated function that is given its arguments only, not the agent or the tool context."""
+        if type(self._tool) is not DecoratedFunctionTool:  # a subclass may read more
             return False
         metadata = self._tool._metadata
         return metadata._context_param is None and "agent" not in metadata.signature.parameters
 
     async def stream(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> ToolGenerator:
-        """Run the wrapped tool; a time-out becomes an error result that says so.
+        """Run the wrapped tool; a timeout yields an error result.
 
-        A call that an earlier agent has finished is not run again. One that this agent has finished is, for a hook.
+        A call that finished in an aborted attempt yields its stored result. A call that this agent has finished runs
+        again, since a hook asked for a retry.
         """
         call_id = tool_use["toolUseId"]
         if call_id in self._stats.unread:
@@ -211,26 +213,26 @@ class BoundedTool(WrappedTool):
         span = self._span(self.tool_name) if self._span else contextlib.nullcontext()
         with self._stats.running(), span, calling(call_id) as call:
             try:
-                result = await self._bounded(tool_use, invocation_state, call, **kwargs)
+                result = await self._run_with_timeout(tool_use, invocation_state, call, **kwargs)
             except InterruptException:
                 raise
-            except Exception as e:  # whatever a tool raises; Strands makes this result of it too, and tells the hooks
+            except Exception as e:  # a tool may raise anything; Strands makes the same result of it and fires hooks
                 self._count(call, error_result(call_id, f"Error: {error_words(e)}"), e)
                 raise
         self._count(call, result, getattr(result, "exception", None))
         if result is not None:
             yield result
 
-    async def _bounded(
+    async def _run_with_timeout(
         self, tool_use: ToolUse, invocation_state: dict[str, Any], call: RunningCall, **kwargs: object
     ) -> Any:  # noqa: ANN401
-        """Return the tool's last event; neither a time-out nor an abort waits for a tool that does not end in time."""
-        task = asyncio.ensure_future(self._drained(tool_use, invocation_state, **kwargs))
+        """Return the tool's last event; a timeout or an abort waits `CLEANUP_TIMEOUT_S` for the tool's cleanup."""
+        task = asyncio.ensure_future(self._last_event(tool_use, invocation_state, **kwargs))
         try:
             done, _ = await asyncio.wait({task}, timeout=self._timeout_s)
         except asyncio.CancelledError:
             await _abandon(task)
-            if task.done() and not task.cancelled():  # it must not be run again
+            if task.done() and not task.cancelled():  # a resumed episode must not run it again
                 error = task.exception()
                 result = task.result() if error is None else error_result(call.id, f"Error: {error_words(error)}")
                 self._count(call, result, error or getattr(result, "exception", None))
@@ -239,19 +241,20 @@ class BoundedTool(WrappedTool):
             await _abandon(task)
             self._stats.timeouts += 1
             call.timed_out = True
-            words = f"Error: the tool did not finish within {self._timeout_s:g} seconds."
-            return error_result(tool_use["toolUseId"], words)
+            text = f"Error: the tool did not finish within {self._timeout_s:g} seconds."
+            return error_result(tool_use["toolUseId"], text)
         return task.result()
 
-    async def _drained(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> Any:  # noqa: ANN401
+    async def _last_event(self, tool_use: ToolUse, invocation_state: dict[str, Any], **kwargs: object) -> Any:  # noqa: ANN401
         last = None
         with exits_as_errors("the tool"):
-            async for event in self._tool.stream(self._own_use(tool_use), invocation_state, **kwargs):
+            async for event in self._tool.stream(self._inner_use(tool_use), invocation_state, **kwargs):
                 last = event
-            return _plain(last, tool_use["toolUseId"])
+            return _plain_event(last, tool_use["toolUseId"])
 
     def _count(self, call: RunningCall, event: object, error: BaseException | None) -> None:
-        fault = sandbox_fault(error) or next(iter(call.faults), None)  # of an agent that it asked, who has read of it
+        # `call.faults` are those of agents that the tool asked, which returned them as text
+        fault = sandbox_fault(error) or next(iter(call.faults), None)
         if fault is not None and self._stats.infrastructure_error is None:
             self._stats.infrastructure_error = fault
         result = getattr(event, "tool_result", event)
@@ -261,10 +264,10 @@ class BoundedTool(WrappedTool):
                 self._stats.errors += 1
             else:
                 self._stats.succeeded.add(call.id)
-            if fault is None:  # a call that the sandbox failed has not ended, and the policy must not read of it
+            if fault is None:  # a call with a sandbox fault is run again on resume; the policy never reads its result
                 self._stats.finished[call.id] = result
-                if self._stats.on_end is not None:
-                    self._stats.on_end()
+                if self._stats.on_call_end is not None:
+                    self._stats.on_call_end()
 
     def _record(self, call: RunningCall, status: object) -> dict[str, Any]:
         """Return the record of a call that has ended, as plain JSON."""
@@ -276,25 +279,28 @@ class BoundedTool(WrappedTool):
 
 
 async def _abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a tool and give it a moment to clean up; one that takes longer does so unwatched."""
+    """Cancel a tool and wait `CLEANUP_TIMEOUT_S` for its cleanup; a longer cleanup continues in the background."""
     task.cancel()
     _ABANDONED.add(task)
     task.add_done_callback(_forget)
-    await asyncio.wait({task}, timeout=CLEANUP_S)
+    await asyncio.wait({task}, timeout=CLEANUP_TIMEOUT_S)
 
 
 def _forget(task: asyncio.Task[Any]) -> None:
     _ABANDONED.discard(task)
     if not task.cancelled():
-        task.exception()  # retrieved, or asyncio logs it
+        task.exception()  # asyncio logs exceptions that are never retrieved
 
 
-# a task that nothing refers to may vanish before it has cleaned up
+# asyncio holds tasks weakly: without a reference, a task may be collected before its cleanup ends
 _ABANDONED: Final[set[asyncio.Task[Any]]] = set()
 
 
 def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgentError | None:
-    """Return the setup's own failure behind a tool's exception; tools wrap what they catch (Strands' python_repl)."""
+    """Return the infrastructure's fault in an exception's chain of causes; None if there is none.
+
+    Tools such as Strands' python_repl wrap exceptions that they catch.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, SandboxError | UnplayableAgentError):
@@ -304,8 +310,8 @@ def sandbox_fault(error: BaseException | None) -> SandboxError | UnplayableAgent
     return None
 
 
-def _plain(event: object, call_id: str) -> Any:  # noqa: ANN401
-    """A tool's last event with a plain result; None of a tool that gave nothing."""
+def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
+    """Return a tool's last event with its result as plain JSON; None if the tool yielded no event."""
     if event is None or isinstance(event, ToolInterruptEvent):
         return event
     if isinstance(event, ToolResultEvent):
@@ -313,8 +319,8 @@ def _plain(event: object, call_id: str) -> Any:  # noqa: ANN401
     return plain_result(event, call_id)
 
 
-def _threaded(tool: AgentTool) -> AgentTool:
-    """A tool whose sync function, if it has one, runs in a thread of its own."""
+def _with_own_thread(tool: AgentTool) -> AgentTool:
+    """Return the tool, with a sync function of its own wrapped to run in a thread of its own."""
     if isinstance(tool, DecoratedFunctionTool):
         function = tool._tool_func
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):

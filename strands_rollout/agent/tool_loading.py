@@ -1,4 +1,4 @@
-"""Strands tools, hooks, conversation managers and functions by dotted path; errors say what was found there instead."""
+"""Load Strands tools, hooks, conversation managers and functions by dotted path; refuse agents that can't be played."""
 
 import asyncio
 import functools
@@ -44,60 +44,68 @@ from strands_rollout.watchdog import plays_episodes
 
 logger = logging.getLogger(__name__)
 
-Named: TypeAlias = Sequence[str | McpServer]
-"""Tools as the settings name them."""
+ToolNames: TypeAlias = Sequence[str | McpServer]
+"""Value of the setting `tools`: paths and MCP servers."""
 
 
-def load_tools(named: Named) -> list[AgentTool | ToolProvider]:
-    """Resolve names of tools to Strands tools.
+def load_tools(named: ToolNames) -> list[AgentTool | ToolProvider]:
+    """Load the tools that the settings name.
 
     Args:
-        named: Each an MCP server, or a path as `resolve` takes it, of a tool or of a module or file: one that holds
-            `@strands.tool` functions (all are taken) or a `TOOL_SPEC` with a function named like the module.
+        named: MCP servers, and paths as `resolve` takes them. A path leads to a tool, to a module or file with
+            `@strands.tool` functions (all are loaded), or to one with a `TOOL_SPEC` and a function of the module's
+            name.
 
     Raises:
-        ToolError: A path can't be imported, does not name a tool, or two tools have one name. The message says what was
-            found there instead, and the nearest name. Or an MCP server can't be used as it is named.
+        ToolError: A path can't be imported or is no tool (the message says what it is, and suggests the nearest name),
+            two tools have the same name, or an MCP server's settings are invalid.
         NoModelError: An agent that a tool calls has no model.
     """
     if isinstance(named, str):
         raise ToolError(f"tools is the string {named!r}; expected a list of dotted paths: [{named!r}]")
-    tools = [found for one in named for found in (_tools_at(one) if isinstance(one, str) else [_tools_of(one)])]
-    names = [found.tool_name for found in tools if isinstance(found, AgentTool)]
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        paths = [one if isinstance(one, str) else one.shown_name for one in named]
-        raise ToolError(f"tools {paths} hold more than one tool named {', '.join(doubled)}; names must be unique")
-    refuse_no_model(tools)
+    tools = [
+        tool for entry in named for tool in (_load_tools_at(entry) if isinstance(entry, str) else [_mcp_tools(entry)])
+    ]
+    names = [tool.tool_name for tool in tools if isinstance(tool, AgentTool)]
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        entries = [entry if isinstance(entry, str) else entry.shown_name for entry in named]
+        raise ToolError(f"tools {entries} contain more than one tool named {', '.join(duplicates)}; use unique names")
+    refuse_missing_model(tools)
     return tools
 
 
-async def try_tools(named: Named) -> None:
-    """Load tools as an episode does, and connect once to each MCP server; a SandboxError where one can't be reached."""
+async def check_tools(named: ToolNames) -> None:
+    """Load tools as an episode does, and connect once to each MCP server.
+
+    Raises:
+        SandboxError: A server can't be reached.
+        ToolError: See `load_tools`.
+    """
     for provider in load_tools(named):
         if isinstance(provider, ToolProvider):
-            provider.add_consumer(try_tools)
+            provider.add_consumer(check_tools)
             try:
                 await provider.load_tools()
             finally:
-                provider.remove_consumer(try_tools)
+                provider.remove_consumer(check_tools)
 
 
 def end_mcp_connections() -> None:
-    """End the connections to all MCP servers, and those that are being opened. Blocks, for seconds at most."""
-    if (mcp := sys.modules.get("strands_rollout.agent.mcp")) is not None:  # its import takes long
+    """End all connections to MCP servers, open or opening; block for a few seconds at most."""
+    if (mcp := sys.modules.get("strands_rollout.agent.mcp")) is not None:  # importing it is slow
         mcp.end_connections()
 
 
 def load_conversation_manager(path: str | None) -> ConversationManager | None:
-    """Make a conversation manager by the dotted path of its class, or of a function without arguments; None for None.
+    """Return the conversation manager that the class or function at a path makes; None for None.
 
     Raises:
-        ToolError: The path can't be imported, or does not give a conversation manager.
+        ToolError: The path can't be imported, or makes no conversation manager.
     """
     if path is None:
         return None
-    manager = _made_at(path, "a conversation manager")
+    manager = _make_at(path, "a conversation manager")
     refuse_blocking(manager, path)
     if not isinstance(manager, ConversationManager):
         raise ToolError(f"{path!r} made a {type(manager).__name__}; expected a Strands ConversationManager")
@@ -105,35 +113,35 @@ def load_conversation_manager(path: str | None) -> ConversationManager | None:
 
 
 def refuse_blocking(manager: object, path: str) -> None:
-    """Refuse a conversation manager that would hold all episodes.
+    """Refuse a conversation manager that blocks the event loop.
 
     Raises:
-        ToolError: What is at this path made one.
+        ToolError: The class or function at `path` made one.
     """
     if isinstance(manager, SummarizingConversationManager):
         raise ToolError(
             f"{path!r} made a SummarizingConversationManager, which blocks the event loop, and so every other episode, "
-            "while it asks the policy. Use one that drops messages, or a hook on BeforeModelCallEvent that sums up "
-            "asynchronously"
+            "while it asks the policy. Use a manager that drops messages, or a hook on BeforeModelCallEvent that "
+            "summarizes asynchronously"
         )
 
 
 def refuse_unplayable(agent: Agent, path: str) -> None:
-    """Refuse an agent of the policy whose episode would stop half-way, or end with another's answer.
+    """Refuse an agent that would stop half-way, or return another model's answers as the policy's.
 
     Raises:
-        ConfigError: It has checkpoints, or a router with other models than the agent's.
+        ConfigError: It has checkpoints, or a router with other models than the policy.
     """
-    if getattr(agent, "_checkpointing", False):  # there is no public way to ask
+    if getattr(agent, "_checkpointing", False):  # Strands has no public accessor
         raise ConfigError(
-            f"{path!r} made the agent {agent.name!r} with checkpointing=True, which stops before each turn's tools for "
-            "somebody to resume it; expected an agent without. Aborted episodes are resumed by this package"
+            f"{path!r} made the agent {agent.name!r} with checkpointing=True, which stops it before each turn's tools; "
+            "remove checkpointing=True. This package resumes aborted episodes itself"
         )
-    router = getattr(agent, "_model_router", None)  # of Strands from 1.62 on
+    router = getattr(agent, "_model_router", None)  # in Strands 1.62 and later
     if router is not None and any(candidate.model is not agent.model for candidate in router.candidates):
         raise ConfigError(
-            f"{path!r} gave the agent {agent.name!r} a ModelRouter with other models than the policy's, whose answers "
-            "would count as the policy's; expected one model. Give the agent the model itself, or ask others in a tool"
+            f"{path!r} gave the agent {agent.name!r} a ModelRouter with other models than the policy, whose answers "
+            "would be trained as the policy's; give the agent the policy's model itself, or ask other models in a tool"
         )
 
 
@@ -141,17 +149,17 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
     """Return the function or class at a path, as `resolve` takes it.
 
     Args:
-        path: Of the function.
-        what: What it makes, for messages, where it makes something.
-        given: What it will be called with, where that is to be checked.
+        path: Path of the function or class.
+        what: Name of its result for messages, such as "an agent"; None for a function without one.
+        given: Names of the arguments to check its signature with; None for no check.
 
     Raises:
-        ToolError: The path can't be imported, names something else, or can't be called so.
+        ToolError: The path can't be imported, is no function or class, or can't be called with these arguments.
     """
     found = _resolve(path)
     kind = found if isinstance(found, type) else type(found)
     if issubclass(kind, Agent | MultiAgentBase) and (kind is not found or kind.__module__.startswith("strands.")):
-        raise ToolError(_instead_of_agent(path, found, what))
+        raise ToolError(_not_a_factory_message(path, found, what))
     expected = "a function" if what is None else f"a class or function that makes {what}"
     if not callable(found):
         hint = nearest("", found)
@@ -161,49 +169,49 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
             inspect.signature(found).bind(*given)
         except TypeError as e:
             raise ToolError(f"{path!r} can't be called with ({', '.join(given)}): {e}; expected {expected}") from e
-        except ValueError:  # it has no signature to look at
+        except ValueError:  # a builtin without a signature
             pass
     return found
 
 
 def load_model(path: str) -> Model:
-    """Return the Strands model at a dotted path, or that a class or function there makes.
+    """Return the Strands model at a dotted path, or the model that the class or function there makes.
 
     Raises:
-        ToolError: The path can't be imported, or gives no Strands model.
+        ToolError: The path can't be imported, or leads to no Strands model.
     """
     found = _resolve(path)
-    model = found if isinstance(found, Model) else _made_at(path, "a Strands model")
+    model = found if isinstance(found, Model) else _make_at(path, "a Strands model")
     if not isinstance(model, Model):
         raise ToolError(f"{path!r} made a {type(model).__name__}; expected a Strands model")
     return model
 
 
-def _instead_of_agent(path: str, found: object, what: str | None) -> str:
+def _not_a_factory_message(path: str, found: object, what: str | None) -> str:
     kind = getattr(found, "__name__", type(found).__name__)
-    said = f"{path!r} is {'the class' if isinstance(found, type) else 'one'} {kind}"
+    message = f"{path!r} is {'the class' if isinstance(found, type) else 'an instance of'} {kind}"
     if what != "an agent":
-        return f"{said}; expected a {'function' if what is None else f'class or function that makes {what}'}"
+        return f"{message}; expected a {'function' if what is None else f'class or function that makes {what}'}"
     tools = ", ".join(found.tool_registry.registry) if isinstance(found, Agent) else "..."
     given = f"model=model, system_prompt=task.system_prompt, tools=[{tools}]" if kind == "Agent" else "..."
     colon = ":" if ":" in path else "."
     home = "my_module" if isinstance(found, type) else path.rpartition(colon)[0]
     return (
-        f"{said}; expected a function that builds a new one for each episode. Write\n"
+        f"{message}; expected a function that builds a new one for each episode. Write\n"
         f"      def build(model, task):\n          return {kind}({given})\n"
         f"      # and in the configuration: agent_factory: {home}{colon}build"
     )
 
 
 def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
-    """Make hook providers by the dotted paths of their classes, or of functions without arguments.
+    """Return the hook providers that the classes or functions at these paths make.
 
     Raises:
-        ToolError: A path can't be imported, or does not give a hook provider.
+        ToolError: A path can't be imported, or makes no hook provider.
     """
     hooks = []
     for path in paths:
-        hook = _made_at(path, "a hook provider")
+        hook = _make_at(path, "a hook provider")
         if not isinstance(hook, HookProvider):
             raise ToolError(
                 f"{path!r} made a {type(hook).__name__}; expected a Strands HookProvider, with a method register_hooks"
@@ -212,8 +220,8 @@ def load_hooks(paths: Sequence[str]) -> list[HookProvider]:
     return hooks
 
 
-def _made_at(path: str, what: str) -> object:
-    """Call the class or function at a path, and return what it makes."""
+def _make_at(path: str, what: str) -> object:
+    """Call the class or function at a path without arguments, and return the result."""
     make = load_function(path, what)
     if inspect.iscoroutinefunction(make):
         raise ToolError(f"{path!r} is an async function; expected a class or plain function that makes {what}")
@@ -226,26 +234,26 @@ def _made_at(path: str, what: str) -> object:
         ) from e
 
 
-def _tools_of(server: McpServer) -> ToolProvider:
-    from strands_rollout.agent.mcp import mcp_tools  # the import takes long, and few have servers
+def _mcp_tools(server: McpServer) -> ToolProvider:
+    from strands_rollout.agent.mcp import mcp_tools  # importing it is slow, and few users have servers
 
     return mcp_tools(server)
 
 
-def _guarded(provider: ToolProvider, path: str) -> ToolProvider:
-    """Let an MCP client tell an outage of its server from an answer."""
-    if "strands.tools.mcp" not in sys.modules:  # then it is none, and the import takes long
+def _guard_mcp_client(provider: ToolProvider, path: str) -> ToolProvider:
+    """Return the guarded form of an MCP client, which tells its server's outages from answers; others are unchanged."""
+    if "strands.tools.mcp" not in sys.modules:  # then the provider is no MCP client; the import is slow
         return provider
     from strands.tools.mcp import MCPClient
 
-    from strands_rollout.agent.mcp import guarded
+    from strands_rollout.agent.mcp import guard_client
 
-    return guarded(provider, path) if isinstance(provider, MCPClient) else provider
+    return guard_client(provider, path) if isinstance(provider, MCPClient) else provider
 
 
-def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
+def _load_tools_at(path: str) -> list[AgentTool | ToolProvider]:
     found = _resolve(path)
-    if path.startswith("strands_tools") and os.environ.get(_CONSENT, "").lower() != "true":
+    if path.startswith("strands_tools") and os.environ.get(_CONSENT_VARIABLE, "").lower() != "true":
         _warn_of_consent(path)
     if isinstance(found, ModuleType):
         name = Path(path).stem if path.endswith(".py") else found.__name__.rpartition(".")[2]
@@ -256,50 +264,53 @@ def _tools_at(path: str) -> list[AgentTool | ToolProvider]:
                 f"{path!r} is a module without Strands tools{nearest('', found)}; decorate functions with @strands.tool"
             ) from e
     if isinstance(found, ToolProvider):
-        return [_guarded(found, path)]
+        return [_guard_mcp_client(found, path)]
     if isinstance(found, AgentTool):
         return [found]
     hint = "; decorate it with @strands.tool" if inspect.isroutine(found) else ""
     if isinstance(found, Agent):
-        hint = "; ask one in a function with @strands.tool, which makes it with model=sub_agent_model()"
+        hint = "; build and ask the agent in a function with @strands.tool, with model=sub_agent_model()"
     kind = f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
     raise ToolError(f"{path!r} is {kind}, expected a Strands tool{hint}")
 
 
-_CONSENT: Final = "BYPASS_TOOL_CONSENT"
+_CONSENT_VARIABLE: Final = "BYPASS_TOOL_CONSENT"
 
 
 @functools.cache
 def _warn_of_consent(path: str) -> None:
-    """Say that a tool of strands-agents-tools asks a person before it acts, where it does."""
+    """Warn of a tool of strands-agents-tools that asks a person for consent before it acts."""
     module = sys.modules.get(".".join(path.replace(":", ".").split(".")[:2]))
     try:
-        asks = module is not None and _CONSENT in inspect.getsource(module)
-    except (OSError, TypeError):  # it has no source
+        asks = module is not None and _CONSENT_VARIABLE in inspect.getsource(module)
+    except (OSError, TypeError):  # the module has no source
         return
     if asks:
         logger.warning(
-            "the tool %r asks on the trainer's terminal before it acts, where nobody answers; set %s=true in the "
-            "environment of the trainer, or take another tool",
+            "the tool %r asks for consent on the trainer's terminal, where nobody answers; set %s=true in the "
+            "trainer's environment, or use another tool",
             path,
-            _CONSENT,
+            _CONSENT_VARIABLE,
         )
 
 
-class _NoModel(BedrockModel):
-    """The model of an agent that was given none; Strands takes Bedrock, which a user may have asked for, too."""
+class _MissingModel(BedrockModel):
+    """The model of an agent that was given none, for which Strands uses Bedrock; refuses calls within an episode.
+
+    A user may pass a `BedrockModel` too, so the two must be told apart.
+    """
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the base's
-        if current_call() is not None or is_in_episode():  # of an agent that a tool or environment has built
+        if current_call() is not None or is_in_episode():  # a tool or environment has built the agent
             agent = (kwargs.get("invocation_state") or {}).get("agent")
-            raise NoModelError(_NO_MODEL.format(getattr(agent, "name", "of a tool")))
+            raise NoModelError(_MISSING_MODEL_MESSAGE.format(getattr(agent, "name", "of a tool")))
         return super().stream(*args, **kwargs)
 
 
 def _resolve(path: str) -> object:
-    """Resolve a path; its agents without a model can be told, and those that a tool builds print nothing."""
-    # Strands calls both by these names, where an agent was given no model, and no callback handler
-    vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _NoModel()
+    """Resolve a path; first patch Strands' defaults for agents without a model or a callback handler."""
+    # Strands calls these names; so `_MissingModel` is recognized, and agents in tools print nothing
+    vars(strands.agent.agent)["BedrockModel"] = lambda **config: BedrockModel(**config) if config else _MissingModel()
     vars(strands.agent.agent)["PrintingCallbackHandler"] = _default_handler
     _keep_calls_off_the_loop()
     return resolve(path)
@@ -307,42 +318,44 @@ def _resolve(path: str) -> object:
 
 @functools.cache
 def _keep_calls_off_the_loop() -> None:
-    """Let nothing of Strands ask a model without `await` on a loop that plays episodes."""
+    """Patch the functions of Strands that would block an event loop with a model call: refuse them, or use a thread."""
     for kind in (Agent, Swarm, Graph):
-        kind.__call__ = _refused_on_the_loop(kind.__call__, _NOT_AWAITED)  # type: ignore[method-assign]
-    reduce = _refused_on_the_loop(SummarizingConversationManager.reduce_context, _SUMS_UP)
+        kind.__call__ = _refuse_on_episode_loop(kind.__call__, _NOT_AWAITED_MESSAGE)  # type: ignore[method-assign]
+    reduce = _refuse_on_episode_loop(SummarizingConversationManager.reduce_context, _SUMMARY_MESSAGE)
     SummarizingConversationManager.reduce_context = reduce  # type: ignore[method-assign]
-    steer = _off_the_loop(LLMSteeringHandler.steer_before_tool)
+    steer = _move_off_episode_loop(LLMSteeringHandler.steer_before_tool)
     LLMSteeringHandler.steer_before_tool = steer  # type: ignore[method-assign]
 
 
-_NOT_AWAITED: Final = (
-    "{name} was asked without await{place}, on the event loop of all episodes, which would stand still until it has "
+_NOT_AWAITED_MESSAGE: Final = (
+    "{name} was called without await{place}, which would block the event loop of all episodes until it has "
     "answered; write `await agent.invoke_async(...)`, or make the tool around it a plain function, which runs in a "
     "thread"
 )
-_SUMS_UP: Final = (
-    "a {kind} was to sum up{place}, on the event loop of all episodes, which would stand still meanwhile; use "
+_SUMMARY_MESSAGE: Final = (
+    "a {kind} was called to summarize{place}, which would block the event loop of all episodes; use "
     "`context_manager=`, or make the tool around its agent a plain function, which runs in a thread"
 )
 
 
-def _refused_on_the_loop(call: Callable[..., Any], words: str) -> Callable[..., Any]:
+def _refuse_on_episode_loop(call: Callable[..., Any], message: str) -> Callable[..., Any]:
+    """Return a method that raises the message where it is called on the loop of episodes."""
+
     @functools.wraps(call)
-    def called(one: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
+    def called(owner: Any, *given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
         if plays_episodes():
-            own = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
-            place = f" ({own[-1].filename}, line {own[-1].lineno}, in {own[-1].name})" if own else ""
-            kind = type(one).__name__
-            name = f"the agent {one.name!r}" if isinstance(one, Agent) else f"a {kind}"
-            raise BlockingCallError(words.format(name=name, kind=kind, place=place))
-        return call(one, *given, **named)
+            frames = [frame for frame in traceback.extract_stack() if is_users_file(frame.filename)]
+            place = f" ({frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+            kind = type(owner).__name__
+            name = f"the agent {owner.name!r}" if isinstance(owner, Agent) else f"a {kind}"
+            raise BlockingCallError(message.format(name=name, kind=kind, place=place))
+        return call(owner, *given, **named)
 
     return called
 
 
-def _off_the_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """An async method that blocks, in a thread with a loop of its own where it is called on that of episodes."""
+def _move_off_episode_loop(call: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """Return an async method that runs in a thread with its own loop where it is called on the loop of episodes."""
 
     @functools.wraps(call)
     async def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401 - Strands' signature
@@ -357,33 +370,33 @@ def _default_handler() -> Callable[..., Any]:
     return null_callback_handler if current_call() is not None else PrintingCallbackHandler()
 
 
-_NO_MODEL: Final = (
-    "the agent {!r} has no model, so that Strands would ask Amazon Bedrock; build it in a tool or factory with "
-    "Agent(model=sub_agent_model(), ...), or name another model"
+_MISSING_MODEL_MESSAGE: Final = (
+    "the agent {!r} has no model, so that Strands would call Amazon Bedrock; build it in a tool or factory with "
+    "Agent(model=sub_agent_model(), ...), or pass another model"
 )
-_checked: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
+_CHECKED_TOOLS: Final[weakref.WeakSet[AgentTool]] = weakref.WeakSet()
 
 
-def refuse_no_model(found: Iterable[object]) -> None:
-    """Refuse agents without a model among these, their tools, and what functions of tools refer to.
+def refuse_missing_model(found: Iterable[object]) -> None:
+    """Refuse agents without a model among these objects, their tools, and the variables that tools' functions use.
 
     Raises:
-        NoModelError: There is one, which the message names.
+        NoModelError: An agent has no model; the message names it.
     """
-    for one in found:
-        if isinstance(one, AgentTool) and one in _checked:
+    for owner in found:
+        if isinstance(owner, AgentTool) and owner in _CHECKED_TOOLS:
             continue
-        for agent in agents_in(one):
-            if isinstance(agent.model, _NoModel):
-                raise NoModelError(_NO_MODEL.format(agent.name))
-            if agent is one:
-                refuse_no_model(agent.tool_registry.registry.values())
-        if isinstance(one, AgentTool):
-            _checked.add(one)
+        for agent in agents_in(owner):
+            if isinstance(agent.model, _MissingModel):
+                raise NoModelError(_MISSING_MODEL_MESSAGE.format(agent.name))
+            if agent is owner:
+                refuse_missing_model(agent.tool_registry.registry.values())
+        if isinstance(owner, AgentTool):
+            _CHECKED_TOOLS.add(owner)
 
 
 def agents_in(found: object) -> Iterator[Agent]:
-    """Yield the agents of a swarm or graph, those that a tool is or refers to, or an agent itself."""
+    """Yield an agent itself, the agents of a swarm or graph, or the agents that a tool wraps or its function uses."""
     parts: Iterable[object] = ()
     if isinstance(found, Agent):
         yield found

@@ -331,10 +331,10 @@ def _package_fault(wanted: Requirement, version: str | None, *, required: bool) 
 def check_strands(_question: Question) -> Iterator[Finding]:
     """Whether Strands has the private names that this package's agent loop, and its refusals, read."""
     from strands_rollout.agent.loop import IMPORT_FAULT  # the import takes long
-    from strands_rollout.agent.strands_names import losses, strands_version
+    from strands_rollout.agent.strands_names import find_losses, strands_version
 
     version = strands_version()
-    found = losses(IMPORT_FAULT)
+    found = find_losses(IMPORT_FAULT)
     if not found:
         yield good("strands", f"strands-agents {version} has all that is read of it; this package's agent loop runs")
         return

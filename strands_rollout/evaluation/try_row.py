@@ -31,7 +31,7 @@ from rich.text import Text
 from strands import Agent
 from strands.hooks import AfterToolCallEvent, BeforeModelCallEvent, HookProvider, HookRegistry, MessageAddedEvent
 
-from strands_rollout.agent.environment import place_in_users_code
+from strands_rollout.agent.environment import user_code_location
 from strands_rollout.client.chat_api import ChatApi
 from strands_rollout.dump.terminal import make_console, print_transcript, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineRejectedError, PolicyEndedError, RolloutError
@@ -112,7 +112,7 @@ class Transcript(HookProvider):
 
     def _after_tool_call(self, event: AfterToolCallEvent) -> None:
         if event.exception is not None:
-            self._places[event.tool_use["toolUseId"]] = place_in_users_code(event.exception)
+            self._places[event.tool_use["toolUseId"]] = user_code_location(event.exception)
 
     def _message_added(self, event: MessageAddedEvent) -> None:
         agent = event.agent

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import Task, checked_score, failure_words, result_of
+from strands_rollout.agent.environment import Task, call_user_code, checked_score, describe_failure
 from strands_rollout.agent.episode import SEVERAL_SEGMENTS, Episode, Journal, ProgramOutcome
-from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason, deadline_end, reason_of_error
+from strands_rollout.agent.limits import LENGTH_REASONS, EpisodeLimits, StopReason, end_at_deadline, stop_reason_of
 from strands_rollout.agent.tool_call import ToolStats
 from strands_rollout.control import Control
 from strands_rollout.gateway.server import SharedGateway
@@ -179,7 +179,7 @@ class _Run:
         reason, error = self._end(raised)
         if deadline.expired():
             fault = self.model.engine_fault
-            reason, error = deadline_end(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
+            reason, error = end_at_deadline(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
         progress = self._progress()
         facts = self.session.facts.as_json()
         dropped = facts.pop("dropped_tokens")
@@ -279,7 +279,7 @@ class _Run:
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
-        playing = asyncio.ensure_future(result_of(self.program.play, self.task, endpoint, loop=self.program.loop))
+        playing = asyncio.ensure_future(call_user_code(self.program.play, self.task, endpoint, loop=self.program.loop))
         tripped = asyncio.ensure_future(self.tripped.wait())
         try:
             await asyncio.wait([playing, tripped], return_when=asyncio.FIRST_COMPLETED)
@@ -302,14 +302,14 @@ class _Run:
         if self.limit is not None:
             return self.limit, None
         if fault is not None:
-            return reason_of_error(fault, cut_by=cut_by, has_turns=has_turns), fault
+            return stop_reason_of(fault, cut_by=cut_by, has_turns=has_turns), fault
         if error is not None:
             is_programs_own = not isinstance(error, errors.RolloutError) or isinstance(error, errors.ToolError)
             if is_programs_own:
-                error = errors.ConfigError(failure_words(self.program.name, error, self.task))
+                error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
             if was_cut and (is_programs_own or isinstance(error, CommandError)):
                 return LENGTH_REASONS[cut_by or "turn"], error  # clients raise at a cut answer, which is the policy's
-            return reason_of_error(error, cut_by=cut_by, has_turns=has_turns), error
+            return stop_reason_of(error, cut_by=cut_by, has_turns=has_turns), error
         if not has_turns:
             words = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
             return StopReason.SETUP_ERROR, errors.ConfigError(words)

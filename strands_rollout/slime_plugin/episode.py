@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from strands_rollout import errors
-from strands_rollout.agent.environment import Task, open_context, running
+from strands_rollout.agent.environment import Task, open_context, task_scope
 from strands_rollout.agent.episode import Episode, EpisodeSetup, run_episode
 from strands_rollout.agent.limits import EpisodeLimits, StopReason
-from strands_rollout.agent.multi_agent import AgentModels, built_team
+from strands_rollout.agent.multi_agent import AgentModels, factory_team
 from strands_rollout.agent.tool_loading import load_conversation_manager, load_function, load_hooks, load_tools
 from strands_rollout.aio import once
 from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_code_tool
@@ -204,16 +204,16 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
             self_timed = () if code_tool is None else (CODE_TOOL_NAME,)
             if settings.resources or settings.environment:
                 async with open_context(settings, task, job.control, loop) as opened:
-                    question = job.start.question if resume else opened.question
-                    answer = opened.answer if opened.answers else None
+                    question = job.start.question if resume else opened.prompt
+                    answer = opened.answer if opened.can_answer else None
                     episode = await play(job, model, opened.task, self_timed, answer, journal)
                     if episode.stop_reason in sample_writer.TRAINED_REASONS:
                         score = await opened.score()
                         state = await opened.state() if settings.reward.has_evaluator else None
             else:
-                with running(task):
+                with task_scope(task):
                     episode = await play(job, model, task, self_timed, None, journal)
-    models = (model, *sub_agents.made)
+    models = (model, *sub_agents.created)
     # an aborted request is awaited for a grace period, so that the engine's last tokens are kept
     await asyncio.gather(*(each.finish(job.control.engine_grace_s(each.sent_at or 0.0)) for each in models))
     if score is None and episode.program is not None:
@@ -224,7 +224,7 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
         episode,
         _reset_diverged_replay(job, episode),
         code_calls=code_calls,
-        sub_agents=sub_agents.made,
+        sub_agents=sub_agents.created,
         score=score,
         question=question,
         evaluated=record_for_evaluators(model, episode, state) if is_evaluated else None,
@@ -237,7 +237,7 @@ def _build_journal(
     """Return the journal, closed at once if no other process could continue the episode; None without a sink."""
     if job.sink is None or not job.settings.resume_aborted:
         return None
-    journal = EpisodeJournal(job.sink, model, code_calls, sub_agents.made, fans_out=job.fans_out, start=job.start)
+    journal = EpisodeJournal(job.sink, model, code_calls, sub_agents.created, fans_out=job.fans_out, start=job.start)
     if obstacle := _journal_obstacle(job):
         journal.close(obstacle)
     return journal
@@ -295,7 +295,7 @@ async def _play_agent(
         control=job.control,
         conversation_manager=load_conversation_manager(manager) if manager else None,
         progress=resume.progress if resume else None,
-        team=None if settings.agent_factory is None else built_team(settings.agent_factory, model, task),
+        team=None if settings.agent_factory is None else factory_team(settings.agent_factory, model, task),
         next_message=next_message,
         journal=journal,
     )

@@ -115,7 +115,9 @@ async def find_load_errors(settings: RolloutSettings, *, connects: bool = False)
     With `connects`, MCP servers are started or connected to as well.
     """
     load = tool_loading.load_function
-    load_tools: Callable[[tool_loading.Named], object] = tool_loading.try_tools if connects else tool_loading.load_tools
+    load_tools: Callable[[tool_loading.ToolNames], object] = (
+        tool_loading.check_tools if connects else tool_loading.load_tools
+    )
     # tools come first, since their modules may register parsers
     steps: dict[str, Callable[[], object]] = {
         "tools": lambda: load_tools(settings.tools),

@@ -29,7 +29,7 @@ from strands import Agent
 from strands.models import Model
 from strands.types.exceptions import ModelThrottledException
 
-from strands_rollout.agent.environment import place_in_users_code, result_of
+from strands_rollout.agent.environment import call_user_code, user_code_location
 from strands_rollout.agent.episode import Episode
 from strands_rollout.agent.tool_loading import load_function, load_model
 from strands_rollout.client.chat_api import ChatApi
@@ -180,9 +180,9 @@ async def _called(path: str, answer: GradedAnswer) -> Scored:
     function = load_function(path)
     arguments = _arguments(function, path, answer)
     try:
-        found = await result_of(function, *arguments)
+        found = await call_user_code(function, *arguments)
     except Exception as e:  # a user's reward may raise anything
-        raise RolloutError(f"{path} raised {type(e).__name__}: {e}{place_in_users_code(e)}") from e
+        raise RolloutError(f"{path} raised {type(e).__name__}: {e}{user_code_location(e)}") from e
     return parse_score(found, f"the reward of {path}")
 
 
@@ -369,7 +369,7 @@ def _made_evaluator(path: str, judge: Judge | None) -> object:
         try:
             made = made(model=_limited(_model_of(judge), judge)) if judge is not None else made()
         except Exception as error:  # a user's evaluator may raise anything
-            where = f"{path} raised {type(error).__name__}: {error}{place_in_users_code(error)}"
+            where = f"{path} raised {type(error).__name__}: {error}{user_code_location(error)}"
             raise ConfigError(f"{where}; make an evaluator that takes arguments in a function of yours") from error
     if not isinstance(made, Evaluator):
         raise ConfigError(

@@ -86,7 +86,7 @@ async def test_a_factory_that_raises_is_named_with_its_line_and_the_sample(shipp
 async def test_a_factory_that_hangs_stops_no_other_episode(
     shipped_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(strands_rollout.agent.multi_agent, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(strands_rollout.agent.multi_agent, "_LOCK_TIMEOUT_S", 0.02)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     ids = ids_of(shipped_tokenizer, ANSWER)
     async with FakeSGLang(lambda _body, _number: Reply.tokens(ids), context_length=8192) as fake:
@@ -109,7 +109,7 @@ async def test_a_factory_that_hangs_stops_no_other_episode(
         ("nothing", "has no attribute 'nothing'"),
         ("built", "expected a class or function that makes an agent"),
         ("sums_up", "SummarizingConversationManager, which blocks the event loop"),
-        ("not_an_agent", "gave a str; expected a Strands Agent, Swarm or Graph"),
+        ("not_an_agent", "returned a str; expected a Strands Agent, Swarm or Graph"),
         ("on_another_model", "on the model that it was given: none; expected the agent"),
     ],
 )
@@ -245,7 +245,7 @@ async def test_an_agent_that_had_an_episode_gets_no_other(shipped_tokenizer: Any
     assert first.facts["stop_reason"] == "completed"
     second = await run(shipped_tokenizer, [ANSWER], settings=factory("one_for_all"))
     assert (second.facts["stop_reason"], second.fake.requests) == ("setup_error", [])
-    assert "to more than one episode: Strands Agents; expected new ones for each" in second.facts["error"]
+    assert "to more than one episode: Strands Agents; expected new agents for each" in second.facts["error"]
 
 
 async def test_limits_hold_for_an_agent_that_is_a_tool_and_it_prints_nothing(
@@ -267,7 +267,7 @@ async def test_a_swarm_that_ends_before_the_main_agent_spoke_is_truncated(shippe
     samples, sampled = await team_samples(shipped_tokenizer, "swarm", {"You help.": ["Done.<|im_end|>"]})
     facts = samples[0].metadata["strands_rollout"]
     assert (samples[0].status, facts["stop_reason"]) == (Sample.Status.TRUNCATED, "team_limit")
-    assert "the Swarm ended before 'speaker' spoke" in facts["error"]
+    assert "the Swarm ended before 'speaker' answered" in facts["error"]
     assert trained_ids(samples) == sampled
     for sample in samples:
         sample.reward = {"score": 1.0}

@@ -13,7 +13,7 @@ from harness import ANSWER, TOOL_CALL, args_for, run
 from user_environments import seen
 
 from strands_rollout import Sample, Task, generate, reward_func
-from strands_rollout.agent.environment import failure_words
+from strands_rollout.agent.environment import describe_failure
 from strands_rollout.slime_plugin.sample_contract import contract_violations
 from strands_rollout.tool_parsers import get_parser
 
@@ -59,7 +59,7 @@ async def test_resources_are_released_however_the_episode_ends(shipped_tokenizer
 def test_a_failure_names_the_users_file_where_this_package_raised() -> None:
     with pytest.raises(Exception, match="no_such") as caught:
         get_parser("no_such")
-    assert f"({__file__}, line" in failure_words("it", caught.value, Task([], index=1))
+    assert f"({__file__}, line" in describe_failure("it", caught.value, Task([], index=1))
 
 
 async def test_resources_are_released_where_a_later_one_does_not_open(shipped_tokenizer: Any) -> None:
@@ -201,14 +201,14 @@ async def test_an_environment_that_fails_is_no_fault_of_the_policy(shipped_token
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        ({"score": float("nan")}, "environment.score gave nan; expected a finite number"),
-        ({"score": {"acc": 1}}, "expected a finite number, or a mapping with one as `score`"),
+        ({"score": float("nan")}, "environment.score returned nan; expected a finite number"),
+        ({"score": {"acc": 1}}, "expected a finite number, or a mapping with a finite number as `score`"),
         ({"score": {"score": 1, "left": object()}}, "plain JSON"),
-        ({"score": "0.5"}, "environment.score gave '0.5'; expected a finite number"),
+        ({"score": "0.5"}, "environment.score returned '0.5'; expected a finite number"),
         ({"score": {"score": 1, "left": nested(5000)}}, "[...]]]]]], 'score': 1}; expected plain JSON"),
-        ({"score": {"score": 1, "left": nested(300)}}, "more than 20 levels deep"),
-        ({"answers": [" "]}, "environment.answer gave ' '; expected text"),
-        ({"first": ["a"]}, "environment.prepare gave ['a']; expected text, or None"),
+        ({"score": {"score": 1, "left": nested(300)}}, "at most 20 nested levels"),
+        ({"answers": [" "]}, "environment.answer returned ' '; expected text"),
+        ({"first": ["a"]}, "environment.prepare returned ['a']; expected text, or None"),
     ],
 )
 async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan: Any, words: str) -> None:
@@ -221,7 +221,7 @@ async def test_what_an_environment_gives_is_checked(shipped_tokenizer: Any, plan
     ("name", "words"),
     [
         ("OneTool", "environment.tools is a DecoratedFunctionTool; expected a list of Strands tools"),
-        ("PlainTools", "environment.tools holds PlainTools.look, a plain function; decorate it with @strands.tool"),
+        ("PlainTools", "environment.tools contains the plain function PlainTools.look; decorate it with @strands.tool"),
         ("NoTools", "raised OSError: no tools today"),
     ],
 )

@@ -84,5 +84,5 @@ async def test_a_malformed_call_counts_as_iteration_but_not_as_call(shipped_toke
 
 
 def test_a_negative_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_calls=-1; expected a count of at least 0"):
+    with pytest.raises(ConfigError, match="max_calls=-1; expected at least 0"):
         ToolLimiter(max_calls=-1)

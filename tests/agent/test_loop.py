@@ -31,7 +31,7 @@ from strands.plugins import Plugin, hook
 from strands.types.exceptions import ContextWindowOverflowException, MaxTokensReachedException
 
 from strands_rollout import SGLangModel, ToolLimiter
-from strands_rollout.agent.loop import FlatCycles, TurnTools
+from strands_rollout.agent.loop import DirectLoop, TurnToolExecutor
 from strands_rollout.agent.strands_names import strands_version
 from strands_rollout.agent.tool_call import BoundedTool, ToolStats
 
@@ -115,7 +115,7 @@ async def play(
     """Play an episode; `listeners` are hooks of an agent whom nobody else watches, `ends` is given how it ended."""
     hooks = [*hooks, *(listeners or ())]
     async with FakeSGLang([_reply(tokenizer, turn) for turn in script], context_length=100_000) as fake:
-        cycles = FlatCycles(listeners)
+        cycles = DirectLoop(listeners)
         agent = Agent(
             model=SGLangModel(tokenizer=tokenizer, base_url=fake.base_url, on_rewritten_history="segment"),
             messages=list(before),
@@ -125,7 +125,7 @@ async def play(
             conversation_manager=SlidingWindowConversationManager(),
             retry_strategy=None,
             hooks=[*hooks, cycles] if flat else list(hooks),
-            tool_executor=TurnTools() if flat else None,
+            tool_executor=TurnToolExecutor() if flat else None,
             plugins=plugins,
         )
         try:

@@ -198,7 +198,7 @@ async def test_an_episode_that_times_out_before_its_tools_start_is_not_the_polic
     settings = {"tools": [server], "episode_timeout_s": 1}
     played = await run(shipped_tokenizer, [], settings=settings)
     assert (played.sample.status, played.facts["stop_reason"]) == (Sample.Status.FAILED, "setup_error")
-    assert "the episode took more than 1 s, in which the agent and its tools did not start" in played.facts["error"]
+    assert "the agent and its tools did not start within the episode's timeout of 1 s" in played.facts["error"]
 
 
 async def test_names_are_prefixed_and_filtered_also_on_a_connection_of_the_episodes_own(
@@ -257,4 +257,4 @@ async def test_tools_whose_names_strands_refuses_are_renamed_and_called_under_th
     own = ["store_count", "store.count", "store/count", f"store.{'x' * 80}"]
     assert [played.context_after(turn).count(f"called {name}\n") for turn, name in enumerate(own)] == [1] * 4
     assert [call["status"] for call in played.facts["calls"]] == ["success"] * 4
-    assert "'store.count' is called 'store_count_2'" in caplog.text
+    assert "renamed the tool 'store.count' to 'store_count_2'" in caplog.text

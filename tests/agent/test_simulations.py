@@ -101,4 +101,4 @@ async def test_no_model_is_an_error_in_words(shipped_tokenizer: Any, page: str, 
     settings = {"tools": [], "environment": f"{page}:{environment}"}
     played = await run(shipped_tokenizer, [LOOKS, ANSWER], settings=settings)
     assert played.facts["stop_reason"] == "setup_error"
-    assert "Strands would ask Amazon Bedrock" in played.facts["error"]
+    assert "Strands would call Amazon Bedrock" in played.facts["error"]

@@ -6,7 +6,7 @@ from packaging.version import Version
 
 from strands_rollout.agent import strands_names
 from strands_rollout.agent.loop import IMPORT_FAULT
-from strands_rollout.agent.strands_names import LOOP_LOST, losses, report_losses, strands_version
+from strands_rollout.agent.strands_names import LOOP_LOST, find_losses, report_losses, strands_version
 from strands_rollout.diagnostics import Question
 from strands_rollout.diagnostics.doctor import check_strands
 
@@ -14,7 +14,7 @@ from strands_rollout.diagnostics.doctor import check_strands
 @pytest.mark.skipif(Version(strands_version()) < Version("1.62"), reason="its own loop runs")
 def test_losses_of_the_installed_strands_are_none() -> None:
     """Fails where a new Strands has renamed something; the differential tests of the loop are then to be looked at."""
-    assert (IMPORT_FAULT, losses(IMPORT_FAULT)) == ("", {})
+    assert (IMPORT_FAULT, find_losses(IMPORT_FAULT)) == ("", {})
 
 
 @pytest.mark.skipif(bool(IMPORT_FAULT), reason="this Strands lacks names already")
@@ -38,6 +38,6 @@ def test_the_doctor_says_what_the_installed_strands_lacks(monkeypatch, tmp_path,
     if names is not None:
         monkeypatch.setattr(strands_names, "LOOP_NAMES", names)
     [found] = check_strands(Question({}, tmp_path))
-    has_all = names is None and not losses(IMPORT_FAULT)
+    has_all = names is None and not find_losses(IMPORT_FAULT)
     assert strands_version() in found.found
     assert ("lacks" in found.found) == (not has_all)

@@ -111,8 +111,11 @@ def test_a_file_is_one_module_however_it_is_named(project: Path) -> None:
         ("found_pack.iner", "did you mean 'inner'"),
         ("./code.py::look_up", "is not a dotted path; expected 'package.module.name' or './file.py:name'"),
         ("zlib.look_up", r"'zlib' has no attribute 'look_up'; \S*zlib\S* holds adler32"),
-        ("found_agent.agent", "is a Agent, expected a Strands tool; ask one in a function with @strands.tool"),
-        ("found_asks.ask", "the agent 'critic' has no model, so that Strands would ask Amazon Bedrock"),
+        (
+            "found_agent.agent",
+            "is a Agent, expected a Strands tool; build and ask the agent in a function with @strands.tool",
+        ),
+        ("found_asks.ask", "the agent 'critic' has no model, so that Strands would call Amazon Bedrock"),
     ],
 )
 def test_what_is_no_tool_is_one_line_that_says_what_to_write(project: Path, path: str, words: str) -> None:

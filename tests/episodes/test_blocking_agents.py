@@ -138,10 +138,10 @@ class AsksBeforeTurns(HookProvider):
 @pytest.mark.parametrize(
     ("kind", "name", "words"),
     [
-        ("tools", "asks_without_await", "agent 'critic' was asked without await"),
-        ("tools", "asks_a_swarm", "a Swarm was asked without await"),
-        ("tools", "sums_up", "a SummarizingConversationManager was to sum up"),
-        ("hooks", "AsksBeforeTurns", "agent 'critic' was asked without await"),
+        ("tools", "asks_without_await", "agent 'critic' was called without await"),
+        ("tools", "asks_a_swarm", "a Swarm was called without await"),
+        ("tools", "sums_up", "a SummarizingConversationManager was called to summarize"),
+        ("hooks", "AsksBeforeTurns", "agent 'critic' was called without await"),
     ],
 )
 async def test_a_model_that_is_asked_without_await_on_the_loop_is_refused_with_its_line(

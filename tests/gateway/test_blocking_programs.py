@@ -219,7 +219,7 @@ async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, 
 async def test_resources_of_a_program_that_blocks_are_waited_for_once_and_closed_when_it_ends(
     shipped_tokenizer, monkeypatch, caplog
 ):
-    monkeypatch.setattr(environment, "CLOSE_LIMIT_S", 0.5)
+    monkeypatch.setattr(environment, "CLOSE_TIMEOUT_S", 0.5)
     pools.clear()
     resources = dict.fromkeys(("first", "second", "third"), f"{__name__}.pool")
     settings = {"agent_program": f"{__name__}.blocks", "episode_timeout_s": 0.5, "resources": resources}

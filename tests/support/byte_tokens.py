@@ -1,4 +1,4 @@
-"""Tokens for texts as a policy may sample them: a tokenizer's own, or one for each byte."""
+"""Two encodings of a text: the tokenizer's own, and one token per byte, as a policy may sample it."""
 
 import functools
 from typing import Any
@@ -17,5 +17,5 @@ def one_byte_tokens(tokenizer: Any) -> dict[bytes, int]:
 
 
 def byte_ids(tokenizer: Any, text: str) -> list[int]:
-    """The text as one token for each of its bytes, as a policy may sample it."""
+    """Return one token for each byte of the text; encoding the text again gives other tokens."""
     return [one_byte_tokens(tokenizer)[bytes([value])] for value in text.encode()]

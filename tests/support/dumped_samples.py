@@ -1,4 +1,4 @@
-"""Samples made of what was read and what was sampled by turns, and dumps of them."""
+"""Samples made of alternating context and turns, and dumps of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from strands_rollout.diagnostics.replay import DumpedEpisode, episode_of
 from strands_rollout.dump import DumpRecord, write_dump
 
 Parts = list[list[int]]
-"""Context and turn alternately; the first is the prompt, the last a turn."""
+"""Context and turns alternately; the first part is the prompt, the last one a turn."""
 
 
 def parts_of(sample: Any) -> Parts:

@@ -1,4 +1,4 @@
-"""A client for one engine, engines on loopback ports for it, and generations that are under way."""
+"""HTTP client for one engine, and helpers that bring the engine to a known load."""
 
 import asyncio
 import json
@@ -24,18 +24,22 @@ _TOP_LEVEL = {
     "token_ids_logprob",
     "logprob_start_len",
 }
-# against hangs alone: a loaded machine takes its time; pytest's own limit, which says less, comes later
+# only a guard against hangs; below pytest's own timeout, whose message says less
 _PATIENCE_S = 240.0
 _POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
+    """Status and decoded body of a response."""
+
     status: int
     body: Any
 
 
 class Api:
+    """Client for the HTTP API of one engine."""
+
     def __init__(self, base_url: str, session: aiohttp.ClientSession) -> None:
         self.base_url = base_url
         self._session = session
@@ -54,7 +58,7 @@ class Api:
             return Answer(response.status, await _read(response))
 
     async def generate(self, input_ids: list[int] = IDS, **fields: Any) -> dict[str, Any]:
-        """A successful generation; sampling parameters go by name, the request's own fields too."""
+        """Return a successful generation; `fields` are sampling parameters or top-level fields of the request."""
         body = {name: fields.pop(name) for name in _TOP_LEVEL & set(fields)}
         if "text" not in body:
             body["input_ids"] = input_ids
@@ -63,7 +67,7 @@ class Api:
         return answer.body
 
     async def events(self, path: str, body: object) -> AsyncIterator[str]:
-        """The data of each server-sent event."""
+        """Yield the data of each server-sent event."""
         async with self._session.post(self.base_url + path, json=body) as response:
             assert (response.status, response.content_type) == (200, "text/event-stream")
             async for line in response.content:
@@ -71,7 +75,7 @@ class Api:
                     yield line.decode().removeprefix("data: ").strip()
 
     async def load(self) -> tuple[int, int]:
-        """How many generations run and how many wait."""
+        """Return the numbers of running and of queued generations."""
         loads = (await self.get("/v1/loads")).body["loads"][0]
         return loads["num_running_reqs"], loads["num_waiting_reqs"]
 
@@ -84,7 +88,7 @@ async def _read(response: aiohttp.ClientResponse) -> Any:
 
 @asynccontextmanager
 async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
-    """A session without kept connections: SGLang closes them after 5 s, in which a test may do sums of its own."""
+    """Open a session without keep-alive: SGLang closes connections that a test leaves idle for 5 s."""
     timeout = aiohttp.ClientTimeout(total=_PATIENCE_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as session:
         yield session
@@ -92,13 +96,13 @@ async def client_session() -> AsyncIterator[aiohttp.ClientSession]:
 
 @asynccontextmanager
 async def serve_engine(model_dir: Path | None, **options: Any) -> AsyncIterator[Api]:
-    """An engine on `model_dir`, or on the shipped model, and a client for it."""
+    """Run an embedded engine on `model_dir`, or on the shipped model, and yield a client for it."""
     async with running_engine(model_dir, **options) as base_url, client_session() as session:
         yield Api(base_url, session)
 
 
 async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bool = False) -> None:
-    """Wait until so many generations run and so many are queued; where the load falls, a lower one fails at once."""
+    """Wait for a load of running and queued generations; with `falling`, fail immediately below it."""
     wanted, seen = (running, waiting), [await api.load()]
     with suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE_S):
@@ -110,7 +114,7 @@ async def wait_for_load(api: Api, running: int, waiting: int = 0, *, falling: bo
 
 
 async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task[dict[str, Any]]:
-    """A streamed generation that has made so many tokens; the task's result is the last state of its answer."""
+    """Start a streamed generation and return its task after `tokens` tokens; the task returns the last event."""
     under_way = asyncio.Event()
     rid = fields.pop("rid", None)
     body = {"input_ids": IDS, "sampling_params": fields, "stream": True, "return_logprob": True, "rid": rid}
@@ -129,7 +133,10 @@ async def start_stream(api: Api, tokens: int = 3, **fields: Any) -> asyncio.Task
 
 
 async def queued_request(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answer]:
-    """A request that has come to an engine that lets it wait: of two with one id, whichever comes second is refused."""
+    """Send a request that the engine keeps waiting, and return its task once the engine has it.
+
+    A second request with the same id proves the arrival: the engine refuses it as a duplicate.
+    """
     body = {"input_ids": IDS, "rid": rid, "sampling_params": fields}
     asked = {asyncio.create_task(api.post("/generate", body)) for _ in range(2)}
     [refused], [waiting] = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -142,9 +149,9 @@ async def queued_request(api: Api, rid: str, **fields: Any) -> asyncio.Task[Answ
 async def in_flight(
     api: Api, *rids: str, disconnects: bool = False, **fields: Any
 ) -> AsyncIterator[list[asyncio.Task[dict[str, Any]]]]:
-    """Long generations that run while the block does; yields their tasks.
+    """Run long generations during the block; yields their tasks.
 
-    They end by an abort, of which SGLang takes notice at once; or, if asked for, only because their client is gone.
+    At the end they are aborted, which SGLang notices immediately; with `disconnects` only their connections are closed.
     """
     tasks = [asyncio.create_task(api.generate(rid=rid, **(LONG | fields))) for rid in rids]
     try:

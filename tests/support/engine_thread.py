@@ -1,4 +1,4 @@
-"""Engines on a thread and a loop of their own, so that their work does not count as the rollout's."""
+"""Run an engine in its own thread and event loop, so that its work is not counted as work of the rollout."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def run_on_thread(engine: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """What an async context manager gives, which is entered and left there; only HTTP may go to it meanwhile."""
+    """Enter and leave an async context manager in another thread, and yield its value. Use it only over HTTP."""
     up, given, loop, stop = threading.Event(), [], asyncio.new_event_loop(), asyncio.Event()
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""An evaluation against a scripted engine, in this process, and a policy whose answers depend on the seed."""
+"""Run an evaluation in this process on the fake SGLang, with a policy whose answers depend on the seed."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ PROBLEMS = 3
 
 
 def write_problems(folder: Path, problems: int = PROBLEMS, name: str = "sums.jsonl") -> Path:
-    """Problems whose labels are 0, 1, 2 ..."""
+    """Write a data set whose labels are 0, 1, 2 ..., and return its path."""
     rows = [{"prompt": f"What is {number} + 0?", "label": str(number)} for number in range(problems)]
     path = folder / name
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -26,7 +26,7 @@ def write_problems(folder: Path, problems: int = PROBLEMS, name: str = "sums.jso
 
 
 def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: Any) -> EvalOptions:
-    """Three problems, four samples each, without tools; without a URL on the embedded engine."""
+    """Return options for three problems, four samples each, without tools; no URL means the embedded engine."""
     config = folder / "rollout.yaml"
     if not config.exists():
         config.write_text("strands_rollout:\n  tools: []\n")
@@ -45,12 +45,12 @@ def options_for(folder: Path, base_url: str | None, tokenizer: Any, **changes: A
 
 
 def sample_seed(problem: int, number: int, name: str = "sums") -> int:
-    """Of a run with the seed 7."""
+    """Return the seed of a sample in a run with seed 7."""
     return SampleKey(name, problem, number).seed(7)
 
 
 def result_line(number: int, **changes: Any) -> dict[str, Any]:
-    """A line of the results: one of a sample that is right, but for what is given."""
+    """Return a line of `results.jsonl` for a correct sample, with `changes`."""
     made = {
         "data_set": "sums",
         "problem": 0,
@@ -74,7 +74,7 @@ def result_line(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def guess_by_seed(tokenizer: Any) -> Any:
-    """A policy that answers 0, 1 or 2, by its seed."""
+    """Return a script for `FakeSGLang` that answers 0, 1 or 2, depending on the seed."""
 
     def reply(request: dict[str, Any], number: int) -> Reply:
         answer = request["sampling_params"]["sampling_seed"] % 3
@@ -85,6 +85,8 @@ def guess_by_seed(tokenizer: Any) -> Any:
 
 @dataclass(frozen=True)
 class EvaluationRun:
+    """A finished run: its exit code, its folder, and the engine that it asked."""
+
     code: int
     folder: Path
     fake: FakeSGLang
@@ -95,7 +97,7 @@ class EvaluationRun:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """The report less what depends on the session."""
+        """The report without its session, which differs between runs."""
         return {key: value for key, value in self.report.items() if key != "session"}
 
     @property
@@ -104,14 +106,14 @@ class EvaluationRun:
 
 
 async def evaluate_on_fake(folder: Path, tokenizer: Any, script: Any = None, **changes: Any) -> EvaluationRun:
-    """Run it to its end, as the command does: in a thread without a loop."""
+    """Run an evaluation to its end, like the command in a thread without an event loop."""
     async with FakeSGLang(script or guess_by_seed(tokenizer), context_length=8192) as fake:
         options = options_for(folder, fake.base_url, tokenizer, **changes)
         return EvaluationRun(await asyncio.to_thread(run_evaluation, options), options.out, fake)
 
 
 def corrupt_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on `generate` returns samples with a wrong token."""
+    """Make `generate` return samples with one wrong token."""
     from strands_rollout.play import player as player_module
 
     honest = player_module.generate

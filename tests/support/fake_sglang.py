@@ -1,10 +1,10 @@
-"""A scripted SGLang on a real loopback socket: answers `/generate` as told, records it all, checks token-in/token-out.
+"""A scripted SGLang on a loopback socket: it answers `/generate` from a script, records requests, and checks tokens.
 
     async with FakeSGLang([Reply.tokens([5, 6]), Reply.status(503)]) as fake:
         ...  # requests to fake.base_url
     assert fake.violations == []
 
-Shapes of answers are those of SGLang 0.5.x. It knows no tokenizer.
+Responses have the shapes of SGLang 0.5.x. The server has no tokenizer: scripts give token ids.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _INFO = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One recorded `/generate` request; header names in any case."""
+    """A recorded `/generate` request; header names are case-insensitive."""
 
     body: dict[str, Any]
     headers: CIMultiDictProxy[str]
@@ -54,22 +54,25 @@ Script = Callable[[dict[str, Any], int], Reply | Awaitable[Reply]] | Sequence[Re
 
 
 class FakeSGLang:
-    """The server; an async context manager.
+    """The fake server; use it as an async context manager.
 
     Args:
-        script: Replies in order, or `(request body, number of the request from 0) -> Reply` (may be async). One that
-            has a method `reply` is asked by that, with the whole `Received` in place of the body.
-        context_length: Served by `/server_info`; a longer request gets SGLang's 400.
-        vocab_size: An id outside it is a violation (it kills a real server).
-        episode_of: Names a request's episode. Default: its routing-key header, else whose tokens it extends.
-        router: Answer 404 to `/abort_request`, to the info endpoints and to all that controls an engine, as routers do.
-            Its one worker, which answers them, is at `worker_url`.
-        keeps_requests: Record every request; not in long runs.
+        script: Replies in order, or a function `(request body, number of the request from 0) -> Reply`, sync or async.
+            An object with a method `reply` gets the whole `Received` in place of the body.
+        context_length: Context length that `/server_info` reports; a longer request gets SGLang's 400.
+        vocab_size: Vocabulary size; an id outside it is a violation (it would kill a real server).
+        episode_of: Function that names a request's episode. Default: its routing-key header, else the episode whose
+            tokens it extends.
+        router: Act as a router: answer 404 to `/abort_request`, to the info endpoints and to engine control. The one
+            worker behind it, which answers them, is at `worker_url`.
+        keeps_requests: Record every request; turn it off for long runs.
 
     Attributes:
-        disconnects: rids whose client went away. `aborts`: bodies of `/abort_request`.
-        away: What is answered on every path instead, while it is set: a status, or a lost connection.
-        turned_away: Requests that got it, by their path.
+        requests: Recorded requests, in order.
+        disconnects: rids of requests whose client disconnected.
+        aborts: Bodies of `/abort_request`.
+        away: Reply to every request on every path while it is set, a status or a reset; simulates an outage.
+        turned_away: Paths of the requests that got the `away` reply.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class FakeSGLang:
 
     @property
     def violations(self) -> list[str]:
-        """Broken token-in/token-out, in words."""
+        """Messages for requests that broke the token-in/token-out rule."""
         return self.episodes.violations
 
     async def __aenter__(self) -> Self:
@@ -131,7 +134,7 @@ class FakeSGLang:
             await self._runner.cleanup()
 
     async def arrived(self, count: int = 1) -> None:
-        """Return when that many `/generate` requests have come in all."""
+        """Wait until `count` `/generate` requests have arrived since the start."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: self.requests_seen >= count)
 
@@ -155,7 +158,7 @@ class FakeSGLang:
                 self.requests.append(received)
             self._arrived.notify_all()
         episode = self._enter(received, number)
-        # what was there before this request is in the prefix cache, but for the last token
+        # the prefix cache holds all ids of earlier requests and answers, except the last token
         cached_tokens = min(len(episode.sequence), len(received.input_ids) - 1) if episode.sampled_length else 0
         sampled = None
         try:
@@ -266,14 +269,14 @@ class FakeSGLang:
 
 
 def dead_url() -> str:
-    """The URL of a loopback port on which nothing listens."""
+    """Return the URL of a loopback port on which nothing listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{probe.getsockname()[1]}"
 
 
 def _answer_body(request: Mapping[str, Any], sampled: Sampled, *, weight_version: str, cached_tokens: int) -> bytes:
-    """The JSON of a 200, as of SGLang 0.5.x."""
+    """Return the JSON of a 200 response of SGLang 0.5.x."""
     reply, ids = sampled.reply, list(sampled.reply.ids)
     meta: dict[str, Any] = {
         "id": request.get("rid"),
@@ -305,7 +308,7 @@ def _logprobs(request: Mapping[str, Any], sampled: Sampled) -> Iterable[tuple[fl
 
 
 def _facts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> dict[str, Any]:
-    """Weight versions, and the replay data that was asked for; a request that sampled nothing has none."""
+    """Return weight versions and the requested replay data; empty if the request sampled nothing."""
     if not sampled.versions:
         return {}
     found: dict[str, Any] = {"weight_version": sampled.versions[-1], "weight_versions": _spans(sampled.versions)}
@@ -332,9 +335,9 @@ def _spans(versions: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def _experts(request: Mapping[str, Any], sampled: Sampled, facts: Any) -> Iterable[int]:
-    """Rows of tokens from the start that was asked for to the last but one: a row belongs to the weights that read it.
+    """Yield the expert rows from the requested start to the last token but one.
 
-    The token that is read at a position is the one that is sampled at the next.
+    The row at a position belongs to the weights that read the token there, when they sampled the next one.
     """
     first = len(request["input_ids"])
     for position in range(request.get("routed_experts_start_len") or 0, first + len(sampled.versions) - 1):

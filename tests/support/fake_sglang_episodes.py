@@ -1,6 +1,6 @@
-"""The token-in/token-out rule as a server sees it: each request extends the last one's input and its output.
+"""The token-in/token-out check of the fake SGLang: each request must extend the last request's input and output.
 
-Knows token ids only. What it remembers of an episode is also the truth that a sample can be compared with.
+The recorded token ids of an episode are also the ground truth for its sample.
 """
 
 import itertools
@@ -10,34 +10,34 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Episode:
-    """One conversation."""
+    """Token ids that the engine has seen of one conversation."""
 
     first: list[int]  # the first request's ids
     last_input: list[int]  # the last request's
     sequence: list[int]  # the last answered request's ids and its output
-    # for each id of the sequence the weights that sampled it; None where it was sent
+    # the weights that sampled each id of the sequence; None for an id that the client sent
     versions: list[str | None] = field(default_factory=list)
-    restarts: int = 0  # how often it began again although something had been sampled
+    restarts: int = 0  # number of times that it began again after tokens had been sampled
 
     @property
     def sampled_length(self) -> int:
-        """Tokens of it that the engine sampled."""
+        """Number of its tokens that the engine sampled."""
         return sum(version is not None for version in self.versions)
 
     def deliver(self, ids: Sequence[int], versions: Sequence[str]) -> None:
-        """An answer to its last request has been sent."""
+        """Record the answer to its last request."""
         known = self.versions[: len(self.last_input)]
         self.versions = [*known, *[None] * (len(self.last_input) - len(known)), *versions]
         self.sequence = [*self.last_input, *ids]
 
 
 class Episodes:
-    """All of them, by key.
+    """The episodes of one fake server, by key.
 
     Attributes:
-        violations: Broken rules, in words.
-        dropped: Requests that were sent again although tokens had been answered to them, in words. Who never read that
-            answer had no choice.
+        violations: Messages for requests that don't extend the last input and output.
+        dropped: Messages for requests that were repeated after an answer with tokens. A client that never received
+            that answer has no choice, so this is no violation.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Episodes:
         return iter(self._by_key.values())
 
     def enter(self, key: Hashable | None, ids: list[int], number: int) -> Episode:
-        """The episode of a request, after its ids were checked against it; without a key, whose tokens it extends."""
+        """Check a request's ids against its episode, and return the episode; without a key, find it by the ids."""
         if key is None:
             key = self._extended_by(ids)
         episode = self._by_key.get(key)

@@ -1,8 +1,7 @@
-"""The requests at the fake engine: how far each one is, and what aborts, pauses and new weights do to them.
+"""Running requests of the fake SGLang: their progress, and the effect of aborts, pauses and new weights on them.
 
-As SGLang 0.5 does: a pause in mode "abort" ends what runs and is queued, and lets whatever comes wait, out of reach of
-aborts, until the engine goes on; in the other modes generations stand still and go on with the new weights. Knows time
-and replies; nothing of HTTP.
+Pauses work as in SGLang 0.5. Mode "abort" ends all running and queued requests; new requests wait until the
+engine continues, and can't be aborted meanwhile. In the other modes generations freeze and continue with new weights.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from fake_sglang_reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A generation as it came about."""
+    """A finished or aborted generation."""
 
     reply: Reply  # with the tokens that were sampled
     versions: tuple[str, ...]  # the weights that sampled each of them
@@ -31,6 +30,8 @@ class _Request:
 
 
 class Requests:
+    """The requests of one engine, its weight version, and whether it is paused."""
+
     def __init__(self, weight_version: str) -> None:
         self.weight_version = weight_version
         self.is_paused = False
@@ -39,7 +40,7 @@ class Requests:
         self._change = asyncio.Event()
 
     async def run(self, rid: str, reply: Reply) -> Sampled:
-        """Let a request be queued, sample, and end, by itself or by an abort."""
+        """Queue a request, sample its reply, and return it when it ends or is aborted."""
         while self.is_paused:
             await self._changed(math.inf)
         request, prefilled_by, versions = _Request(rid), self.weight_version, list[str]()
@@ -64,20 +65,20 @@ class Requests:
         return Sampled(reply, tuple(versions), prefilled_by)
 
     async def _pass(self, request: _Request, seconds: float) -> None:
-        """Let so much time pass in which the engine works, unless the request is aborted."""
+        """Wait for `seconds` of engine time, which stops during a pause; return early if the request is aborted."""
         while seconds > 0 and not request.is_aborted:
             began_s, stood_still = time.monotonic(), self._stands_still
             await self._changed(math.inf if stood_still else seconds)
             seconds -= 0.0 if stood_still else time.monotonic() - began_s
 
     def abort(self, rid: str) -> None:
-        """End those whose ids begin so."""
+        """Abort all requests whose ids begin with `rid`."""
         for request in self._running:
             request.is_aborted = request.is_aborted or request.rid.startswith(rid)
         self._tell()
 
     async def pause(self, mode: str) -> None:
-        """Return when the engine has paused: in mode "abort", when nothing runs any more."""
+        """Pause the engine; in mode "abort", return when no request runs."""
         self.is_paused = True
         if mode == "abort":
             self.abort("")
@@ -92,11 +93,11 @@ class Requests:
         self._tell()
 
     def update_weights(self, version: str) -> None:
-        """Whatever is sampled from now on is sampled by these."""
+        """Use this weight version for all further tokens."""
         self.weight_version = version
 
     def load(self) -> tuple[int, int]:
-        """Requests that run, and requests that are queued; those that a pause lets wait are neither."""
+        """Return the numbers of running and queued requests; a request that waits out a pause is neither."""
         queued = sum(request.is_queued for request in self._running)
         return len(self._running) - queued, queued
 

@@ -1,4 +1,4 @@
-"""What is known of the ends, calls and turns of each family's template, which episodes in its format depend on."""
+"""Facts about each model family's chat template (turn ends, call ids, limits), for random episodes in its format."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +12,17 @@ from strands_rollout.template.chat_template import ChatTemplate
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a family ends turns."""
+    """How the template of a family ends turns, and which histories it accepts."""
 
-    answer: str  # token with which its template ends a turn without calls, before a user's
-    calls: str  # token with which it ends a turn with calls
-    sampled: str | None = None  # what the policy samples at the end of an answer, where that is another
-    ids: tuple[str, ...] | None = None  # that the policy writes, of two calls of `add`; None where it writes none
+    answer: str  # end token of a turn without calls, before a user turn
+    calls: str  # end token of a turn with calls
+    sampled: str | None = None  # token that the policy samples at the end of an answer, if it differs
+    ids: tuple[str, ...] | None = None  # ids that the policy writes for two calls of `add`; None if it writes none
     is_parallel: bool = True  # whether a turn may have several calls
-    users: int = 2  # how many user turns an episode with tools may have
-    arguments_as_text: bool = False  # whether its template wants them so
-    opens_reasoning: bool = False  # whether its prompt does
-    silent: bool = False  # whether it shows words beside calls behind their results
+    users: int = 2  # maximum number of user turns of an episode with tools
+    arguments_as_text: bool = False  # whether the template needs arguments as JSON text
+    opens_reasoning: bool = False  # whether the generation prompt opens the reasoning
+    silent: bool = False  # whether the template moves text beside calls behind their results
 
 
 _EOS = "<｜end▁of▁sentence｜>"  # noqa: RUF001 - DeepSeek's own characters
@@ -70,9 +70,9 @@ def random_episode(known: str, tokenizer: Any, seed: int) -> RandomEpisode:
 def expected_context(
     tokenizer: Any, messages: Sequence[Any], ending: Ending, number: int, tools: Sequence[Any]
 ) -> list[int]:
-    """What a template makes of messages, from the end of the assistant's turn before `number` on, if there is one.
+    """Return the ids that a template renders for messages, from the end of assistant turn `number` - 1 if there is one.
 
-    Text that looks like control tokens is none, as everywhere.
+    Control tokens in the text of messages are escaped, as in the package.
     """
     encoder = ChatTemplate(tokenizer).encoder
     shown = [{**message, "content": encoder.escape(message["content"])} for message in messages]

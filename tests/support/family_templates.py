@@ -1,9 +1,8 @@
 # ruff: noqa: RUF001 - DeepSeek's own characters
-"""Short chat templates in each family's published format: its role tokens, tools, calls, results and closing tokens.
+"""Short chat templates in each model family's published format: role tokens, tools, calls, results and end tokens.
 
-They leave out what the real ones add (default prompts, dates, images), and keep what is difficult about them: words
-and reasoning that are left out or rewritten later, turns that are closed by several tokens or by none, what a template
-refuses. The sources are those that the parsers name.
+They leave out default prompts, dates and images. They keep what is difficult: text and reasoning that later turns drop
+or rewrite, turns that end with several tokens or none, refused histories. The parsers name the sources.
 """
 
 import copy
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def shipped_template(name: str) -> str:
-    """A template of the package."""
+    """Return the text of a template that ships with the package."""
     return (files("strands_rollout.template") / f"{name}.jinja").read_text(encoding="utf-8")
 
 
@@ -352,6 +351,7 @@ COMMAND_R7B = """<BOS_TOKEN>
 <|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>{{ '' if reasoning else '<|END_THINKING|>' }}
 {%- endif %}"""
 
+# the next user turn closes a turn; results are in the open turn, after which a prompt opens another one
 APERTUS = """<s>
 {%- if tools %}<|developer_start|>{{ tools | tojson }}<|developer_end|>{% endif %}
 {%- for message in messages %}
@@ -426,15 +426,14 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "mistral-named": ("mistral", MISTRAL_NAMED),
     "gpt_oss": ("gpt_oss", GPT_OSS),
 }
-"""The parser's name and the template, by the family's id."""
-# a turn is closed by the user's; results are in the open turn, which a prompt has open another one
+"""Parser name and template by the id of the family."""
 CONTEXT_ONLY_TEMPLATES: dict[str, str] = {
     "command_r7b": COMMAND_R7B,
     "smollm3": SMOLLM3,
     "deepseek_r1_tools": shipped_template("deepseek_r1_tools"),
     "hermes_tools": shipped_template("hermes_tools"),
 }
-"""Templates of which only contexts are compared: no parser reads their calls, or they write none, or as another one."""
+"""Templates whose context alone is compared: without calls, without a parser, or with another family's parser."""
 
 _CONTROL = re.compile(
     r"<\|?[a-z_]+\|>|<\|[a-z_]+>|<\|[A-Z_]+\|>|<｜[^｜<>]+｜>|\[/?[A-Z_]{4,}\]|\[gMASK\]|<sop>|</?s>|</?seed:\w+>|<\|\"\|>"
@@ -443,7 +442,7 @@ _CONTROL = re.compile(
 
 
 def tokenizer_with(template: str, tokenizer: Any) -> Any:
-    """A copy of a tokenizer with a template, whose control tokens are tokens of the copy."""
+    """Return a copy of a tokenizer with this template and its control tokens."""
     own = copy.deepcopy(tokenizer)
     tokens = sorted(set(_CONTROL.findall(template)) - set(own.get_added_vocab()))
     own.add_tokens(tokens, special_tokens=True)

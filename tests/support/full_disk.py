@@ -1,4 +1,4 @@
-"""A disk that is full, as far as this process's writes tell."""
+"""Simulate a full disk with a limit on the size of files that this process writes."""
 
 import resource
 import signal
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def limit_file_size(count: int) -> Iterator[None]:
-    """Writes stop there: one call writes what fits, the next one fails."""
+    """Limit files to `count` bytes: one call writes the part that fits, the next call fails."""
     before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (count, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Samples as a training step has them: rollouts of prompts, some of them fanned out, some excluded."""
+"""Samples of a training step in groups: plain, fanned out, or excluded from training."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from strands_rollout.samples import rollout_id_field
 
 
 def arguments(**more: Any) -> SimpleNamespace:
-    """slime's defaults, as far as groups of rewards go."""
+    """Return slime's args that affect the rewards of groups, with slime's defaults."""
     values = {
         "advantage_estimator": "grpo",
         "rewards_normalization": True,
@@ -32,7 +32,7 @@ def sample_of(
     removed: bool = False,
     sample_class: Callable[..., Any] = Sample,
 ) -> Any:
-    """A sample of three tokens; `part` 0 makes it the main agent's of a fan-out."""
+    """Return a sample of three tokens; `part` makes it a sample of a fan-out, 0 the main agent's."""
     facts = {} if part is None else {"strands_rollout": {"fan_out": {"part": part, "of": 3, "kind": "agent"}}}
     sample = sample_class(
         group_index=group,
@@ -52,5 +52,5 @@ def sample_of(
 
 
 def group_of(*rewards: Any, group: int = 0) -> list[Any]:
-    """One sample for each reward, with an index of its own."""
+    """Return a group with one sample per reward, each with its own index."""
     return [sample_of(reward, group=group, index=100 * group + number) for number, reward in enumerate(rewards)]

@@ -1,4 +1,4 @@
-"""Runs one episode through `generate` against a scripted server, as slime would: the harness of the behaviour tests."""
+"""Run one episode through `generate` against the fake SGLang, as slime would. Most behaviour tests start here."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ Script = Callable[[dict[str, Any], int], "str | Reply"] | Sequence["str | Reply"
 
 
 def call_text(code: str = "print(17 * 2)", name: str = "execute_python_code") -> str:
-    """A turn that calls one tool with one string argument."""
+    """Return the text of a turn that calls a tool with the argument `code`."""
     return TOOL_CALL.format(name=name, arguments=json.dumps({"code": code}))
 
 
 def args_for(base_url: str, tokenizer: Any, **more: Any) -> SimpleNamespace:
-    """slime's args, as far as they are read."""
+    """Return the attributes of slime's args that the package reads."""
     host, port = base_url.removeprefix("http://").split(":")
     return SimpleNamespace(
         hf_checkpoint=str(Path(tokenizer.name_or_path)), sglang_router_ip=host, sglang_router_port=int(port), **more
@@ -31,6 +31,8 @@ def args_for(base_url: str, tokenizer: Any, **more: Any) -> SimpleNamespace:
 
 @dataclass(frozen=True)
 class Run:
+    """A finished episode: its sample, and the requests and replies of its engine."""
+
     sample: Any
     fake: FakeSGLang
     replied: list[Reply]
@@ -48,11 +50,11 @@ class Run:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     def context_after(self, turn: int) -> str:
-        """Text of the context between a turn and the next, as the engine was sent it."""
+        """Return the text of the context between turn `turn` and the next one, as sent to the engine."""
         return self.decode(self.context_ids_after(turn))
 
     def context_ids_after(self, turn: int) -> list[int]:
-        """Ids of the context between a turn and the next, as the engine was sent them."""
+        """Return the ids of the context between turn `turn` and the next one, as sent to the engine."""
         first, second = self.fake.requests[turn].input_ids, self.fake.requests[turn + 1].input_ids
         return second[len(first) + len(self.replied[turn].ids) :]
 
@@ -68,7 +70,7 @@ async def run(
     args: Mapping[str, Any] | None = None,
     **server: Any,
 ) -> Run:
-    """One episode. Strings in a script are turns, tokenised as the policy would have sampled them."""
+    """Play one episode. A string in `script` is a turn, tokenised as the policy would have sampled it."""
     replied: list[Reply] = []
 
     def next_reply(request: dict[str, Any], number: int) -> Reply:
@@ -84,5 +86,5 @@ async def run(
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a turn's text, control tokens included."""
+    """Return the ids of a turn's text, control tokens included."""
     return list(tokenizer.encode(text, add_special_tokens=False))

@@ -1,6 +1,6 @@
-"""Turns as a policy that explores may sample them: calls in every format with names and values nobody expects.
+"""Random hostile turns: tool calls in every format with unexpected names, keys and values, and damaged text.
 
-A turn is made from a `random.Random`, so that a failure is repeated by its seed. Knows formats and tokens only.
+Each turn comes from a `random.Random`, so a failure can be repeated with its seed.
 """
 
 import random
@@ -38,7 +38,7 @@ VALUES = (
 
 
 def raw_turn(known: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **more: Any) -> str:
-    """A turn whose calls have names, keys and values as they are written here, in JSON or not; see `Family.turn`."""
+    """Return a turn whose calls contain names, keys and values literally, valid JSON or not; see `Family.turn`."""
     marked, raw = [], {}
     for number, (name, arguments) in enumerate(calls):
         given = {}
@@ -55,7 +55,7 @@ def raw_turn(known: Family, calls: Sequence[tuple[str, Mapping[str, str]]], **mo
 
 
 def random_turn(known: Family, rng: random.Random, *, in_reasoning: bool = False) -> str:
-    """A turn's text, without what ends it."""
+    """Return the text of a random turn without its end token."""
     calls = [
         (rng.choice(NAMES), {rng.choice(KEYS): rng.choice(VALUES) for _ in range(rng.choice((0, 1, 1, 2, 4)))})
         for _ in range(rng.choice((0, *(1,) * 10, *(2, 3) * 5, 30)))
@@ -81,7 +81,7 @@ def _changed(text: str, pieces: Sequence[str], rng: random.Random) -> str:
 
 
 def random_reply(tokenizer: Any, text: str, rng: random.Random, ends: Sequence[int]) -> Reply:
-    """The turn as an engine's answer: sampled tokens that may be no text, and each way to end."""
+    """Return the turn as a reply, sometimes with random tokens inserted, with a random finish reason."""
     ids = list(tokenizer.encode(text, add_special_tokens=False))[:20_000]
     for _ in range(rng.choice((*(0,) * 6, 1, 4))):
         ids.insert(rng.randrange(len(ids) + 1), rng.randrange(len(tokenizer)))

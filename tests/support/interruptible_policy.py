@@ -1,8 +1,8 @@
-"""A policy written down in advance that can be interrupted anywhere: it answers with the rest of the turn.
+"""A scripted policy that can be interrupted at any token: it always answers with the rest of the current turn.
 
-From the ids alone it knows the task (a mark like `[[sums/3]]` in the prompt), the turn, and how much of that turn is
-there already. What the engine reports of a token follows from task, position and weights, so that a sample can be
-checked token by token. Knows Qwen3's chat markup and the fake engine's replies.
+It reads the state from the ids of the request: the task (a mark like `[[sums/3]]` in the prompt), the turn, and how
+many tokens of that turn exist already. Logprobs, experts and kept ids are functions of task, position and weight version,
+so a sample can be checked token by token. It uses the chat markup of Qwen3.
 """
 
 import json
@@ -20,7 +20,7 @@ LAYERS: Final = 2
 TOP_K: Final = 2
 _MARK = re.compile(r"\[\[(\w+)/(\d+)\]\]")
 ANSWER: Final = "So the product of the two numbers is \\boxed{34}.<|im_end|>"
-# what the template may put between "assistant" and the policy's first token
+# text that the template may put between "assistant" and the policy's first token
 _OPENINGS = ("\n<think>\n\n</think>\n\n", "\n<think>\n", "\n")
 
 
@@ -29,7 +29,7 @@ def prompt_of(name: str, number: int, text: str = "What is 17 times 2?") -> str:
 
 
 def call(name: str, part: str = "", **arguments: Any) -> str:
-    """A tool call that names sample, turn and part."""
+    """Return a tool call with an argument `call` that names sample, turn and part."""
     named = {"call": f"@KEY:@TURN{part}", **arguments}
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': named})}\n</tool_call>"
 
@@ -40,40 +40,42 @@ def turn(*parts: str) -> str:
 
 @cache
 def version_number(version: str) -> int:
-    """A number from 0 to 99 for a weight version, its own if it has one."""
+    """Return a number from 0 to 99 for a weight version, made of its digits if it has some."""
     digits = re.sub(r"\D", "", version)
     return int(digits) % 100 if digits else zlib.crc32(version.encode()) % 100
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFacts:
+    """Values that the engine reports for the tokens of a task, computed from position and weight version."""
+
     task: str
 
     def logprob(self, position: int, version: str) -> float:
-        """Between -1 and -0.001; exact in float32's and JSON's digits."""
+        """Return a logprob between -1 and -0.001, with three decimals."""
         return -(1 + zlib.crc32(f"{self.task}:{position}:{version}".encode()) % 1000) / 1000
 
     def experts(self, position: int, version: str) -> list[int]:
-        """One row: position and version can be read off each number."""
+        """Return the expert row of a position; each number encodes position and version."""
         return [position * 1000 + version_number(version) * 10 + n + 1 for n in range(LAYERS * TOP_K)]
 
     def kept(self, position: int, version: str, token: int) -> list[int]:
-        """One to three ids, the chosen one first."""
+        """Return the kept top-p ids, one to three, the sampled id first."""
         return [token, position, version_number(version)][: 1 + position % 3]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """One request, as the policy reads it."""
+    """A request as the policy understands it."""
 
-    key: str  # the routing key: which of the task's samples
+    key: str  # routing key, which identifies the sample
     name: str
     number: int
     turn: int
-    done: int  # tokens of this turn that are in the input already
-    rest: int  # tokens of it that are to come
-    visit: int  # how many requests of this sample came before
-    attempt: int  # 1 for the first of a request
+    done: int  # number of this turn's tokens that are in the input
+    rest: int  # number of this turn's tokens that are missing
+    visit: int  # number of earlier requests of this sample
+    attempt: int  # 1 for the first attempt of a request, 2 for its first retry
 
     @property
     def task(self) -> str:
@@ -85,22 +87,22 @@ Disturb = Callable[[PolicyRequest], "Reply | Change | None"]
 
 
 def abort_after(count: int) -> Change:
-    """The engine aborts the request when it has sampled so many tokens."""
+    """Abort the request at the engine after `count` tokens."""
     return lambda rest: rest.aborted_after(min(count, len(rest.ids) - 1))
 
 
 def hold_after(count: int) -> Change:
-    """The engine samples so many tokens, and then none until it is told to abort."""
+    """Sample `count` tokens, then none until the request is aborted."""
     return lambda rest: rest.held(min(count, len(rest.ids) - 1))
 
 
 def paced(token_s: float, *, queued_s: float = 0.0) -> Change:
-    """The engine takes its time."""
+    """Sample with a delay per token, after a wait in the queue."""
     return lambda rest: rest.paced(token_s, queued_s=queued_s)
 
 
 def aborted_in_queue(_rest: Reply) -> Reply:
-    """The engine aborts the request before its first token."""
+    """Abort the request at the engine before its first token."""
     return Reply.abort()
 
 
@@ -109,11 +111,14 @@ class InterruptiblePolicy:
     """A script for `FakeSGLang`.
 
     Args:
-        plans: Turns by task name; the last is repeated. `@KEY` in a text becomes the sample's routing key, `@TURN` the
-            turn.
-        disturb: What goes wrong with a request, if anything: another reply, or a change of the right one.
+        tokenizer: Tokenizer with Qwen3's markup.
+        plans: Turns by task name; the last turn is repeated. `@KEY` in a text becomes the routing key of the sample,
+            `@TURN` the number of the turn.
+        disturb: Function that returns a fault for a request: another reply, or a change of the correct reply.
 
-    `violations` tells what no policy can go on from.
+    Attributes:
+        asked: Requests so far.
+        violations: Messages for requests that the policy can't continue.
     """
 
     tokenizer: Any
@@ -129,7 +134,7 @@ class InterruptiblePolicy:
         self._openings = [self._encode(text) for text in _OPENINGS]
 
     def reply(self, received: Received, _number: int) -> Reply:
-        """The rest of the turn, cut to what was asked for, or what is to go wrong."""
+        """Return the rest of the turn, limited to `max_new_tokens`, or the fault that `disturb` chose."""
         ids = tuple(received.input_ids)
         found = _MARK.search(self.tokenizer.decode(ids))
         starts = _occurrences(ids, self._assistant)
@@ -149,7 +154,7 @@ class InterruptiblePolicy:
         return _with_facts(change(rest), TaskFacts(asked.task))
 
     def planned_ids(self, key: str, name: str) -> list[tuple[int, ...]]:
-        """All turns of a sample, as it will sample them."""
+        """Return the ids of all turns of a sample."""
         return [self._turn(key, name, turn) for turn in range(len(self.plans[name]))]
 
     def _note(self, received: Received, key: str, *facts: Any) -> PolicyRequest:
@@ -167,7 +172,7 @@ class InterruptiblePolicy:
         return self._planned[key, name, turn]
 
     def _done(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
-        """How many tokens of the turn are there, after what the template opens it with; None if others are."""
+        """Return how many of the turn's tokens `opened` has after the template's opening; None if it has others."""
         for opening in self._openings:
             done = len(opened) - len(opening)
             if 0 <= done < len(planned) and opened == opening + planned[:done]:

@@ -1,7 +1,7 @@
-"""Another Python process that takes samples out of a dump and runs them to their ends.
+"""Finish aborted samples in another Python process.
 
-Run as a program it reads `{"args": ..., "params": ..., "samples": [...]}` from stdin, and writes what became of the
-samples to stdout.
+As a program it reads `{"args": ..., "params": ..., "samples": [...]}` from stdin, runs the samples to their ends, and
+writes them to stdout.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from strands_rollout import Sample, generate, reward_func
 async def finish_in_other_process(
     args: SimpleNamespace, params: Mapping[str, Any], samples: Sequence[Any]
 ) -> list[Any]:
-    """The samples, each run to its end by a new process, rewarded here."""
+    """Run samples to their ends in a new process, grade them in this one, and return them."""
     settings = {key: value for key, value in args.strands_rollout.items() if key != "should_abort"}
     order = {
         "args": {**vars(args), "strands_rollout": settings},

@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - DeepSeek's own characters
-"""How each family writes a turn: reasoning, text, calls. The parsers' tests read these back.
+"""Writers of turns (reasoning, text, calls) in the format of each model family, the counterparts of the parsers.
 
-Written from the same sources as the parsers, which name them; each form of a family that has several is a family here.
+They follow the sources that the parsers name. A family with several forms has an entry for each form.
 """
 
 import functools
@@ -22,7 +22,7 @@ def as_json(value: object) -> str:
 
 
 def bare(value: object) -> str:
-    """A value of a format without types."""
+    """Return a value as a format without types writes it."""
     return value if isinstance(value, str) else as_json(value)
 
 
@@ -32,7 +32,7 @@ def type_of(value: object) -> str:
 
 
 def schemas_of(calls: Sequence[Call]) -> dict[str, Any]:
-    """Schemas of tools that take these arguments."""
+    """Return schemas of tools that accept the arguments of these calls."""
     return {
         name: {"type": "object", "properties": {key: {"type": type_of(value)} for key, value in arguments.items()}}
         for name, arguments in calls
@@ -41,20 +41,20 @@ def schemas_of(calls: Sequence[Call]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """One format."""
+    """A format of reasoning, text and tool calls."""
 
-    id: str  # of the family and its form
+    id: str  # family, with its form if there are several
     parser: str
     calls: Callable[[Sequence[Call]], str]
-    tags: str  # matches what the format's structure is made of: what no segment shows where there are no calls
-    reasoning: tuple[str, str] = ("<think>", "</think>")  # opens and closes reasoning
-    text: Callable[[str], str] = str  # text -> how it stands outside of calls
-    is_xml: bool = False  # whether values are bare text whose type the tool's schema tells
+    tags: str  # pattern of the format's markup, which no parsed segment may contain
+    reasoning: tuple[str, str] = ("<think>", "</think>")  # opening and closing tag of reasoning
+    text: Callable[[str], str] = str  # writes text outside of calls
+    is_xml: bool = False  # whether values are bare text, typed by the tool's schema
     mixes: bool = True  # whether text may stand beside calls
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
-        """What to make broken turns of: a turn's tags, what stands between them, and a whole call."""
+        """Fragments for damaged turns: tags of a turn, the text between them, and a whole call."""
         turn = self.turn(reasoning="x", calls=[("f", {"a": "x", "b": 1}), ("g", {})])
         pieces = re.findall(r"<[^<>]*>|\[/?[A-Z_]+\]|[^<\[]+|.", turn)
         return (*dict.fromkeys(pieces), self.calls([("f", {})]))
@@ -62,24 +62,24 @@ class Family:
     def turn(
         self, *, reasoning: str = "", text: str = "", calls: Sequence[Call] = (), in_reasoning: bool = False
     ) -> str:
-        """A turn; `in_reasoning` leaves out what opens reasoning, which the prompt has."""
+        """Return the text of a turn; `in_reasoning` omits the opening tag, which is then in the prompt."""
         opening, closing = self.reasoning
         thought = f"{'' if in_reasoning else opening}{reasoning}{closing}" if reasoning else ""
         return thought + (self.text(text) if text else "") + (self.calls(calls) if calls else "")
 
     def make(self, calls: Sequence[Call] = ()) -> ToolParser:
-        """The parser with ids c0, c1 ..., for the tools of these calls."""
+        """Return the parser for the tools of these calls, with call ids c0, c1 ..."""
         numbers = itertools.count()
         parser = get_parser(self.parser, new_id=lambda: f"c{next(numbers)}")
         return parser.for_tools(schemas_of(calls)) if self.is_xml and calls else parser  # type: ignore[attr-defined]
 
     def stripped(self, text: str) -> str:
-        """A text without the format's structure and white space."""
+        """Return a text without the format's markup and whitespace."""
         return re.sub(r"\s", "", re.sub(self.tags, "", text))
 
     @property
     def has_bare_values(self) -> bool:
-        """Whether values hold no tags; some formats say beside each of what type it is."""
+        """True if values are written without JSON quoting; some formats write the type beside each value."""
         typed = ("deepseek_v3-2", "deepseek_v4", "gemma4", "kimi_k3", "lfm2", "pythonic")
         return self.is_xml or self.id in typed
 

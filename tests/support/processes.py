@@ -1,7 +1,4 @@
-"""Waits for what tells nobody, always with an end; whether another process still runs, as Linux tells it.
-
-A process that ends while it is looked at has ended.
-"""
+"""Bounded waits for conditions without an event, for the end of other processes, and for files that they write."""
 
 import asyncio
 import os
@@ -12,14 +9,14 @@ from pathlib import Path
 
 
 async def wait_until(holds: Callable[[], object], within_s: float = 240.0) -> None:
-    """Wait for what has no event; TimeoutError where it never comes, so that no test fails by hanging alone."""
+    """Poll `holds` until it is true; raises TimeoutError, so that a failing test doesn't hang."""
     async with asyncio.timeout(within_s):
         while not holds():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and is more than a zombie."""
+    """Return whether a process exists and is not a zombie."""
     if sys.platform != "linux":
         try:
             os.kill(pid, 0)
@@ -33,7 +30,7 @@ def is_running(pid: int) -> bool:
 
 
 def exits_within(pid: int, within_s: float = 30.0) -> bool:
-    """Whether a process is gone in time."""
+    """Wait for the end of a process, and return whether it ended in time."""
     give_up_at = time.monotonic() + within_s
     while is_running(pid) and time.monotonic() < give_up_at:
         time.sleep(0.02)
@@ -41,7 +38,7 @@ def exits_within(pid: int, within_s: float = 30.0) -> bool:
 
 
 def wait_for_number(note: Path, within_s: float = 30.0) -> int:
-    """The number that another process writes to a file, with the end of the line; waited for."""
+    """Wait until another process has written a number and a newline to a file, and return the number."""
     give_up_at = time.monotonic() + within_s
     while not (note.exists() and note.read_text().endswith("\n")):
         if time.monotonic() > give_up_at:

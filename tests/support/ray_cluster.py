@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, apart from its own Ray."""
+"""A Ray cluster of several nodes on this machine, separate from any Ray that runs already."""
 
 import contextlib
 import os
@@ -16,14 +16,14 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_ACCEL
 
 @contextlib.contextmanager
 def ray_cluster(cpus: Mapping[str, int], *folders: Path) -> Iterator[SimpleNamespace]:
-    """Nodes of so many CPUs by their names, whose processes can import what lies in these folders."""
+    """Start nodes with the given numbers of CPUs by name; their processes can import modules from `folders`."""
     if sys.platform != "linux":
         pytest.skip("Ray's clusters on one machine are Linux's")
     ray = pytest.importorskip("ray", reason="Ray is not installed: pip install ray")
     from ray.cluster_utils import Cluster
 
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # paths of sockets must be short
-    Path(folder).chmod(0o755)  # what is killed leaves its scratch directory here, where code has users of its own
+    Path(folder).chmod(0o755)  # killed workers leave scratch directories here, and code runs as other users
     Path(folder, "ray").mkdir()
     with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Real servers for tests, started and stopped as a user does it: by scripts/sglang_cpu.sh and scripts/gateway.sh."""
+"""Start and stop the real SGLang and the real routers with scripts/sglang_cpu.sh and scripts/gateway.sh."""
 
 import json
 import os
@@ -16,7 +16,7 @@ GATEWAY = "gateway.sh"
 
 @dataclass(frozen=True, slots=True)
 class RealServer:
-    """A server that a script has started; it ends with this process, if it is not ended before."""
+    """A server that a script has started; it ends with this process at the latest."""
 
     script: str
     base_url: str
@@ -27,31 +27,31 @@ class RealServer:
         run_script(self.script, "stop", str(self.pid), "--grace-s", str(grace_s))
 
     def kill(self) -> None:
-        """End all its processes at once, as a crash of its node would."""
+        """Kill all its processes, like a crash of its node."""
         os.killpg(self.pid, signal.SIGKILL)
 
 
 def start_sglang(model: Path | None = None, *flags: str, port: int = 0) -> RealServer:
-    """The real SGLang with a model, or the shipped one; the first time, it is installed."""
+    """Start the real SGLang with a model, by default the shipped one; the first call installs SGLang."""
     chosen = [] if model is None else ["--model", str(model)]
     return _start(SGLANG, "--port", str(port), *chosen, "--", *flags)
 
 
 def start_gateway(*workers: str, router: str = "smg", flags: tuple[str, ...] = ()) -> RealServer:
-    """A router, smg or sglang-router, before workers; ready when one of them is, if there is any."""
+    """Start a router (smg or sglang-router) in front of workers, and wait until a worker is ready, if there are any."""
     named = [argument for worker in workers for argument in ("--worker", worker)]
     return _start(GATEWAY, "--router", router, *named, "--", *flags)
 
 
 def run_script(script: str, *arguments: str) -> str:
-    """What a script prints; its failure is this test's, in its words."""
+    """Run a script and return its output; its failure fails the test with its stderr."""
     done = subprocess.run(["bash", str(SCRIPTS / script), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{script} {arguments[0]} failed: {done.stderr}"
     return done.stdout
 
 
 def version_of(base_url: str) -> str:
-    """SGLang's version, as a server tells it."""
+    """Return the version that an SGLang server reports."""
     with urllib.request.urlopen(f"{base_url}/server_info", timeout=20) as answer:  # noqa: S310 - http
         facts: dict[str, Any] = json.load(answer)
     return str(facts["version"])

@@ -1,4 +1,4 @@
-"""Folders of training runs, as `strands-rollout train` leaves them, with values that a test gives."""
+"""Folders of finished training runs, as `strands-rollout train` writes them, with given values."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from strands_rollout.train.run_folder import StepLog, StepRecord
 
 
 def step_records(count: int = 3, **values: Any) -> list[StepRecord]:
-    """Steps with the same values in each; a function is given the step."""
+    """Return records of `count` steps with the same values; a value may be a function of the step."""
     return [
         {"step": step, **{name: value(step) if callable(value) else value for name, value in values.items()}}
         for step in range(count)
@@ -17,6 +17,7 @@ def step_records(count: int = 3, **values: Any) -> list[StepRecord]:
 
 
 def write_run(folder: Path, done: Sequence[StepRecord], *, summary=None, commit: str = "4d1c", **options) -> Path:
+    """Write the folder of a run, and return it."""
     folder.mkdir()
     told = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
     (folder / "options.json").write_text(json.dumps(told))

@@ -1,4 +1,4 @@
-"""Tools that tell which of their calls ended, in whatever process: `call` is a call's name."""
+"""Tools that record in a file which of their calls ended, in any process; `call` is the name of a call."""
 
 import asyncio
 import os
@@ -61,7 +61,7 @@ async def die(call: str) -> str:
 
 
 async def program(task: Any, endpoint: Any) -> str:
-    """An agent that has these tools and plays through the endpoint."""
+    """Play an agent with these tools through the endpoint of the gateway."""
     from strands.models.openai import OpenAIModel
 
     client = {"base_url": endpoint.base_url, "api_key": endpoint.api_key}

@@ -1,4 +1,4 @@
-"""A scripted policy whose every sampled token is known by its logprob, and an episode on it by a test's factory."""
+"""A scripted policy that marks each sampled token with a unique logprob, and an episode on it with a test's factory."""
 
 import asyncio
 import json
@@ -18,7 +18,12 @@ def tool_call(name: str, **arguments: object) -> str:
 
 
 class RecordingPolicy:
-    """Answers requests; each token that it samples has a logprob of its own, by which it is found again."""
+    """Script for `FakeSGLang`; the unique logprob of each sampled token identifies it in the samples.
+
+    Attributes:
+        sampled: Id and logprob of every sampled token.
+        requests: Ids of each request and of its answer.
+    """
 
     def __init__(self, tokenizer: Any, said: Any) -> None:
         self._tokenizer = tokenizer
@@ -37,7 +42,7 @@ class RecordingPolicy:
         return Reply.tokens(ids, finish, logprobs=[logprob for _, logprob in self.sampled[first:]])
 
     def check(self, result: Any, masked: int = 0) -> list[Any]:
-        """Each sampled token is trained at most once, exactly as sampled, and every one is accounted for."""
+        """Check that each sampled token is trained at most once, as sampled, and counted; return the samples."""
         samples = result if isinstance(result, list) else [result]
         trained: list[tuple[int, float]] = []
         for sample in samples:
@@ -51,7 +56,7 @@ class RecordingPolicy:
         facts = [sample.metadata["strands_rollout"] for sample in samples]
         held = sum(one.get("sampled_tokens", 0) for one in facts)
         known = held + facts[0].get("dropped_sampled_tokens", 0)
-        # an abort may cut a request whose answer is on its way
+        # an abort may cut a request whose answer is in flight
         assert known == len(self.sampled) or (samples[0].status is Sample.Status.ABORTED and known < len(self.sampled))
         if samples[0].status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED):
             assert len(trained) == held - masked

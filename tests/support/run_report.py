@@ -15,13 +15,13 @@ _ROW = "found"
 
 
 def note_engine(item: pytest.Item, engine: str) -> None:
-    """Note on which engine or router a test runs."""
+    """Note the engine or router on which a test runs."""
     item.user_properties.append((_ENGINE, engine))
 
 
 @pytest.fixture
 def report_row(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Adds a row to a table of the closing summary: `report_row("faults", fault="killed", episodes=8, lost=0)`."""
+    """Return a function that adds a row to a table: `report_row("faults", fault="killed", episodes=8, lost=0)`."""
 
     def add(table: str, **row: Any) -> None:
         words = "  ".join(f"{name}={value}" for name, value in row.items())

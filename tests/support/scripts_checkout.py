@@ -1,4 +1,4 @@
-"""A copy of the scripts in a folder of its own, and a Python that logs what it is asked instead of doing it."""
+"""A copy of the shell scripts in a temporary folder, with a fake Python that logs its arguments instead of running."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-# `-m venv DIR` makes DIR with it and a command that prints its own arguments
+# `-m venv DIR` creates DIR with this Python and a `strands-rollout` that prints its arguments
 FAKE_PYTHON = """#!/usr/bin/env bash
 echo "$*" >>"$PYTHON_LOG"
 case "$*" in
@@ -32,7 +32,7 @@ esac
 
 @dataclass(frozen=True)
 class Checkout:
-    """A copy of the scripts with a Python that only logs."""
+    """A copy of the scripts with the fake Python."""
 
     root: Path
 

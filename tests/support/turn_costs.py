@@ -1,4 +1,4 @@
-"""What each turn of an episode costs on the event loop's thread, in counts that no clock is in."""
+"""Costs of each turn on the event loop's thread, as counts of calls, bytes and ids instead of times."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from strands_rollout.code_tool import ExecutionResult, ExecutorFacts
 
 
 class InstantExecutor:
-    """Runs no code and has a result at once."""
+    """A `CodeExecutor` that runs no code and returns a fixed result immediately."""
 
     facts = ExecutorFacts(libraries=("numpy",), memory_mb=None, isolated=False, keeps_sessions=False)
 
@@ -39,16 +39,16 @@ class InstantExecutor:
 
 @dataclass
 class TurnCosts:
-    """Costs of an episode's turns; entry n is what happened between the model calls n and n + 1."""
+    """Costs of an episode's turns; entry n covers the time between model calls n and n + 1."""
 
     calls_before: int  # calls of Python and C functions before the first model call
     calls: list[int]
     encoded_bytes: list[int]  # bytes that orjson wrote
-    ids_read: list[int]  # ids of the trajectory that were read, as often as they were
+    ids_read: list[int]  # ids read from the trajectory, repeated reads included
 
 
 class WatchedIds(list[int]):
-    """Token ids that count how many of them are read by iteration, slices and copies."""
+    """List of token ids that counts reads by index, iteration, slices and copies."""
 
     read = 0
 
@@ -69,7 +69,7 @@ class WatchedIds(list[int]):
 
 
 def growth(per_turn: Sequence[int]) -> int:
-    """The cheapest of the late turns less the cheapest of the early ones: a timer makes single turns dearer only."""
+    """Return the minimum of the late turns minus the minimum of the early turns; minima leave out turns with timers."""
     quarter = len(per_turn) // 4
     return min(per_turn[-quarter:]) - min(per_turn[quarter : 2 * quarter])
 
@@ -82,7 +82,7 @@ async def play_tool_turns(
     asked: Callable[[], None] = lambda: None,
     hooks: Sequence[str] = (),
 ) -> None:
-    """Play an episode of so many tool turns while it is watched; `asked` is called at each request, elsewhere."""
+    """Play an episode of `turns` tool turns inside `watch`; the engine's thread calls `asked` at each request."""
     call, answer = (Reply.tokens(ids_of(tokenizer, text)) for text in (call_text(), ANSWER))
 
     def reply(_request: dict[str, Any], number: int) -> Reply:
@@ -101,7 +101,7 @@ async def play_tool_turns(
 
 
 async def turn_costs(tokenizer: Any, turns: int, hooks: Sequence[str] = ()) -> TurnCosts:
-    """Play an episode of so many tool turns, with further hooks, and count."""
+    """Play an episode of `turns` tool turns with `hooks`, and return the costs of its turns."""
     counts = Counts()
     await play_tool_turns(tokenizer, turns, _counting(counts), hooks=hooks)
     return TurnCosts(counts.noted[0][0], *(_between(column) for column in zip(*counts.noted, strict=True)))
@@ -113,7 +113,7 @@ def _between(at_boundaries: Sequence[int]) -> list[int]:
 
 @dataclass
 class Counts:
-    """What was counted on this thread so far."""
+    """Counts so far on the thread that is watched."""
 
     calls: int = 0
     encoded_bytes: int = 0
@@ -125,7 +125,7 @@ class Counts:
 
 @contextlib.contextmanager
 def _counting(counts: Counts) -> Iterator[None]:
-    """Counts calls, and what orjson writes, on this thread alone: the engine has another."""
+    """Count calls, and bytes that orjson writes, on this thread only; the engine has another thread."""
     thread, dumps, profile = threading.get_ident(), orjson.dumps, sys.getprofile()
 
     def called(_frame: object, event: str, _arg: object) -> None:
@@ -137,7 +137,7 @@ def _counting(counts: Counts) -> Iterator[None]:
         return written
 
     async def noted_answer(model: SGLangModel, *args: Any, **kwargs: Any) -> Any:
-        """A turn begins, and with the first the watch over its trajectory."""
+        """Note the counts when a turn begins; the first turn also replaces the trajectory's ids with `WatchedIds`."""
         if not model.trajectory.turns:
             model.trajectory.token_ids = WatchedIds()
         counts.note(model.trajectory.token_ids.read)  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def _counting(counts: Counts) -> Iterator[None]:
 
     answer = SGLangModel.answer
     gc.collect()
-    gc.disable()  # what it finalises when is not a turn's cost
+    gc.disable()  # a collection at a random turn is not a cost of that turn
     SGLangModel.answer, orjson.dumps = noted_answer, counted_dumps  # type: ignore[assignment, method-assign]
     sys.setprofile(called)
     try:

@@ -1,4 +1,4 @@
-"""Agent factories for the tests of agents that somebody else builds: what users write, and what goes wrong there."""
+"""Agent factories as users write them, correct and faulty, for `agent_factory: user_agents.NAME`."""
 
 import asyncio
 import threading
@@ -15,9 +15,9 @@ from strands_rollout import SGLangModel, Task, current_task, sub_agent_model
 from strands_rollout.errors import SandboxError
 
 built: list[Any] = []
-"""What was built, in order."""
+"""Agents that `plain` has built, in order."""
 hangs, may_end = threading.Event(), threading.Event()
-"""Set while a factory hangs; for it to end."""
+"""Events: a factory hangs; it may return."""
 
 
 @tool
@@ -46,7 +46,7 @@ async def is_out_of_order() -> str:
 
 
 from_the_test: list[Callable[[SGLangModel, Task], Any]] = []
-"""A factory that a test has made."""
+"""The factory of the running test, which `made_by_the_test` calls."""
 
 
 def made_by_the_test(model: SGLangModel, task: Task) -> Any:
@@ -54,7 +54,7 @@ def made_by_the_test(model: SGLangModel, task: Task) -> Any:
 
 
 def plain(model: SGLangModel, task: Task) -> Agent:
-    """With nothing set that a user may forget: it prints, and keeps forty messages."""
+    """Build an agent with Strands' defaults, which print and keep forty messages."""
     built.append(Agent(model=model, tools=[double, sleep, label_of_the_row]))
     return built[-1]
 
@@ -167,14 +167,14 @@ def on_another_model(model: SGLangModel, task: Task) -> Agent:
 
 
 def swarm(model: SGLangModel, task: Task) -> Swarm:
-    """A helper begins, and hands over to the one who answers."""
+    """Build a swarm in which a helper begins and hands over to the speaker."""
     helper = Agent(name="helper", model=sub_agent_model(), system_prompt="You help.", tools=[double])
     speaker = Agent(name="speaker", model=model, system_prompt="You answer.")
     return Swarm([helper, speaker], entry_point=helper, max_handoffs=2)
 
 
 def graph(model: SGLangModel, task: Task) -> Any:
-    """Two who work at once, and one who reads both."""
+    """Build a graph of two parallel nodes and one that reads both."""
     builder = GraphBuilder().set_max_node_executions(10)
     for name in ("left", "right"):
         builder.add_node(Agent(name=name, model=sub_agent_model(), system_prompt=f"You are {name}."), name)
@@ -185,7 +185,7 @@ def graph(model: SGLangModel, task: Task) -> Any:
 
 
 def with_a_hidden_agent(model: SGLangModel, task: Task) -> Agent:
-    """A tool that makes an agent on the same model."""
+    """Build an agent with a tool that creates another agent on the same model."""
 
     @tool
     async def ask(question: str) -> str:

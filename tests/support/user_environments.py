@@ -1,4 +1,4 @@
-"""Resources and environments for the tests: what they are told, in order, and what goes wrong in them."""
+"""Resources and environments as users write them, correct and faulty, which record their calls in `seen`."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from strands import tool
 from strands_rollout import Task, current_task
 
 seen: list[str] = []
-"""What happened, in order."""
+"""Calls of all resources and environments, in order."""
 
 
 @asynccontextmanager
@@ -61,7 +61,7 @@ async def read_database() -> str:
 
 
 class PlannedEnvironment:
-    """Does what the row's metadata says, and remembers what it was asked."""
+    """Environment that acts, answers and fails as the row's metadata says, and records its calls in `seen`."""
 
     def __init__(self, task: Task) -> None:
         self.plan: dict[str, Any] = dict(task.metadata)
@@ -75,7 +75,7 @@ class PlannedEnvironment:
         seen.append("leave")
 
     def prepare(self) -> Any:
-        """In a thread: it may block."""
+        """Return the first user message; sync, so it runs in a thread."""
         seen.append("prepare")
         if self.plan.get("fails_to") == "prepare":
             raise ValueError("nothing there")
@@ -124,7 +124,7 @@ async def read_task() -> str:
 
 
 hung: list[str] = []
-"""One for each call that hangs."""
+"""One entry for each call that hangs."""
 may_return = threading.Event()
 
 

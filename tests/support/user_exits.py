@@ -1,4 +1,4 @@
-"""What users may name in the settings, each raising `raises` where its name says."""
+"""Tools, hooks, agents, environments and resources for the settings that raise `raises` at the place in their name."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,7 +13,7 @@ from strands.tools import ToolProvider
 from strands_rollout import SGLangModel, Task, sub_agent_model
 
 raises: BaseException = SystemExit(2)
-"""Set by the test."""
+"""Exception to raise; each test sets it."""
 
 
 class Odd(BaseException):
@@ -58,7 +58,7 @@ async def fine(number: int = 0) -> str:
 
 
 class UnreadableError(Exception):
-    """An exception whose words can't be read."""
+    """An exception whose `str` and `repr` raise."""
 
     __repr__ = __str__ = _raise
 

@@ -1,4 +1,4 @@
-"""An MCP server for the tests: it knows its process, its environment and its arguments, raises, and ends itself."""
+"""An MCP server with tools that report its process, environment and arguments, raise, and end the server."""
 
 import os
 import sys
@@ -29,7 +29,7 @@ def end() -> str:
     os._exit(3)
 
 
-if "--named" in sys.argv:  # names that MCP allows, and Strands lets nobody call
+if "--named" in sys.argv:  # names that MCP allows and Strands refuses
 
     def named(name: str) -> None:
         server.add_tool(lambda: f"called {name}", name=name, description="Counts.")

@@ -1,4 +1,4 @@
-"""Processors of vision-language models without a network or torch, and an engine that reads images as SGLang does."""
+"""Processors of vision-language models without network or torch, and an engine script that reads images like SGLang."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 VISION_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 FAMILIES = ["Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"]
-# content as text or parts, as Qwen3-VL's template has it
+# content may be text or parts, as in the template of Qwen3-VL
 TEMPLATE = """
 {%- macro shown(content) -%}
   {%- if content is string -%}{{ content }}
@@ -33,7 +33,7 @@ TEMPLATE = """
 
 
 def vision_tokenizer(template: str = TEMPLATE) -> Any:
-    """The shipped model's, with Qwen's tokens of images."""
+    """Return the shipped tokenizer with Qwen's image tokens."""
     tokenizer = AutoTokenizer.from_pretrained(Path(__file__).parents[2] / "strands_rollout/engine/checkpoint")
     tokenizer.add_tokens(VISION_TOKENS, special_tokens=True)
     tokenizer.chat_template = template
@@ -41,7 +41,7 @@ def vision_tokenizer(template: str = TEMPLATE) -> Any:
 
 
 def vision_processor(family: str, tokenizer: Any) -> Any:
-    """A processor of Qwen's with its image processor on NumPy; that of videos, which needs torch, is left out."""
+    """Return a Qwen processor with a NumPy image processor and without the video processor, which needs torch."""
     try:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil as Images
     except ImportError:  # before transformers 5
@@ -75,9 +75,12 @@ def _opened(data_url: str) -> Any:
 
 
 class VisionEngine:
-    """A script for `FakeSGLang`: reads the images of each request with the model's own processor, as SGLang does.
+    """Script for `FakeSGLang` that reads the images of each request with the model's own processor, like SGLang.
 
-    For each request, `read` are the processor's ids of the whole decoded request, `inputs` what else it makes of it.
+    Attributes:
+        read: For each request the processor's ids of the decoded text with its images.
+        inputs: For each request all outputs of the processor.
+        images: For each request its images.
     """
 
     def __init__(self, processor: Any, turns: Sequence[str], *, miscounts: int = 0) -> None:
@@ -100,7 +103,7 @@ class VisionEngine:
 
 
 def save_llava(folder: Path) -> Any:
-    """A processor that `AutoProcessor` loads from this folder without torch; its image token is Qwen's."""
+    """Save a LLaVA processor, with Qwen's image token, that `AutoProcessor` loads without torch, and return it."""
     from transformers import LlavaProcessor
 
     try:

@@ -1,8 +1,8 @@
-"""Reads what wandb wrote in offline mode: the history of a run, and the tables in it.
+"""Read the history of an offline wandb run, and the tables in it.
 
 A `.wandb` file is a log in LevelDB's format after a header of 7 bytes: blocks of 32 KiB, in each of them records with a
-header of checksum (4 bytes), length (2) and type (1), a long record in several parts. Each record is a protobuf. Run as
-a program it prints the history as JSON, so that the tests' own process need not import wandb.
+header of checksum (4 bytes), length (2) and type (1), a long record in several parts. Each record is a protobuf. As
+a program it prints the history as JSON, so that the process of the tests need not import wandb.
 """
 
 import json
@@ -21,7 +21,7 @@ def _records(content: bytes) -> Iterator[bytes]:
     position, parts = _FILE_HEADER, b""
     while position + _RECORD_HEADER <= len(content):
         if _BLOCK - position % _BLOCK < _RECORD_HEADER:
-            position += _BLOCK - position % _BLOCK  # the rest of a block that is too short for a header
+            position += _BLOCK - position % _BLOCK  # the end of a block is too short for a header
             continue
         length, kind = struct.unpack_from("<HB", content, position + 4)
         position += _RECORD_HEADER
@@ -33,7 +33,7 @@ def _records(content: bytes) -> Iterator[bytes]:
 
 
 def history(run: Path) -> list[dict[str, Any]]:
-    """The rows of the history in a run's folder, in order; a table is a dict with its columns and data."""
+    """Return the rows of the history in a run's folder; a table is a dict with its columns and data."""
     from wandb.proto import wandb_internal_pb2
 
     rows = []
@@ -50,7 +50,7 @@ def history(run: Path) -> list[dict[str, Any]]:
 
 
 def _put(row: dict[str, Any], keys: list[str], value: Any) -> None:
-    """Versions of wandb differ in whether they write a mapping whole or entry by entry."""
+    """Set a nested value; some versions of wandb write a mapping whole, others entry by entry."""
     for key in keys[:-1]:
         row = row.setdefault(key, {})
     row[keys[-1]] = value

@@ -1,8 +1,8 @@
 """A scripted policy that can be interrupted at any token: it always answers with the rest of the current turn.
 
 It reads the state from the ids of the request: the task (a mark like `[[sums/3]]` in the prompt), the turn, and how
-many tokens of that turn exist already. Logprobs, experts and kept ids are functions of task, position and weight version,
-so a sample can be checked token by token. It uses the chat markup of Qwen3.
+many tokens of that turn exist already. Logprobs, experts and kept ids are functions of task, position and weight
+version, so a sample can be checked token by token. It uses the chat markup of Qwen3.
 """
 
 import json

@@ -122,7 +122,7 @@ def end_at_deadline(*, was_aborted: bool, limit_s: float | None, fault: Fault | 
         return StopReason.ABORTED, errors.EngineAbortedError("the rollout was aborted")
     message = f"the episode took more than {limit_s:g} s"
     if fault is not None:  # an outage used up the time, which isn't the policy's fault
-        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{message}; the engine fails: {fault.words}")
+        return StopReason.ENGINE_ERROR, errors.EngineUnavailableError(f"{message}; the engine fails: {fault.message}")
     return StopReason.EPISODE_TIMEOUT, TimeoutError(message)
 
 

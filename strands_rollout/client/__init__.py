@@ -1,1 +1,1 @@
-"""SGLang over HTTP: token ids in, one checked generation out; OpenAI-compatible APIs; requests that are sent again."""
+"""HTTP clients: SGLang (token ids in, one checked generation out), OpenAI-compatible chat APIs, and their retries."""

@@ -1,6 +1,6 @@
-"""A model behind an OpenAI-compatible API: messages in, its message out.
+"""A client of OpenAI-compatible chat APIs, for judges and `strands-rollout try`.
 
-Judges and `strands-rollout try` ask such models; nothing of their answers is trained, since they come without tokens.
+The answers come without tokens, so they are never trained on.
 """
 
 import math
@@ -22,15 +22,15 @@ _MAX_CONNECTIONS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class ChatApi:
-    """One model of an OpenAI-compatible API.
+    """A model of an OpenAI-compatible API.
 
     Attributes:
-        base_url: The API's URL, with `/v1`.
-        model: The model's name there.
+        base_url: The API's URL, including `/v1`.
+        model: The model's name at this API.
         api_key: Sent as a bearer token; "" for none.
         params: Further fields of each request.
-        timeout_s: Seconds that an attempt may take.
-        retries: How often a request is sent again after 429, 5xx or no answer.
+        timeout_s: Time limit of an attempt, in seconds.
+        retries: Maximum number of retries after 429, 5xx or no answer.
     """
 
     base_url: str
@@ -43,15 +43,15 @@ class ChatApi:
     async def complete(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> dict[str, Any]:
-        """Return the message that the model answers with, as the API gives it.
+        """Send messages and return the model's message, unchanged.
 
         Raises:
-            EngineUnavailableError: No attempt was answered.
-            EngineRejectedError: The API refuses the request, or the key.
-            EngineResponseError: The answer is no chat completion.
+            EngineUnavailableError: No attempt got an answer.
+            EngineRejectedError: The API refused the request or the key.
+            EngineResponseError: The answer is not a chat completion.
         """
         url = f"{self.base_url.rstrip('/')}/chat/completions"
-        shown = masked_text(url)
+        masked_url = masked_text(url)
         client = _CLIENTS.get("chat", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=_MAX_CONNECTIONS)))
         body = {**self.params, "model": self.model, "messages": list(messages)}
         body |= {"tools": list(tools)} if tools else {}
@@ -65,19 +65,21 @@ class ChatApi:
                 return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
             if answer.status_code == httpx.codes.OK:
                 return answer
-            return fault_of_status(answer.status_code, answer.content, answer.headers, url=shown, endpoint="")
+            return fault_of_status(answer.status_code, answer.content, answer.headers, url=masked_url, endpoint="")
 
         try:
             answer = await with_retries(attempt, RetryPolicy(patience_s=math.inf, max_attempts=self.retries + 1))
         except RetriesExhaustedError as e:
             count = len(e.outage.faults)
             attempts = f"{count} attempt{'s' * (count > 1)}"
-            raise EngineUnavailableError(f"{shown} gave no answer in {attempts}, the last ended with: {e}") from None
+            raise EngineUnavailableError(
+                f"{masked_url} gave no answer in {attempts}; the last failed with: {e}"
+            ) from None
         try:
             message = answer.json()["choices"][0]["message"]
         except (ValueError, LookupError, TypeError) as e:
-            got = f"{shown} answered {answer.text[:300]!r}"
+            got = f"{masked_url} answered {answer.text[:300]!r}"
             raise EngineResponseError(f"{got}; expected a chat completion: {type(e).__name__}: {e}") from e
         if not isinstance(message, dict):
-            raise EngineResponseError(f"{shown} answered with the message {message!r:.300}; expected a mapping")
+            raise EngineResponseError(f"{masked_url} answered with the message {message!r:.300}; expected a mapping")
         return message

@@ -1,6 +1,6 @@
 """The client of an SGLang engine or router: token ids in, one checked `Generation` out.
 
-It also aborts requests that are no longer awaited and asks an engine what it serves. `shared_client` keeps one client
+It also aborts requests of cancelled calls, and fetches an engine's model and limits. `shared_client` keeps one client
 per engine and event loop.
 """
 
@@ -32,9 +32,9 @@ from strands_rollout.client.generate_api import (
     read_generation,
 )
 from strands_rollout.client.retry import (
-    BACKOFF_BASE_S,
-    BACKOFF_CAP_S,
-    PATIENCE_S,
+    DEFAULT_BACKOFF_BASE_S,
+    DEFAULT_BACKOFF_CAP_S,
+    DEFAULT_PATIENCE_S,
     Fault,
     FaultKind,
     Outage,
@@ -51,38 +51,39 @@ logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S: Final = 5.0
 _BEFORE_RETRY: Final = "before the request was sent again"
-# A client with httpx's default of 5 s per read was not configured for generations, which take longer.
-_HTTPX_DEFAULT: Final = httpx.Timeout(5.0)
+# a client with httpx's default of 5 s per read was not configured for generations, which take longer
+_HTTPX_DEFAULT_TIMEOUT: Final = httpx.Timeout(5.0)
 _GENERATION_TIMEOUT: Final = httpx.Timeout(connect=10.0, read=None, write=transport.WRITE_TIMEOUT_S, pool=None)
 
 
 @dataclass(slots=True)
 class Flight:
-    """The request of one `generate` call that is at the engine."""
+    """The current attempt of one `generate` call, which the client updates while the call runs."""
 
     rid: str | None = None
     """The request's id while the engine has it; None before, after, and between two attempts."""
     sent_at: float = 0.0
-    """When it was sent last, by `time.monotonic`."""
+    """Time of the last attempt's start, by `time.monotonic`."""
     fault: Fault | None = None
-    """The last attempt's failure, while another is to follow."""
+    """Failure of the last attempt, while the call waits to retry."""
 
 
 class SGLangClient:
-    """One engine, for any number of concurrent generations on one event loop; an async context manager.
+    """A client of one engine, for any number of concurrent generations on one event loop; an async context manager.
 
     Args:
-        http: The engine's URL: the client makes its own connection and closes it. Or a connection of the caller's,
-            with a `base_url` (see `create_client`), which stays the caller's to close; where that has httpx's default
-            time limits of 5 s, generations are given no read limit.
-        vocab_size: Rows of the model's embedding: ids must be below it, both ways. None: not checked.
-        patience_s: How long an engine that is away, busy or failing is asked again; see `RetryPolicy`.
-        max_attempts: Requests in all for one generation; None for as many as there is time for.
-        backoff_base_s: First wait between attempts.
-        backoff_cap_s: Longest wait between attempts.
-        rng: Source of the waits' jitter.
-        sleep: Waits between attempts.
-        clock: Seconds, for the patience and for `Generation.latency_s`.
+        http: The engine's URL, for which the client makes an httpx client and closes it. Or an httpx client with a
+            `base_url` (see `create_client`), which the caller closes; if it has httpx's default timeouts of 5 s,
+            generations get no read timeout.
+        vocab_size: Rows of the model's embedding: input and output ids must be below it. None disables the check.
+        patience_s: Seconds for which a request is retried while the engine is unreachable, busy or failing; see
+            `RetryPolicy`.
+        max_attempts: Maximum number of requests for one generation; None for no limit.
+        backoff_base_s: First wait between attempts, in seconds.
+        backoff_cap_s: Longest wait between attempts, in seconds.
+        rng: Source of the jitter in waits.
+        sleep: Replaces `asyncio.sleep` between attempts.
+        clock: Returns seconds, for `patience_s` and `Generation.latency_s`.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class SGLangClient:
         http: httpx.AsyncClient | str,
         *,
         vocab_size: int | None = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = DEFAULT_PATIENCE_S,
         max_attempts: int | None = None,
-        backoff_base_s: float = BACKOFF_BASE_S,
-        backoff_cap_s: float = BACKOFF_CAP_S,
+        backoff_base_s: float = DEFAULT_BACKOFF_BASE_S,
+        backoff_cap_s: float = DEFAULT_BACKOFF_CAP_S,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         clock: Callable[[], float] = time.perf_counter,
@@ -101,19 +102,21 @@ class SGLangClient:
         self._owns_http = isinstance(http, str)
         self._http = create_client(http) if isinstance(http, str) else http
         if not self._http.base_url.host:
-            raise errors.ConfigError("the httpx client has no base_url; make it with create_client('http://host:port')")
+            raise errors.ConfigError(
+                "the httpx client has no base_url; create it with create_client('http://host:port')"
+            )
         self.url: Final = transport.redacted(self._http.base_url)
         self.vocab_size: Final = vocab_size
         self._retry = RetryPolicy(patience_s, backoff_base_s, backoff_cap_s, max_attempts)
         self._rng, self._sleep, self._clock = rng or random.Random(), sleep, clock  # noqa: S311 - jitter, no secret
-        self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT else self._http.timeout
+        self._timeout = _GENERATION_TIMEOUT if self._http.timeout == _HTTPX_DEFAULT_TIMEOUT else self._http.timeout
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._aborts = _Aborts(self._http, url=self.url)
+        self._aborts = _AbortSender(self._http, url=self.url)
         self._info: asyncio.Task[ServerInfo] | None = None
         self._known_info: ServerInfo | None = None
         self._info_fault: Fault | None = None
-        self._info_era = 0
-        self._is_well = True
+        self._info_epoch = 0
+        self._is_healthy = True
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,19 +126,19 @@ class SGLangClient:
 
     @property
     def is_closed(self) -> bool:
-        """True once the connection was closed, by this client or by its owner."""
+        """Return whether the httpx client is closed, by this client or by its owner."""
         return self._http.is_closed
 
     @property
     def info_fault(self) -> Fault | None:
-        """The failure of the last attempt to ask for the server's info, while another is to follow."""
+        """Return the failure of the last attempt to fetch the server's info, while another attempt is to follow."""
         return self._info_fault
 
     async def aclose(self) -> None:
-        """Wait for the aborts that are under way, 5 s at most, and close the connection if it is this client's own."""
+        """Wait up to 5 s for aborts in flight, and close the httpx client if this client made it."""
         if self._info is not None:
             self._info.cancel()
-        await asyncio.gather(*self._aborts.under_way, return_exceptions=True)
+        await asyncio.gather(*self._aborts.in_flight, return_exceptions=True)
         if self._owns_http:
             await self._http.aclose()
 
@@ -152,37 +155,39 @@ class SGLangClient:
         should_abort: Callable[[], bool] = never,
         control: Control | None = None,
     ) -> Generation:
-        """Sample from these token ids; return only what was checked token by token.
+        """Sample tokens after a prompt; the answer is checked token by token.
 
-        A cancelled call ends at once; its request is aborted at the engine. No attempt is sent under the rid of
-        another, since SGLang refuses a rid that it still holds: the second attempt is `<rid>-2`.
+        A cancelled call ends immediately, and its request is aborted at the engine. Each attempt has an rid of its own,
+        since SGLang refuses an rid that it still holds: the second attempt is `<rid>-2`.
 
         Args:
-            input_ids: The prompt, at least one id. A list is checked and encoded whole; `EncodedIds` only once.
-            sampling_params: As SGLang reads them. Name `max_new_tokens`: the engine's default is 128.
-            rid: Unique among those in flight, none a prefix of another: SGLang aborts by prefix. Default: a random one.
-            return_logprob: Ask for the logprob of each sampled token, and refuse an answer without.
-            headers: For this request only, such as a routing key.
-            extra: More top-level fields of the request.
-            flight: Kept up to date with where the request is.
-            should_abort: Asked before the request is sent again.
-            control: That of the episode, which asks its own `should_abort`.
+            input_ids: The prompt, at least one id. A list is checked and encoded on each call; `EncodedIds` has been
+                already.
+            sampling_params: SGLang's sampling parameters. Set `max_new_tokens`: the engine's default is 128.
+            rid: Request id; None for a random one. Must be unique among requests in flight, and no prefix of another,
+                since SGLang aborts by prefix.
+            return_logprob: Request the logprob of each sampled token; an answer without logprobs is then an error.
+            headers: Headers of this request only, such as a routing key.
+            extra: Further top-level fields of the request.
+            flight: Updated with the state of the current attempt.
+            should_abort: Called before each retry; a true result ends the call.
+            control: The episode's control; its own `should_abort` replaces the argument.
 
         Raises:
-            TrajectoryError: An input id is not one of the vocabulary, or there is none. Nothing was sent.
+            TrajectoryError: An input id is outside the vocabulary, or there are none. Nothing was sent.
             EngineOverlongError: The request does not fit the engine's context.
             EngineRejectedError: The engine refuses the request.
-            EngineResponseError: The answer is not a valid generation of this request. One that isn't JSON is asked for
-                once more, no other.
-            EngineUnavailableError: Every attempt failed, for as long as the patience lasted.
-            EngineAbortedError: An attempt failed, and `should_abort` holds.
+            EngineResponseError: The answer is not a valid generation of this request. An answer that is not JSON is
+                retried once, others are not.
+            EngineUnavailableError: Every attempt failed until `patience_s` was over.
+            EngineAbortedError: An attempt failed, and `should_abort` returned True.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
-        ids, rid = self._encoded(input_ids), rid or uuid.uuid4().hex
+        ids, rid = self._encode(input_ids), rid or uuid.uuid4().hex
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
-        return await self._generation(request, headers, flight or Flight(), control or Control(should_abort))
+        return await self._generate(request, headers, flight or Flight(), control or Control(should_abort))
 
-    async def _generation(
+    async def _generate(
         self,
         request: GenerateRequest,
         headers: Mapping[str, str] | None,
@@ -204,23 +209,34 @@ class SGLangClient:
             return answer
 
         try:
-            answer = await self._persist(attempt, f"no generation from {self.url}/generate", control)
+            answer = await self._send_with_retries(attempt, f"no generation from {self.url}/generate", control)
         finally:
-            # after a cancellation, the caller may still ask what was waited for
+            # after a cancellation, the caller may still read which fault the call was waiting out
             if not isinstance(sys.exception(), asyncio.CancelledError):
                 flight.fault = None
         latency_s = self._clock() - started
         return read_generation(answer, request, vocab_size=self.vocab_size, latency_s=latency_s, attempts=attempts)
 
-    async def _persist(self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control) -> object:
-        """Return the first answer of these attempts that is no `Fault`; raise an EngineError if none comes."""
+    async def _send_with_retries(
+        self, attempt: Callable[[], Awaitable[object]], missing: str, control: Control
+    ) -> object:
+        """Repeat an attempt until it returns an answer that is not a `Fault`.
+
+        Args:
+            attempt: Sends the request once.
+            missing: Start of the error message, such as "no generation from http://...".
+            control: The episode's control; its deadline and abort end the waits.
+
+        Raises:
+            EngineError: The retries are exhausted.
+        """
 
         def log(outage: Outage, wait_s: float) -> None:
-            # one warning per outage, however many requests it hits
-            level, self._is_well = (logging.WARNING if self._is_well else logging.DEBUG), False
+            # one warning per outage, however many requests it affects
+            level, self._is_healthy = (logging.WARNING if self._is_healthy else logging.DEBUG), False
             message = "event=engine_fault url=%s attempt=%d patience_s=%g wait_s=%.2f kind=%s answer=%s"
             fault, attempts = outage.faults[-1], len(outage.faults)
-            logger.log(level, message, self.url, attempts, self._retry.patience_s, wait_s, fault.kind, fault.words)
+            logger.log(level, message, self.url, attempts, self._retry.patience_s, wait_s, fault.kind, fault.message)
 
         async def sleep(seconds: float) -> None:
             async with control.deadline(during=_BEFORE_RETRY):
@@ -232,30 +248,33 @@ class SGLangClient:
                 attempt, self._retry, on_wait=log, rng=self._rng, sleep=sleep, clock=self._clock
             )
         except RetriesExhaustedError as e:
-            raise _given_up(e.outage, missing, self.url) from None
-        if not self._is_well:
-            self._is_well = True
+            raise _outage_error(e.outage, missing, self.url) from None
+        if not self._is_healthy:
+            self._is_healthy = True
             logger.warning("event=engine_recovered url=%s", self.url)
         return answer
 
     async def abort(
         self, rid: str | None = None, *, abort_all: bool = False, headers: Mapping[str, str] | None = None
     ) -> bool:
-        """Ask the engine to stop a request, or all; return whether it confirmed within 5 s. A router can't (404).
+        """Abort a request, or all requests, at the engine.
+
+        Returns:
+            Whether the engine confirmed within 5 s. False behind a router, which has no such endpoint (404).
 
         Raises:
-            ConfigError: Neither a rid nor `abort_all` was given.
+            ConfigError: Neither an rid nor `abort_all` was given.
         """
         if not rid and not abort_all:
-            raise errors.ConfigError("abort() needs a rid, or abort_all=True")
+            raise errors.ConfigError("abort() needs an rid, or abort_all=True")
         return await self._aborts.send({"rid": "", "abort_all": True} if abort_all else {"rid": rid}, headers)
 
     async def stop(self, rid: str, *, headers: Mapping[str, str] | None = None) -> bool:
-        """Abort one request as `abort` does, but do not ask a router again that has said that it can't."""
+        """Abort one request like `abort`, but send nothing once a router has answered that it lacks the endpoint."""
         return await self._aborts.stop({"rid": rid}, headers)
 
     async def health(self) -> bool:
-        """Return True if `/readiness` (a router's truth) or, where there is none, `/health` is answered with a 200."""
+        """Return whether `/readiness` (on routers) or, if that is missing, `/health` answers with success."""
         self._claim_loop()
         try:
             response = await self._http.get("/readiness", timeout=_PROBE_TIMEOUT_S)
@@ -266,28 +285,28 @@ class SGLangClient:
         return response.is_success
 
     @property
-    def era(self) -> int:
-        """Changes where another server may answer than before: when all connections were closed in between."""
-        return self._http.era if isinstance(self._http, transport.EngineClient) else 0
+    def connection_epoch(self) -> int:
+        """Return a number that changes once all connections were closed, after which another server may answer."""
+        return self._http.connection_epoch if isinstance(self._http, transport.EngineClient) else 0
 
     async def server_info(self) -> ServerInfo:
-        """Return the engine's facts, asked for once per `era`; all None behind a router that has none.
+        """Return the engine's model and limits, fetched once per `connection_epoch`; None behind a router.
 
-        Those of the last era stand for those of an engine that is too busy to answer; the next call asks again.
+        If the engine is too busy to answer, the last known info is returned, and the next call fetches again.
 
         Raises:
-            EngineUnavailableError: The engine could not be reached within the patience.
-            EngineResponseError: It is busy, and has not answered before.
+            EngineUnavailableError: The engine could not be reached within `patience_s`.
+            EngineResponseError: The engine is busy, and no info is known yet.
         """
         self._claim_loop()
-        if self._info is None or (self._info.done() and self._info_era != self.era):
+        if self._info is None or (self._info.done() and self._info_epoch != self.connection_epoch):
             self._info = asyncio.get_running_loop().create_task(self._fetch_info())
-        asked = self._info
+        task = self._info
         try:
-            # shielded: concurrent callers share this task, and one that is cancelled must not cancel it for the others
-            self._known_info = await asyncio.shield(asked)
+            # shielded: concurrent callers share this task, and a cancelled caller must not cancel it for the others
+            self._known_info = await asyncio.shield(task)
         except errors.EngineError as e:
-            if self._info is asked:
+            if self._info is task:
                 self._info = None
             if self._known_info is None or not isinstance(e, errors.EngineResponseError):
                 raise
@@ -302,11 +321,13 @@ class SGLangClient:
                 return self._info_fault
 
         try:
-            return cast("ServerInfo", await self._persist(attempt, f"no server info from {self.url}", Control()))
+            return cast(
+                "ServerInfo", await self._send_with_retries(attempt, f"no server info from {self.url}", Control())
+            )
         finally:
-            self._info_fault, self._info_era = None, self.era
+            self._info_fault, self._info_epoch = None, self.connection_epoch
 
-    def _encoded(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
+    def _encode(self, input_ids: Sequence[int] | EncodedIds) -> EncodedIds:
         self._claim_loop()
         if not isinstance(input_ids, EncodedIds):
             return EncodedIds(input_ids, vocab_size=self.vocab_size)
@@ -318,19 +339,21 @@ class SGLangClient:
         return input_ids
 
     async def _attempt(self, body: bytes, rid: str, headers: Mapping[str, str] | None) -> object:
-        """Return the decoded JSON of a 200, or the fault of this attempt; nothing is left running at the engine."""
+        """Send the request; return the decoded JSON of a 200, or a `Fault`. Nothing keeps running at the engine."""
         try:
-            answer = await transport.exchange(self._http, body, headers=headers, limits=self._timeout, url=self.url)
+            answer = await transport.post_generate(
+                self._http, body, headers=headers, limits=self._timeout, url=self.url
+            )
             slow = isinstance(answer, Fault) and answer.kind is FaultKind.SLOW
             if slow and not await self.abort(rid, headers=headers):
                 raise errors.EngineUnavailableError(
-                    f"{self.url}/generate gave no answer within the read limit of {self._timeout.read} s and did not "
-                    "confirm that it stopped the request, which is therefore not sent again; generations that take "
-                    "long need create_client(timeout=None)"
+                    f"{self.url}/generate gave no answer within the read timeout of {self._timeout.read} s, and did "
+                    "not confirm the abort, so the request is not retried; use create_client(timeout=None) for long "
+                    "generations"
                 )
         except asyncio.CancelledError:
             if self._aborts.has_endpoint is not False:
-                self._aborts.begin({"rid": rid}, headers)
+                self._aborts.send_in_background({"rid": rid}, headers)
             raise
         return answer
 
@@ -340,32 +363,32 @@ class SGLangClient:
             self._loop = running
         elif self._loop is not running:
             raise errors.ConfigError(
-                f"this client of {self.url} belongs to the event loop of its first request, and another loop runs now; "
+                f"this client of {self.url} belongs to the event loop of its first request, but another loop runs now; "
                 "use shared_client(base_url), which keeps one client per loop"
             )
 
 
-def _given_up(outage: Outage, missing: str, url: str) -> errors.EngineError:
+def _outage_error(outage: Outage, missing: str, url: str) -> errors.EngineError:
     last, count = outage.faults[-1], len(outage.faults)
-    words = f"{missing} in {count} attempt{'s' * (count > 1)}; the last ended with: {last.words}."
+    message = f"{missing} in {count} attempt{'s' * (count > 1)}; the last failed with: {last.message}."
     if last.kind is FaultKind.BAD_BODY:
-        return errors.EngineResponseError(f"{words} Check that the URL is that of an SGLang server or its router.")
+        return errors.EngineResponseError(f"{message} Check that the URL is that of an SGLang server or its router.")
     advice = f"Check that the server is up (GET {url}/health) and that the URL is right."
     return errors.EngineUnavailableError(
-        f"{words} It was waited for {outage.waited_s:.0f} s (engine_patience_s). {advice}"
+        f"{message} The client waited {outage.waited_s:.0f} s (engine_patience_s). {advice}"
     )
 
 
 _ABORT_TIMEOUT_S: Final = 5.0
 
 
-class _Aborts:
-    """The aborts of one client."""
+class _AbortSender:
+    """Sends one client's abort requests, and remembers whether the server has the endpoint."""
 
     def __init__(self, http: httpx.AsyncClient, *, url: str) -> None:
         self._http, self._url = http, url
-        self.under_way: set[asyncio.Task[bool]] = set()
-        self.has_endpoint: bool | None = None  # whether there is one, which routers lack; None until it was asked
+        self.in_flight: set[asyncio.Task[bool]] = set()
+        self.has_endpoint: bool | None = None  # False for routers; None until the first answer
         self._first: asyncio.Task[bool] | None = None
 
     async def send(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
@@ -381,25 +404,27 @@ class _Aborts:
         return response.is_success
 
     async def stop(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
-        """Abort this request where that can be heard; of many at once, one finds out whether it can."""
+        """Abort a request if the server has the endpoint; concurrent calls wait for the first to find out."""
         if self.has_endpoint is None:
             if self._first is None or self._first.done():
-                self._first = self.begin(body, headers)
+                self._first = self.send_in_background(body, headers)
                 return await asyncio.shield(self._first)
             await asyncio.wait({self._first})
         return self.has_endpoint is not False and await self._send_quietly(body, headers)
 
-    def begin(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> asyncio.Task[bool]:
-        """Begin to abort this request and return at once."""
+    def send_in_background(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> asyncio.Task[bool]:
+        """Start to send an abort, and return its task without waiting."""
         task = asyncio.get_running_loop().create_task(self._send_quietly(body, headers))
-        self.under_way.add(task)
-        task.add_done_callback(self.under_way.discard)
+        self.in_flight.add(task)
+        task.add_done_callback(self.in_flight.discard)
         return task
 
     async def _send_quietly(self, body: Mapping[str, Any], headers: Mapping[str, str] | None) -> bool:
         try:
             return await self.send(body, headers)
-        except Exception as e:  # a caller's connection may raise anything; its end ends the request too
+        except (
+            Exception
+        ) as e:  # a caller's httpx client may raise anything, and a broken connection ends the request too
             logger.debug("event=abort_failed url=%s body=%s error=%r", self._url, body, e)
             return False
 
@@ -407,14 +432,16 @@ class _Aborts:
 _SHARED: Final[LoopCache[SGLangClient]] = LoopCache()
 
 
-def shared_client(base_url: str, *, vocab_size: int | None = None, patience_s: float = PATIENCE_S) -> SGLangClient:
-    """Return the running event loop's client for these arguments of `SGLangClient`; nobody needs to close it.
+def shared_client(
+    base_url: str, *, vocab_size: int | None = None, patience_s: float = DEFAULT_PATIENCE_S
+) -> SGLangClient:
+    """Return the running event loop's client for these arguments of `SGLangClient`.
 
-    It is closed when its loop shuts down; see `LoopCache`.
+    The client is closed when its loop shuts down; see `LoopCache`.
 
     Raises:
         RuntimeError: No event loop is running.
-        ConfigError: As `create_client`.
+        ConfigError: The URL is invalid; see `create_client`.
     """
     return _SHARED.get(
         (base_url, vocab_size, patience_s),
@@ -427,13 +454,13 @@ _INFO_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """Facts of one engine; None where it does not report them.
+    """An engine's model and limits; None for what it does not report.
 
     Attributes:
-        context_length: Tokens of prompt and answer together.
+        context_length: Maximum tokens of prompt plus answer.
         model_path: Folder or name of the model that it serves.
-        weight_version: Of the weights that it holds now.
-        raw: Everything that was answered, merged.
+        weight_version: Version of the weights that it holds.
+        raw: All its answers, merged.
     """
 
     context_length: int | None = None
@@ -443,11 +470,11 @@ class ServerInfo:
 
 
 async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
-    """Ask an engine for its facts.
+    """Fetch an engine's model and limits.
 
     Raises:
-        EngineUnavailableError: The connection to this URL is refused or lost.
-        EngineResponseError: The engine, or its router, is busy or failing.
+        EngineUnavailableError: The connection was refused or lost.
+        EngineResponseError: The engine or its router is busy or failing.
     """
     raw: dict[str, Any] = {}
     for paths in (("/server_info", "/get_server_info"), ("/model_info", "/get_model_info")):
@@ -457,17 +484,17 @@ async def fetch_server_info(http: httpx.AsyncClient, *, url: str) -> ServerInfo:
                 raw |= part
                 break
     context_length = _positive(raw.get("context_length"))
-    if context_length is None:  # the server was started without one: the model's own
+    if context_length is None:  # the server was started without a limit, so the model's own applies
         cards = (await _get(http, "/v1/models", url=url)).get("data")
         card = cards[0] if isinstance(cards, list) and cards and isinstance(cards[0], dict) else {}
         context_length = _positive(card.get("max_model_len"))
-    named = raw.get("model_path"), raw.get("weight_version")
-    model_path, version = (text if isinstance(text, str) else None for text in named)
+    texts = raw.get("model_path"), raw.get("weight_version")
+    model_path, version = (text if isinstance(text, str) else None for text in texts)
     return ServerInfo(context_length, model_path, version, raw)
 
 
 async def _get(http: httpx.AsyncClient, path: str, *, url: str) -> dict[str, Any]:
-    """Return the JSON object at a path; empty if there is none."""
+    """Return the JSON object at a path; an empty one if there is none."""
     try:
         response = await http.get(path, timeout=_INFO_TIMEOUT_S)
     except transport.READ_TIMEOUTS as e:

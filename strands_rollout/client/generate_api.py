@@ -1,7 +1,7 @@
-"""SGLang's native `/generate`: a request as bytes, and its answer as a `Generation`, both checked token by token.
+"""SGLang's native `/generate` API without HTTP: requests as bytes, answers as `Generation`, checked token by token.
 
-One id outside the vocabulary kills an SGLang 0.5 server, all its processes: none can leave. Nothing of an answer is
-padded or guessed: one whose ids, counts and logprobs disagree is refused. Nothing here knows HTTP.
+A single id outside the vocabulary kills an SGLang 0.5 server with all its processes, so ids are checked before they are
+sent. An answer is never padded or guessed: if its ids, counts and logprobs disagree, it is an error.
 """
 
 import json
@@ -24,17 +24,17 @@ _FORBIDDEN_FIELDS: Final = {
 
 
 class EncodedIds:
-    """A growing prompt: token ids that were checked once and are kept as the JSON that the request needs.
+    """A growing prompt: token ids that are checked once and stored as the JSON of the request.
 
-    Appending what is new costs its own length only, however long the prompt is.
+    Appending costs time for the new ids only, however long the prompt is.
 
     Args:
         ids: The first ids.
         vocab_size: Ids must be below it; None checks only that they are integers >= 0.
 
     Raises:
-        TrajectoryError: By the constructor and `extend`, for anything but an int of the vocabulary. Nothing is
-            appended then.
+        TrajectoryError: From the constructor and `extend`, for a value that is not an int in the vocabulary. Nothing
+            has been appended then.
     """
 
     __slots__ = ("_count", "_json", "vocab_size")
@@ -49,7 +49,7 @@ class EncodedIds:
         return self._count
 
     def extend(self, ids: Sequence[int]) -> Self:
-        """Append ids after checking them; positions in the error count from the start of the prompt."""
+        """Check and append ids; positions in error messages count from the start of the prompt."""
         new = list(ids)
         if not new:
             return self
@@ -57,9 +57,9 @@ class EncodedIds:
             encoded = orjson.dumps(new)[1:-1]
         except TypeError:
             encoded = b"?"
-        # What is left without digits and commas is a sign, a float, a bool, a null, a string or a list.
+        # anything besides digits and commas belongs to a sign, a float, a bool, a null, a string or a list
         if encoded.translate(None, b"0123456789,") or (self.vocab_size is not None and max(new) >= self.vocab_size):
-            raise TrajectoryError(self._complaint(new))
+            raise TrajectoryError(self._describe_invalid(new))
         if self._count:
             self._json += b","
         self._json += encoded
@@ -67,34 +67,37 @@ class EncodedIds:
         return self
 
     def mark(self) -> tuple[int, int]:
-        """The present end, for `rewind`."""
+        """Return the current end, for `rewind`."""
         return self._count, len(self._json)
 
     def rewind(self, mark: tuple[int, int]) -> None:
-        """Forget what was appended since this mark."""
+        """Remove the ids that were appended after a mark."""
         self._count, size = mark
         del self._json[size:]
 
     def to_json(self, before: bytes = b"", after: bytes = b"") -> bytes:
-        """The ids as a JSON array, between two texts: all of it is copied once."""
+        """Return the ids as a JSON array between two byte strings, with a single copy."""
         return b"".join((before, self._json, b"]", after))
 
-    def _complaint(self, new: list[Any]) -> str:
+    def _describe_invalid(self, new: list[Any]) -> str:
         below = "" if self.vocab_size is None else f" below the vocabulary's size {self.vocab_size}"
         for position, token_id in enumerate(new, start=self._count):
             is_int = type(token_id) is int and token_id >= 0
             if not is_int or (self.vocab_size is not None and token_id >= self.vocab_size):
                 return (
                     f"input id {token_id!r} ({type(token_id).__name__}) at position {position}: expected an int >= 0"
-                    f"{below}. It was not sent, since it can kill the server; check that the tokenizer is the model's"
+                    f"{below}. The request was not sent, since such an id can kill the server; check that the "
+                    "tokenizer is the model's"
                 )
         return "the input ids can't be written as JSON: expected a list of ints"
 
 
 class EncodedPrompt:
-    """The prompts of a trajectory's requests: its ids, and the context that is to follow; each id encoded once.
+    """Encodes the prompts of a trajectory's requests: its ids plus the context of the next turn, each id only once.
 
-    The list is the trajectory's own, not a copy. It may grow; what it holds must stay.
+    Args:
+        token_ids: The trajectory's own list, not a copy. It may grow, but its ids must not change.
+        vocab_size: See `EncodedIds`.
     """
 
     __slots__ = ("_after", "_encoded", "_known", "_mark", "_token_ids")
@@ -102,24 +105,24 @@ class EncodedPrompt:
     def __init__(self, token_ids: list[int], *, vocab_size: int | None) -> None:
         self._token_ids = token_ids
         self._encoded = EncodedIds(vocab_size=vocab_size)
-        self._known = 0  # ids of the list that are encoded up to the mark
+        self._known = 0  # number of ids of the list that are encoded before the mark
         self._mark = self._encoded.mark()
-        self._after: list[int] = []  # ids that are encoded after the mark
+        self._after: list[int] = []  # ids that are encoded after the mark: context that may enter the trajectory
 
-    def is_of(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
-        """Return True if it continues these ids."""
+    def encodes(self, token_ids: list[int], *, vocab_size: int | None) -> bool:
+        """Return whether this object encodes this very list of ids, which has not been shortened."""
         is_same = token_ids is self._token_ids and vocab_size == self._encoded.vocab_size
         return is_same and len(token_ids) >= self._known
 
-    def followed_by(self, context_ids: Sequence[int]) -> EncodedIds:
-        """The trajectory's ids and these. What is returned changes with the next call.
+    def with_context(self, context_ids: Sequence[int]) -> EncodedIds:
+        """Return the trajectory's ids followed by context; the result is valid until the next call.
 
         Raises:
-            TrajectoryError: An id is not one of the vocabulary.
+            TrajectoryError: An id is outside the vocabulary.
         """
         encoded, new = self._encoded, self._token_ids[self._known :]
         after = [*new, *context_ids]
-        if after[: len(self._after)] != self._after:  # what was sent before has not entered the trajectory
+        if after[: len(self._after)] != self._after:  # the context of the last call has not entered the trajectory
             encoded.rewind(self._mark)
             self._after = []
         encoded_already = len(self._after)
@@ -133,17 +136,17 @@ class EncodedPrompt:
 
 
 class GenerateRequest:
-    """One generation's request, as the ids are now; only its rid changes from attempt to attempt.
+    """The request of one generation; a retry changes only its rid. Later changes of the ids do not affect it.
 
     Attributes:
-        rid: Of the last body that was asked for.
-        return_logprob: Whether one logprob per output id is required.
-        prompt_length: Tokens that the engine must have read, if it says how many it read; None: not checked.
-        max_new_tokens: The most tokens that may be sampled; None: not checked.
+        rid: Request id of the last `body`.
+        return_logprob: Require one logprob per output id.
+        prompt_length: Tokens that the engine must have read, if it reports them; None disables the check.
+        max_new_tokens: Maximum number of sampled tokens; None disables the check.
 
     Raises:
         TrajectoryError: There are no input ids.
-        ConfigError: `extra` names a field that this client sets or must not send, or something is not JSON.
+        ConfigError: `extra` has a field that this client sets or must not send, or a value can't be written as JSON.
     """
 
     __slots__ = ("_body", "_rid_at", "max_new_tokens", "prompt_length", "return_logprob", "rid")
@@ -169,28 +172,28 @@ class GenerateRequest:
             rest = orjson.dumps(fields)
         except TypeError as e:
             raise ConfigError(f"sampling_params or extra can't be written as JSON: {e}") from e
-        end = _end(rid)
+        end = _rid_suffix(rid)
         self.rid, self.return_logprob = rid, return_logprob
-        # the engine makes more tokens of images than it is sent; who sends them knows how many
+        # the engine expands an image to more tokens than the request has, so its count can't be checked
         self.prompt_length = None if (extra or {}).get("image_data") else len(input_ids)
         self.max_new_tokens = sampling_params.get("max_new_tokens")
         self._body = input_ids.to_json(b'{"input_ids":', b",%b%b" % (rest[1:-1], end))
         self._rid_at = len(self._body) - len(end)
 
     def body(self, rid: str) -> bytes:
-        """The request's JSON under this rid."""
+        """Return the request's JSON with this rid."""
         if rid != self.rid:
-            self._body, self.rid = self._body[: self._rid_at] + _end(rid), rid
+            self._body, self.rid = self._body[: self._rid_at] + _rid_suffix(rid), rid
         return self._body
 
 
-def _end(rid: str) -> bytes:
+def _rid_suffix(rid: str) -> bytes:
     return b',"rid":%b}' % orjson.dumps(rid)
 
 
-# A logprob is at most 0; float32 rounding of log_softmax can lift it by about 1e-6.
+# a logprob is at most 0, but float32 rounding of log_softmax can raise it by about 1e-6
 MAX_LOGPROB: Final = 1e-4
-# The trainer's tensors are float32: what is below is minus infinity there, which no sampled token has.
+# smaller numbers become minus infinity in the trainer's float32 tensors, which no sampled token can have
 MIN_LOGPROB: Final = -3.4028234663852886e38
 _FINISH_TYPES: Final = ("stop", "length", "abort")
 _NUMBERS: Final = frozenset({float, int})
@@ -198,14 +201,14 @@ _NUMBERS: Final = frozenset({float, int})
 
 @dataclass(frozen=True, slots=True)
 class FinishReason:
-    """Why sampling ended.
+    """The reason why sampling ended.
 
     Attributes:
         type: "stop", "length" or "abort".
-        matched: For "stop": the token id (the last of the output) or the string that ended it, where the engine says.
-        length: For "length": the limit that was reached, where the engine says.
-        message: For "abort": the engine's words.
-        status_code: For "abort": an HTTP status where the engine aborted because of an error; None for a plain abort.
+        matched: For "stop": the token id (last of the output) or the string that ended it, if the engine reports it.
+        length: For "length": the limit that was reached, if the engine reports it.
+        message: For "abort": the engine's message.
+        status_code: For "abort": an HTTP status if the engine aborted because of an error; None for a plain abort.
     """
 
     type: str
@@ -217,17 +220,17 @@ class FinishReason:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One accepted answer.
+    """A checked answer of the engine.
 
     Attributes:
-        output_ids: The sampled tokens, the stop token included; empty if the request was aborted while it was queued.
-        logprobs: One per output id, natural log at the sampling temperature; empty if none were asked for.
-        finish_reason: Why it ended. An abort is an answer, not an error: its tokens are real.
-        text: The engine's own decoding, for people; never encode it again.
-        meta_info: As received.
-        rid: The request id of the attempt that succeeded.
-        latency_s: From the call to the accepted answer, retries included.
-        attempts: Requests that were sent for it, 1 or more.
+        output_ids: The sampled tokens, including the stop token; empty if the request was aborted in the queue.
+        logprobs: Natural log of each output id's probability at the sampling temperature; empty if not requested.
+        finish_reason: The reason why sampling ended. An abort is an answer, not an error: its tokens are valid.
+        text: The engine's decoding, for display; never encode it again.
+        meta_info: The engine's `meta_info`.
+        rid: Request id of the successful attempt.
+        latency_s: Seconds from the call to the answer, including retries.
+        attempts: Number of requests that were sent, at least 1.
     """
 
     output_ids: list[int]
@@ -241,31 +244,31 @@ class Generation:
 
     @property
     def completion_tokens(self) -> int:
-        """The number of sampled tokens."""
+        """Return the number of sampled tokens."""
         return len(self.output_ids)
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens of the input by the engine's count; None if it was aborted before it ran."""
+        """Return the number of input tokens by the engine's count; None if the request was aborted in the queue."""
         return _int_or_none(self.meta_info.get("prompt_tokens"))
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the input that came from the prefix cache; None if it was aborted before it ran."""
+        """Return the number of input tokens from the prefix cache; None if the request was aborted in the queue."""
         return _int_or_none(self.meta_info.get("cached_tokens"))
 
     @property
     def weight_version(self) -> str | None:
-        """The version of the weights that the engine names, if it does."""
+        """Return the version of the weights, if the engine reports it."""
         version = self.meta_info.get("weight_version")
         return None if version is None else str(version)
 
     @property
     def weight_versions(self) -> list[tuple[str | None, int, int]]:
-        """(version, start, end) in output tokens: several where the weights were updated while it was sampled.
+        """Return (version, start, end) spans of the output; several if the weights were updated during sampling.
 
-        SGLang 0.5.2x reports the spans as `meta_info.weight_versions`; where they are absent or don't cover the output,
-        the one version that is named counts for all of it.
+        SGLang 0.5.2x reports the spans as `meta_info.weight_versions`. If they are missing or don't cover the output,
+        `weight_version` counts for the whole output.
         """
         count, spans = len(self.output_ids), self.meta_info.get("weight_versions")
         found: list[tuple[str | None, int, int]] = []
@@ -281,14 +284,14 @@ class Generation:
 
 
 class NotJsonError(ValueError):
-    """A body that isn't JSON, such as half of one: the one bad answer that may be an accident of the connection."""
+    """A body is not JSON, for example because it is incomplete: the only invalid answer that is worth a retry."""
 
 
 def load_json(body: bytes) -> Json:
-    """Decode a body; NaN and Infinity pass, so that the logprob check can name their token.
+    """Decode JSON; NaN and Infinity are accepted, so that the check of logprobs can name the token.
 
     Raises:
-        NotJsonError: It is not JSON.
+        NotJsonError: The body is not JSON.
     """
     try:
         return orjson.loads(body)
@@ -302,37 +305,44 @@ def load_json(body: bytes) -> Json:
 _SUMMED: Final = frozenset(
     ("prompt_tokens", "cached_tokens", "spec_accept_token_num", "spec_draft_token_num", "spec_verify_ct")
 )
-_MISPLACED: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
+_WRONG_URL_HINT: Final = "; check that the URL is that of an SGLang server, whose native endpoint is /generate"
 
 
 def read_generation(
     answer: object, request: GenerateRequest, *, vocab_size: int | None, latency_s: float, attempts: int
 ) -> Generation:
-    """Check the decoded JSON of a 200 and make it a value; output ids must be below `vocab_size`, where there is one.
+    """Check the decoded JSON of a 200, and convert it to a `Generation`.
+
+    Args:
+        answer: The decoded JSON.
+        request: The request that was answered.
+        vocab_size: Output ids must be below it; None disables the check.
+        latency_s: For `Generation.latency_s`.
+        attempts: For `Generation.attempts`.
 
     Raises:
-        EngineResponseError: A field is missing, of the wrong kind, or disagrees with another or with the request.
+        EngineResponseError: A field is missing, has the wrong type, or contradicts another field or the request.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("meta_info"), dict):
-        raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_MISPLACED}")
+        raise EngineResponseError(f"expected a JSON object with meta_info, got {_shown(answer)}{_WRONG_URL_HINT}")
     meta = answer["meta_info"]
     finish = _read_finish(meta.get("finish_reason"))
-    # where versions of SGLang put logprobs: the second and third as torchrl reads them (torchrl 0.14,
+    # versions of SGLang put logprobs in different fields: the second and third as torchrl reads them (torchrl 0.14,
     # torchrl/modules/llm/policies/sglang_wrapper.py)
     name = "output_token_logprobs"
     entries: Any = meta.get(name) or answer.get(name) or meta.get("logprobs") or []
     try:
-        logprobs, beside = [entry[0] for entry in entries], [entry[1] for entry in entries]
+        logprobs, logprob_ids = [entry[0] for entry in entries], [entry[1] for entry in entries]
     except (TypeError, IndexError, KeyError) as e:
         raise EngineResponseError(f"meta_info.{name}: expected a list of [logprob, token id, text]") from e
     ids = answer.get("output_ids")
-    if ids is None:  # servers before 0.4.7 put them beside the logprobs only
-        ids = beside
+    if ids is None:  # SGLang before 0.4.7 reports ids with the logprobs only
+        ids = logprob_ids
     _check_ids(ids, vocab_size=vocab_size, completion_tokens=meta.get("completion_tokens"))
-    logprobs = _checked_logprobs(logprobs, beside, ids) if request.return_logprob else []
-    _check_is_answer_to(request, meta, finish, len(ids))
+    logprobs = _check_logprobs(logprobs, logprob_ids, ids) if request.return_logprob else []
+    _check_matches_request(request, meta, finish, len(ids))
     text = answer["text"] if isinstance(answer.get("text"), str) else ""
-    # of what slime's samples sum over an episode's requests, only what can be added up
+    # slime's samples sum these fields over an episode's requests, so a value that is not an int is dropped
     facts = {
         key: value for key, value in meta.items() if value is not None and (key not in _SUMMED or type(value) is int)
     }
@@ -359,45 +369,47 @@ def _check_ids(ids: object, *, vocab_size: int | None, completion_tokens: object
         position = next(n for n, i in enumerate(ids) if i < 0 or (vocab_size is not None and i >= vocab_size))
         raise EngineResponseError(
             f"output id {ids[position]} at position {position} is outside the vocabulary of {vocab_size} tokens; "
-            "the engine serves another model than the one this client was told of"
+            "the engine serves a model with another vocabulary than this client's vocab_size"
         )
     if completion_tokens is not None and completion_tokens != len(ids):
         raise EngineResponseError(f"got {len(ids)} output ids; meta_info.completion_tokens says {completion_tokens!r}")
 
 
-def _check_is_answer_to(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
-    """Refuse what was sampled for another request, after another prompt, or beyond what was asked for."""
+def _check_matches_request(request: GenerateRequest, meta: dict[str, Any], finish: FinishReason, count: int) -> None:
+    """Raise EngineResponseError if the answer belongs to another request or prompt, or has too many tokens."""
     answered_rid, read = meta.get("id"), meta.get("prompt_tokens")
     if answered_rid is not None and answered_rid != request.rid:
         raise EngineResponseError(
-            f"got the answer to the request {answered_rid!r}; expected that to {request.rid!r}. Something before the "
-            "engine (a proxy, a cache) mixes answers up: connect to the engine or to SGLang's own router."
+            f"got the answer to request {answered_rid!r}; expected the answer to {request.rid!r}. A proxy or cache in "
+            "front of the engine mixes up answers: connect to the engine or to SGLang's own router."
         )
-    # SGLang gives no count where it aborts a request that is (again) in its queue, and that of a stand-in prompt where
-    # it aborts one before its first token because of an error
+    # SGLang reports no count for an abort in the queue, and the count of a placeholder prompt if an error aborts a
+    # request before its first token
     is_used = count > 0 or finish.type != "abort"
     prompt_length, max_new_tokens = request.prompt_length, request.max_new_tokens
     if prompt_length is not None and read is not None and is_used and _int_or_none(read) != prompt_length:
         raise EngineResponseError(
             f"the engine read {read!r} tokens of a prompt of {prompt_length}; expected all of them, since a sample "
-            "must not be trained on a prompt that the policy did not read. Sending it again does not help. SGLang "
-            "cuts long prompts if it runs with --allow-auto-truncate: start it without that, or keep prompts within "
-            "what it reads (--rollout-max-context-len and --eval-max-context-len, or context_window_limit)."
+            "must not be trained on a prompt that the policy did not read. A retry does not help. SGLang truncates "
+            "long prompts if it runs with --allow-auto-truncate: start it without that flag, or limit the prompts "
+            "(--rollout-max-context-len and --eval-max-context-len, or context_window_limit)."
         )
     if isinstance(max_new_tokens, int) and count > max_new_tokens:
         raise EngineResponseError(
-            f"got {count} output ids for max_new_tokens={max_new_tokens}; expected at most as many as were asked for. "
-            "Check that whatever stands before the engine passes sampling_params on unchanged."
+            f"got {count} output ids; expected at most max_new_tokens={max_new_tokens}. Check that proxies in front of "
+            "the engine pass sampling_params on unchanged."
         )
 
 
-def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) -> list[float]:
+def _check_logprobs(logprobs: list[Any], logprob_ids: list[Any], ids: list[int]) -> list[float]:
+    """Return the logprobs as floats; raise EngineResponseError if they do not belong to the ids or are not logprobs."""
     if len(logprobs) != len(ids):
         raise EngineResponseError(f"got {len(logprobs)} logprobs for {len(ids)} output ids; expected one for each")
-    if beside != ids:
-        position = next(n for n, pair in enumerate(zip(ids, beside, strict=True)) if pair[0] != pair[1])
+    if logprob_ids != ids:
+        position = next(n for n, pair in enumerate(zip(ids, logprob_ids, strict=True)) if pair[0] != pair[1])
         raise EngineResponseError(
-            f"output id {ids[position]} at position {position} has the logprob of token {beside[position]!r} beside it"
+            f"output id {ids[position]} at position {position} comes with the logprob of token "
+            f"{logprob_ids[position]!r}"
         )
     kinds = set(map(type, logprobs))
     if not kinds <= _NUMBERS or not _are_logprobs(logprobs):
@@ -410,10 +422,10 @@ def _checked_logprobs(logprobs: list[Any], beside: list[Any], ids: list[int]) ->
 
 
 def _are_logprobs(numbers: list[float]) -> bool:
-    """Return True if all are finite in float32 and at most 0; never one by one, since an answer has hundreds."""
+    """Return whether all numbers are finite in float32 and at most 0; without a loop, since an answer has hundreds."""
     try:
-        is_finite = math.isfinite(sum(numbers))  # only if all that it sums is
-    except OverflowError:  # an int beyond all floats
+        is_finite = math.isfinite(sum(numbers))  # a sum is finite only if all its terms are
+    except OverflowError:  # an int too large for a float
         return False
     return is_finite and min(numbers, default=0.0) >= MIN_LOGPROB and max(numbers, default=0.0) <= MAX_LOGPROB
 

@@ -1,6 +1,6 @@
-"""Sending a request again: which failed attempts are worth another one, how many, and after what wait.
+"""The package's only retry layer: which failed requests are sent again, how often, and after which waits.
 
-The package's one retry layer, for engines (`client.client`) and for chat APIs (`client.chat_api`).
+Used for engines (`client.client`) and for chat APIs (`client.chat_api`).
 """
 
 import asyncio
@@ -13,92 +13,99 @@ from typing import Final, TypeVar
 
 from strands_rollout import errors
 
-PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
-BACKOFF_BASE_S: Final = 0.25
-BACKOFF_CAP_S: Final = 4.0
-_MOST_S_OF_ATTEMPT: Final = 10.0
+DEFAULT_PATIENCE_S: Final = 90.0  # slime's fault tolerance takes up to 60 s to bring an engine back
+DEFAULT_BACKOFF_BASE_S: Final = 0.25
+DEFAULT_BACKOFF_CAP_S: Final = 4.0
+_MAX_COUNTED_ATTEMPT_S: Final = 10.0
 
 
 class FaultKind(StrEnum):
-    """The failure of an attempt that may be repeated."""
+    """The kinds of failures that may be retried."""
 
-    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router's word for that
+    UNREACHABLE = "unreachable"  # refused, reset or lost before a response, or a router reports this of its worker
     BUSY = "busy"  # 429, 502, 503, 504, or a router without workers
     SERVER_ERROR = "server_error"  # any other 5xx
     BAD_BODY = "bad_body"  # a 200 that isn't JSON or ended early
-    SLOW = "slow"  # no answer within the read limit; sent again only after the engine confirmed the abort
+    SLOW = "slow"  # no answer within the read timeout; retried only after the engine has confirmed the abort
 
 
-# Attempts that may end in the same way, where waiting for the engine would not help.
-_MOST: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
+# attempts that may fail in the same way, for kinds of faults that waiting does not cure
+_MAX_ATTEMPTS_BY_KIND: Final = {FaultKind.BAD_BODY: 2, FaultKind.SLOW: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One failed attempt, its description such as "HTTP 503: no workers", and the server's Retry-After, if any."""
+    """A failed attempt that may be retried.
+
+    Attributes:
+        kind: Decides about the retry.
+        message: Description, such as "HTTP 503: no workers".
+        retry_after_s: The server's Retry-After header in seconds, if any.
+    """
 
     kind: FaultKind
-    words: str
+    message: str
     retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long, how often and after what wait a request is sent again.
+    """The limits and waits of retries.
 
     Attributes:
         patience_s: Seconds from the first failed attempt to the last; 0 for a single attempt.
-        backoff_base_s: The first wait; each further one is twice as long.
-        backoff_cap_s: The longest wait; also caps what a server's Retry-After asks for.
-        max_attempts: Requests in all, at least 1; None for as many as there is time for.
+        backoff_base_s: First wait in seconds; each further wait is twice as long.
+        backoff_cap_s: Longest wait in seconds; also the upper bound for a server's Retry-After.
+        max_attempts: Maximum number of attempts, at least 1; None for no limit.
     """
 
-    patience_s: float = PATIENCE_S
-    backoff_base_s: float = BACKOFF_BASE_S
-    backoff_cap_s: float = BACKOFF_CAP_S
+    patience_s: float = DEFAULT_PATIENCE_S
+    backoff_base_s: float = DEFAULT_BACKOFF_BASE_S
+    backoff_cap_s: float = DEFAULT_BACKOFF_CAP_S
     max_attempts: int | None = None
 
     def __post_init__(self) -> None:
         too_few = self.max_attempts is not None and self.max_attempts < 1
         if too_few or not (self.patience_s >= 0 and self.backoff_base_s >= 0 and self.backoff_cap_s >= 0):
-            raise errors.ConfigError(f"{self}: expected max_attempts >= 1, and seconds >= 0")
+            raise errors.ConfigError(f"got {self}; expected max_attempts >= 1, and seconds >= 0")
 
     def backoff_s(self, failed: int) -> float:
-        """The longest wait after so many failed attempts, 1 or more: the base, doubled with each further one."""
+        """Return the longest wait after a number of failed attempts, at least 1: the base, doubled for each further."""
         return min(self.backoff_base_s * 2.0 ** min(failed - 1, 32), self.backoff_cap_s)
 
 
 class Outage:
-    """The failed attempts of one request."""
+    """The failed attempts of one request, and the patience that they have used up."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.faults: list[Fault] = []
-        # since the first: all waits, and of each attempt 10 s at most, as a longer one was a generation in flight
+        # since the first fault: all waits, plus at most 10 s of each attempt, since a longer one was generating
         self.waited_s = 0.0
 
     def add(self, fault: Fault, attempt_s: float) -> None:
-        """Count an attempt that took so many seconds."""
+        """Add a failed attempt, which took `attempt_s` seconds."""
         if self.faults:
-            self.waited_s += min(attempt_s, _MOST_S_OF_ATTEMPT)
+            self.waited_s += min(attempt_s, _MAX_COUNTED_ATTEMPT_S)
         self.faults.append(fault)
 
-    def gives_up(self) -> bool:
-        """Return True if no attempt is to follow."""
+    def is_exhausted(self) -> bool:
+        """Return whether the policy allows no further attempt."""
         policy, kind = self._policy, self.faults[-1].kind
-        alike = sum(fault.kind is kind for fault in self.faults)
+        same_kind = sum(fault.kind is kind for fault in self.faults)
         is_last = policy.max_attempts is not None and len(self.faults) >= policy.max_attempts
-        return is_last or alike >= _MOST.get(kind, alike + 1) or self.waited_s >= policy.patience_s
+        max_same_kind = _MAX_ATTEMPTS_BY_KIND.get(kind, same_kind + 1)
+        return is_last or same_kind >= max_same_kind or self.waited_s >= policy.patience_s
 
-    def next_wait_s(self, rng: random.Random) -> float:
-        """Count and return the next wait: half to all of the doubled base, and never less than Retry-After.
+    def start_wait(self, rng: random.Random) -> float:
+        """Count the next wait, and return its seconds: the backoff with jitter, or Retry-After if that is longer.
 
-        The last attempt comes when the patience is over.
+        The last wait is shortened so that it ends with the patience.
         """
         policy = self._policy
         step = policy.backoff_s(len(self.faults))
-        asked = min(self.faults[-1].retry_after_s or 0.0, policy.backoff_cap_s)
-        wait_s = max(step * (0.5 + 0.5 * rng.random()), asked)
+        retry_after_s = min(self.faults[-1].retry_after_s or 0.0, policy.backoff_cap_s)
+        wait_s = max(step * (0.5 + 0.5 * rng.random()), retry_after_s)
         left_s = policy.patience_s - self.waited_s
         self.waited_s = policy.patience_s if wait_s >= left_s else self.waited_s + wait_s
         return min(wait_s, left_s)
@@ -112,7 +119,7 @@ class RetriesExhaustedError(Exception):
     """
 
     def __init__(self, outage: Outage) -> None:
-        super().__init__(outage.faults[-1].words)
+        super().__init__(outage.faults[-1].message)
         self.outage = outage
 
 
@@ -128,15 +135,15 @@ async def with_retries(
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     clock: Callable[[], float] = time.perf_counter,
 ) -> _Answer:
-    """Make attempts until one returns an answer that is no `Fault`, and return it.
+    """Repeat an attempt until it returns an answer that is not a `Fault`, and return that answer.
 
     Args:
-        attempt: Sends the request once. What it raises ends the attempts.
-        policy: How often, how long and after what waits.
-        on_wait: Called before each wait with the failed attempts and the seconds of the wait.
-        rng: Source of the waits' jitter.
-        sleep: Waits between attempts; what it raises ends them.
-        clock: Seconds, for the patience.
+        attempt: Sends the request once. Exceptions are not retried.
+        policy: Limits and waits.
+        on_wait: Called before each wait, with the failed attempts and the seconds of the wait.
+        rng: Source of the jitter in waits.
+        sleep: Waits between attempts. Its exceptions end the retries.
+        clock: Returns seconds, for `patience_s`.
 
     Raises:
         RetriesExhaustedError: The policy allows no further attempt.
@@ -149,9 +156,9 @@ async def with_retries(
             return answer
         outage = outage or Outage(policy)
         outage.add(answer, clock() - started)
-        if outage.gives_up():
+        if outage.is_exhausted():
             raise RetriesExhaustedError(outage)
-        wait_s = outage.next_wait_s(rng or random.Random())  # noqa: S311 - jitter, no secret
+        wait_s = outage.start_wait(rng or random.Random())  # noqa: S311 - jitter, no secret
         if on_wait is not None:
             on_wait(outage, wait_s)
         await sleep(wait_s)

@@ -1,6 +1,6 @@
-"""Where model-written code runs: the `CodeExecutor` protocol and the backends that implement it.
+"""Execution of model-written code: the `CodeExecutor` protocol, its backends, and the code tool.
 
-Must not know agents, tools or samples.
+Must not import agents or samples.
 """
 
 import importlib
@@ -35,7 +35,7 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
-    """Import a backend when it is asked for: the processes that run code import this package as well."""
+    """Import a backend on first access: the processes that run code import this package too and must stay light."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

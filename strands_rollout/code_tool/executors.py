@@ -1,7 +1,7 @@
-"""Executors of model-written Python: the protocol `CodeExecutor`, its result, and executors by name.
+"""The protocol `CodeExecutor`, its result, executors by name, and the queue in which calls wait for a slot.
 
-An executor that a setting names is made once per process and set of options, and shared. Backends are known by their
-dotted paths alone; none is imported before it is used.
+An executor that a setting names is made once per process and set of options, and shared. Backends are registered by
+dotted path and imported on first use.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class ExecutionResult:
     """The output of one piece of code, and how it ended.
 
     Attributes:
-        stdout: Decoded as UTF-8 (bad bytes become U+FFFD), head and tail kept when `truncated`.
-        stderr: As `stdout`; tracebacks name only the code's own frames.
-        exit_code: The process's exit status, -N when signal N ended it, None when it never started. In a session, where
-            the process lives on, 1 after an uncaught exception, else 0 or what `sys.exit` was given.
-        timed_out: The time limit ended it; `stdout` and `stderr` hold what was written until then.
+        stdout: Decoded as UTF-8 (bad bytes become U+FFFD); only head and tail when `truncated`.
+        stderr: As `stdout`; tracebacks show only the code's own frames.
+        exit_code: The process's exit status, -N if signal N ended it, None if it never started. In a session, where
+            the process lives on: 1 after an uncaught exception, else 0 or the argument of `sys.exit`.
+        timed_out: The time limit ended the code; `stdout` and `stderr` hold the output until then.
         truncated: At least one stream was longer than the backend keeps; a marker says how much was dropped.
         duration_s: Seconds from the first instruction of the code to the end of the process.
-        killed_by: What ended it from outside ("time limit of 30 s", "SIGSEGV (crash)"), else None.
-        infra_error: A fault of the executor itself, else None. The code is not to blame for it, and no model
-            may be shown it.
-        queued_s: Seconds that the call waited for a free place before its code was started.
-        session_lost: The call named a session, and its interpreter has ended: variables and files are gone, and the
-            next call starts afresh.
+        killed_by: Limit or signal that ended the code ("time limit of 30 s", "SIGSEGV (crash)"), else None.
+        infra_error: Fault of the executor itself, else None. The code did not cause it, and it must not be shown to
+            the model.
+        queued_s: Seconds that the call waited for a free slot before its code started.
+        session_lost: The call named a session whose interpreter has ended: variables and files are gone, and the
+            next call starts a fresh interpreter.
     """
 
     stdout: str
@@ -60,13 +60,13 @@ class ExecutionResult:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorFacts:
-    """The offers of an executor, for the tool's description; None where it does not know.
+    """An executor's capabilities, as the tool's description states them; None means unknown.
 
     Attributes:
-        libraries: What can be imported besides the standard library.
+        libraries: Libraries that can be imported besides the standard library.
         memory_mb: Memory of one call in mebibytes.
-        isolated: Whether network and other programs are out of reach.
-        keeps_sessions: Whether `run` takes a session's name.
+        isolated: The code can reach neither the network nor other programs.
+        keeps_sessions: `run` accepts the name of a session.
     """
 
     libraries: tuple[str, ...] | None = None
@@ -79,35 +79,38 @@ class ExecutorFacts:
 class CodeExecutor(Protocol):
     """Runs Python code for an agent; safe to call from any number of tasks, threads and event loops.
 
-    A backend promises: `run` never blocks the event loop; whatever the code does ends in an `ExecutionResult`, never in
-    an exception; cancelling `run` ends the code; stdin is empty; the caller's environment variables are not visible; a
-    fault of the backend itself has been retried where that is safe before it is reported.
+    A backend guarantees:
 
-    A backend may have an attribute `facts`, an `ExecutorFacts`, without which nothing is promised to the policy; and an
-    async method `start`, awaited before an episode, which raises what would fail every call.
+    - `run` never blocks the event loop, and cancelling `run` ends the code.
+    - Anything that the code does ends in an `ExecutionResult`, never in an exception.
+    - stdin is empty, and the caller's environment variables are not visible.
+    - A fault of the backend itself is retried, where that is safe, before it is reported.
+
+    A backend may have an attribute `facts` (an `ExecutorFacts`; without it the tool's description promises nothing),
+    and an async method `start`, awaited before an episode, that raises an error that would fail every call.
     """
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         """Run code to its end or to the time limit.
 
         Args:
-            code: A Python module's text. The value of a last expression is printed unless it is None.
+            code: Source of a Python module. The value of a last expression is printed unless it is None.
             timeout_s: Wall-clock limit in seconds from the first instruction; None for the backend's default.
-            session: Name of an interpreter that keeps its variables between calls; None for a fresh one.
+            session: Name of an interpreter that keeps its variables between calls; None for a fresh interpreter.
 
         Raises:
-            ConfigError: `code` is not a string, `timeout_s` is not a positive number, or the backend keeps no sessions
-                and one was named.
+            ConfigError: `code` is not a string, `timeout_s` is not a positive number, or `session` is given and the
+                backend keeps no sessions.
             SandboxError: The executor has been closed.
         """
         ...
 
     async def close_session(self, session: str) -> None:
-        """End a session's interpreter and delete its files; nothing happens where there is no such session."""
-        del session  # what keeps no sessions has none to end
+        """End a session's interpreter and delete its files; do nothing if there is no such session."""
+        del session  # the default is for backends without sessions
 
     async def aclose(self) -> None:
-        """Wait for what runs, or end it, and release everything; `run` is refused afterwards. Safe to call twice."""
+        """Wait for running calls or end them, and release all resources; later calls of `run` fail. Safe to repeat."""
         ...
 
     async def __aenter__(self) -> Self:
@@ -118,13 +121,13 @@ class CodeExecutor(Protocol):
 
 
 def facts_of(executor: CodeExecutor) -> ExecutorFacts:
-    """Return the executor's own `facts`, or none where it has none."""
+    """Return the executor's `facts`, or an empty `ExecutorFacts` if it has none."""
     facts = getattr(executor, "facts", None)
     return facts if isinstance(facts, ExecutorFacts) else ExecutorFacts()
 
 
-def executor_fault(reason: str) -> SandboxError:
-    """The error for an `infra_error`, also noted for the tool call that runs here, in case a tool catches it."""
+def record_executor_fault(reason: str) -> SandboxError:
+    """Make the error for an `infra_error`, and record it on the current tool call in case the tool catches it."""
     fault, call = SandboxError(f"the code executor failed: {reason}"), current_call()
     if call is not None:
         call.faults.append(fault)
@@ -132,7 +135,7 @@ def executor_fault(reason: str) -> SandboxError:
 
 
 def check_call(executor: str, code: object, timeout_s: float, session: str | None, *, keeps_sessions: bool) -> None:
-    """Refuse a call that no backend could run."""
+    """Raise ConfigError for arguments of `run` that no backend accepts."""
     if not isinstance(code, str):
         raise ConfigError(f"{executor}.run got code of type {type(code).__name__}: {code!r:.80}; expected a string")
     check_positive(timeout_s=timeout_s)
@@ -143,25 +146,25 @@ def check_call(executor: str, code: object, timeout_s: float, session: str | Non
 
 
 def check_positive(**values: object) -> None:
-    """Refuse what is not a positive, finite number."""
+    """Raise ConfigError for a value that is not a positive, finite number."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not (math.isfinite(value) and value > 0):
             raise ConfigError(f"{name} is {value!r}; expected a positive, finite number")
 
 
 def infra_failure(reason: object, *, session_lost: bool = False) -> ExecutionResult:
-    """The result of a call that the executor itself failed."""
+    """Return the result of a call that failed because of the executor itself."""
     return ExecutionResult("", "", None, infra_error=str(reason), session_lost=session_lost)
 
 
-async def retried_once(attempt: Callable[[], Awaitable[ExecutionResult]]) -> ExecutionResult:
-    """Run a stateless call, and once more if the executor itself failed."""
+async def run_with_one_retry(attempt: Callable[[], Awaitable[ExecutionResult]]) -> ExecutionResult:
+    """Run a stateless call, and repeat it once if the executor itself failed."""
     result = await attempt()
     return await attempt() if result.infra_error is not None else result
 
 
 class StatelessExecutor(CodeExecutor):
-    """The base of backends without sessions: each says in `_run` how a call that has been checked is run."""
+    """Base class of backends without sessions; a subclass implements `_run`, which gets validated arguments."""
 
     def __init__(self, timeout_s: float, max_output_chars: int, facts: ExecutorFacts, **limits: float) -> None:
         check_positive(timeout_s=timeout_s, max_output_chars=max_output_chars, **limits)
@@ -190,49 +193,50 @@ _shared: dict[tuple[int, str], CodeExecutor] = {}
 
 
 def shared_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
-    """This process's executor for a setting; a forked process makes its own.
+    """Return this process's executor for a setting, making it on first use; a forked process makes its own.
 
     Args:
-        setting: A name of `EXECUTORS`, the dotted path of a class or function that makes an executor, or a mapping
-            with such a `name`; its other keys are the arguments.
+        setting: A name from `EXECUTORS`, the dotted path of a class or function that makes an executor, or a mapping
+            with such a `name` whose other keys are the arguments.
 
     Raises:
-        ConfigError: There is no such executor, or it does not take these arguments.
+        ConfigError: There is no such executor, or it does not accept these arguments.
     """
     key = (os.getpid(), json.dumps(setting, sort_keys=True, default=repr))
     if key not in _shared:
-        return _shared.setdefault(key, make_executor(setting))  # two threads may make one; neither has started it yet
+        # if two threads get here, the loser's executor is dropped: an executor that has not started holds nothing
+        return _shared.setdefault(key, make_executor(setting))
     return _shared[key]
 
 
 def make_executor(setting: str | Mapping[str, Any]) -> CodeExecutor:
-    """A new executor for a setting, which the caller closes; see `shared_executor`."""
+    """Make a new executor for a setting; the caller closes it. See `shared_executor` for `setting` and errors."""
     options = {"name": setting} if isinstance(setting, str) else dict(setting)
     name = options.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"got executor={setting!r}; expected a name, or a mapping with the key name and options")
-    make = _executor_factory(name)
+    make = _resolve_factory(name)
     try:
         bound = inspect.signature(make).bind(**options)
     except TypeError as e:
-        shown = f"the options {', '.join(options)}" if options else "no options"  # their values may be secret
+        got = f"the options {', '.join(options)}" if options else "no options"  # names only: values may be secret
         known = list(inspect.signature(make).parameters)
         unknown = [name for name in options if name not in known]
         near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.4) if unknown else []
-        hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known) or 'none'}"
-        raise ConfigError(f"the executor {name!r} can't take {shown}: {e}; {hint}") from e
+        hint = f"did you mean {near[0]!r}?" if near else f"its options: {', '.join(known) or 'none'}"
+        raise ConfigError(f"the executor {name!r} got {got}: {e}; {hint}") from e
     executor = make(*bound.args, **bound.kwargs)
     if not isinstance(executor, CodeExecutor):
-        raise ConfigError(f"the executor {name!r} made a {type(executor).__name__}, which is no CodeExecutor")
+        raise ConfigError(f"the executor {name!r} made a {type(executor).__name__}; expected a CodeExecutor")
     return executor
 
 
-def _executor_factory(name: str) -> Callable[..., object]:
-    """Find what makes the executor of a name of `EXECUTORS`, or at a dotted path."""
+def _resolve_factory(name: str) -> Callable[..., object]:
+    """Return the class or function behind a name from `EXECUTORS` or a dotted path."""
     if name == "ray" or (name.startswith("strands_rollout.") and name.endswith("RayExecutor")):
         raise ConfigError(
-            f"got the executor {name!r}, which was removed; set episode_workers instead, which spreads the "
-            "episodes, and with them the code that they run, over the nodes of the Ray cluster"
+            f"got the executor {name!r}, which was removed; set episode_workers instead: it spreads the episodes and "
+            "the code that they run over the nodes of the Ray cluster"
         )
     path = EXECUTORS.get(name, name)
     if "." not in path:
@@ -249,69 +253,69 @@ def _executor_factory(name: str) -> Callable[..., object]:
 
 
 CALL_OWNER: contextvars.ContextVar[str | None] = contextvars.ContextVar("strands_rollout_call_owner", default=None)
-"""Whose call it is; set by the episode. Calls without an owner share one turn."""
+"""Owner of the current call, set by the episode. Calls without an owner count as one owner."""
 
 
-_LOOK_S: Final = 1.0  # after which who waits for a place looks for those that nobody can give back
+_RECLAIM_INTERVAL_S: Final = 1.0  # how often a waiting call looks for slots of closed event loops
 
 
 class FairQueue:
-    """Places that are given to waiting owners in turn, and first come first served within an owner.
+    """A semaphore whose slots go to waiting owners round-robin, and in order of arrival within an owner.
 
-    An event loop may be closed with calls in flight, which never give their places back: those are taken back.
+    An event loop may be closed with calls in flight, which then never release their slots: waiting calls reclaim them.
     """
 
-    def __init__(self, places: int) -> None:
-        self._free = places
+    def __init__(self, slots: int) -> None:
+        self._free = slots
         self._lock = threading.Lock()
         self._holders: set[_Ticket] = set()
         self._waiting: OrderedDict[str | None, deque[_Ticket]] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def place(self, on_lost: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
-        """Hold a place; waits for one first.
+    async def slot(self, on_reclaim: Callable[[], None] = lambda: None) -> AsyncIterator[None]:
+        """Wait for a slot, and hold it while the context is open.
 
         Args:
-            on_lost: Called when places had to be taken back for this one, to end what still runs there.
+            on_reclaim: Called after slots of closed event loops were reclaimed, to end the code that still runs there.
         """
         loop = asyncio.get_running_loop()
         ticket = _Ticket(loop, loop.create_future())
-        await self._take(ticket, on_lost)
+        await self._acquire(ticket, on_reclaim)
         try:
             yield
         finally:
-            self._give_back(ticket)
+            self._release(ticket)
 
-    async def _take(self, ticket: _Ticket, on_lost: Callable[[], None]) -> None:
+    async def _acquire(self, ticket: _Ticket, on_reclaim: Callable[[], None]) -> None:
         with self._lock:
             if self._free > 0:
                 self._free -= 1
                 self._holders.add(ticket)
                 return
             self._waiting.setdefault(CALL_OWNER.get(), deque()).append(ticket)
-        is_called = False
+        is_granted = False
         try:
-            self._take_back_lost(on_lost)
-            while not ticket.called.done():
-                await asyncio.wait([ticket.called], timeout=_LOOK_S)
-                self._take_back_lost(on_lost)
-            is_called = True
+            self._reclaim_lost(on_reclaim)
+            while not ticket.granted.done():
+                await asyncio.wait([ticket.granted], timeout=_RECLAIM_INTERVAL_S)
+                self._reclaim_lost(on_reclaim)
+            is_granted = True
         finally:
-            if not is_called:  # cancelled, or its loop is closed under it
+            if not is_granted:  # cancelled, or the loop was closed while the call waited
                 with self._lock:
                     ticket.abandoned = True
-                self._give_back(ticket)
+                self._release(ticket)
 
-    def _take_back_lost(self, on_lost: Callable[[], None]) -> None:
+    def _reclaim_lost(self, on_reclaim: Callable[[], None]) -> None:
         with self._lock:
             lost = [ticket for ticket in self._holders if ticket.loop.is_closed()]
         for ticket in lost:
-            self._give_back(ticket)
+            self._release(ticket)
         if lost:
-            on_lost()
+            on_reclaim()
 
-    def _give_back(self, ticket: _Ticket) -> None:
-        """Hand the place that a ticket holds, if any, to the next owner's first ticket, or set it free."""
+    def _release(self, ticket: _Ticket) -> None:
+        """Pass the ticket's slot to the next owner's first ticket, or free it; do nothing if it holds no slot."""
         with self._lock:
             if ticket not in self._holders:
                 return
@@ -322,16 +326,16 @@ class FairQueue:
                 return
             self._holders.add(following)
         try:
-            following.loop.call_soon_threadsafe(following.call)
-        except RuntimeError:  # its loop was closed a moment ago
-            self._give_back(following)
+            following.loop.call_soon_threadsafe(following.grant)
+        except RuntimeError:  # the loop was closed after `_next` looked at it
+            self._release(following)
 
     def _next(self) -> _Ticket | None:
         while self._waiting:
             owner, tickets = self._waiting.popitem(last=False)
             ticket = tickets.popleft()
             if tickets:
-                self._waiting[owner] = tickets  # at the end: the others come first
+                self._waiting[owner] = tickets  # to the end of the order: other owners come first
             if not ticket.abandoned and not ticket.loop.is_closed():
                 return ticket
         return None
@@ -339,27 +343,27 @@ class FairQueue:
 
 @dataclass(eq=False, slots=True)
 class _Ticket:
-    """One call that holds a place or waits for one, on the loop that it runs on."""
+    """One call that holds a slot or waits for one, with the event loop that it runs on."""
 
     loop: asyncio.AbstractEventLoop
-    called: asyncio.Future[None]
+    granted: asyncio.Future[None]
     abandoned: bool = False
 
-    def call(self) -> None:
-        if not self.called.done():
-            self.called.set_result(None)
+    def grant(self) -> None:
+        if not self.granted.done():
+            self.granted.set_result(None)
 
 
 def usable_cpus(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs that this process may use, and at least 2: its affinity, or its container's quota where that is less."""
+    """Return how many CPUs this process may use, at least 2: the lesser of its affinity and its container's quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     cpus = len(affinity(0)) if affinity else os.cpu_count() or 2
-    quota = _quota(cgroups)
+    quota = _cpu_quota(cgroups)
     return max(2, min(cpus, math.ceil(quota)) if quota is not None else cpus)
 
 
-def _quota(cgroups: Path) -> float | None:
-    """CPUs' worth of time per period; None for no limit."""
+def _cpu_quota(cgroups: Path) -> float | None:
+    """Return the quota of the container's cgroup (v2, else v1) in CPUs, or None if there is no limit."""
     try:
         if (limit := cgroups / "cpu.max").exists():
             quota, period = limit.read_text().split()

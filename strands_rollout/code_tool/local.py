@@ -1,4 +1,4 @@
-"""The default backend: code runs on this machine, confined by the kernel, in forks of a warm process."""
+"""The default backend: code runs on this machine, in forks of a warm process that the kernel confines."""
 
 import asyncio
 import contextlib
@@ -26,12 +26,19 @@ from strands_rollout.code_tool.supervisor_link import (
 )
 from strands_rollout.errors import ConfigError, SandboxError
 
-_EXTRA = re.compile(r";.*\bextra\b")
-_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
+_EXTRA_MARKER = re.compile(r";.*\bextra\b")
+_REQUIREMENT_NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 
 
 def library_files(names: Iterable[str]) -> dict[str, list[str]]:
-    """What must be readable for these distributions or modules and all that they require: folder -> names in it."""
+    """Find the files that code needs to import these distributions or modules and their requirements.
+
+    Returns:
+        Folder -> names of files and folders in it.
+
+    Raises:
+        ConfigError: A library is not installed.
+    """
     found: dict[str, set[str]] = {}
     seen: set[str] = set()
     pending = [_distribution(name) for name in names]
@@ -43,9 +50,9 @@ def library_files(names: Iterable[str]) -> dict[str, list[str]]:
         for folder, entry in _entries(distribution):
             found.setdefault(folder, set()).add(entry)
         for requirement in distribution.requires or ():
-            name = _NAME.match(requirement)
-            if name is not None and not _EXTRA.search(requirement):
-                with contextlib.suppress(metadata.PackageNotFoundError):  # its marker is for another platform or Python
+            name = _REQUIREMENT_NAME.match(requirement)
+            if name is not None and not _EXTRA_MARKER.search(requirement):
+                with contextlib.suppress(metadata.PackageNotFoundError):  # required on another platform or Python
                     pending.append(metadata.distribution(name[1]))
     return {folder: sorted(entries) for folder, entries in sorted(found.items())}
 
@@ -59,31 +66,31 @@ def _distribution(name: str) -> metadata.Distribution:
     if not owners:
         raise ConfigError(
             f"libraries names {name!r}, which is not installed for this Python; install it (pip install {name}) or "
-            "take it off the list"
+            "remove it from the list"
         )
     return metadata.distribution(owners[0])
 
 
 def _entries(distribution: metadata.Distribution) -> Iterator[tuple[str, str]]:
-    """The top-level entries of a distribution: (folder, name)."""
+    """Yield the top-level files and folders of a distribution, as (parent folder, name)."""
     for file in distribution.files or ():
         if not file.is_absolute() and ".." not in file.parts and file.parts[:1] not in {(), ("__pycache__",)}:
             yield str(distribution.locate_file("")), file.parts[0]
-    # its modules are asked for as well: a distribution of the operating system's has no list of files, and an editable
-    # one lists only the file that leads to its sources
+    # also look up its modules: a distribution that the operating system installed has no list of files, and an
+    # editable one lists only the .pth file
     listed = distribution.read_text("top_level.txt")
     modules = listed.split() if listed is not None else [distribution.name.replace("-", "_")]
     for module in filter(str.isidentifier, modules):
         spec = importlib.util.find_spec(module)
-        places = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
-        for path in map(Path, places):
+        locations = [] if spec is None else spec.submodule_search_locations or [spec.origin or ""]
+        for path in map(Path, locations):
             if path.exists():
                 yield str(path.parent), path.name
 
 
 logger = logging.getLogger(__name__)
 
-_GRACE_S: Final = 90.0  # on top of the code's own limit, before a silent supervisor counts as dead
+_ANSWER_GRACE_S: Final = 90.0  # beyond the code's time limit, before a silent supervisor counts as dead
 _CPU_LIMIT_S: Final = 24 * 3600
 _MAX_SPARES: Final = 8
 _MAX_CODE_CHARS: Final = 16_000_000
@@ -92,36 +99,38 @@ _MAX_CODE_CHARS: Final = 16_000_000
 class LocalExecutor(CodeExecutor):
     """Runs each piece of code in its own confined process on this machine.
 
-    A supervisor process is started at the first call (or by `start`); it keeps a fork server with numpy and sympy in
-    memory and forks it for each call. Code gets: a clean environment, an empty stdin, a directory of its own, and
-    limits on time, memory, disk, files, threads and output. It can't: write other files, or read others than Python's
-    own, the libraries' and shared objects; use the network; start programs or processes; signal others; raise its
-    limits. What the kernel enforces is tried in a real child at the start, and where that is less than `isolation` asks
-    for, nothing is run. Kernel exploits are not covered: for code that attacks on purpose, use a remote backend.
+    The first call (or `start`) starts a supervisor process. It keeps a fork server with numpy and sympy in memory and
+    forks it for each call. Code gets a clean environment, an empty stdin, a directory of its own, and limits on time,
+    memory, disk, files, threads and output. It can read only Python's own files, the libraries and shared objects,
+    and write only in its directory. It can't use the network, start programs or processes, signal other processes or
+    raise its limits.
 
-    A supervisor that dies is replaced; a stateless call that it took along is run once more.
+    At the start, probes in a real child test what the kernel enforces; if that is less than `isolation` demands, no
+    code is run. Kernel exploits are not covered: for deliberately hostile code, use a remote backend.
+
+    A supervisor that dies is replaced, and a stateless call that died with it is run once more.
 
     Args:
-        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        timeout_s: Default limit in wall-clock seconds; a call may set its own.
         memory_mb: Address space of a process in mebibytes.
-        disk_mb: Mebibytes that a process may have on disk, and in one file.
-        max_files: Files and directories that it may have.
-        max_threads: Threads that it may have.
+        disk_mb: Maximum mebibytes that a process may have on disk, and in one file.
+        max_files: Maximum number of files and directories of a process.
+        max_threads: Maximum number of threads of a process.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
         max_output_mb: A process that writes more mebibytes than this is killed.
-        max_concurrency: Calls that run at once, the others wait in turn; None for the number of usable CPUs.
-        libraries: What can be imported besides the standard library, with what that requires; names of distributions
-            or modules. Imported at the start.
-        isolation: The least that is accepted: "full"; "files", without a list of system calls; "seccomp", without
-            confinement of files; "rlimits", limits alone. All that the machine offers is enforced in any case.
-        programs: Whether code may start the machine's programs, such as a shell, which "full" and "seccomp" refuse.
-            Files, sockets and other runs stay out of their reach; `memory_mb` is each program's.
-        scratch_dir: Where the directories of the code are made; None for the temporary directory.
-        disabled_layers: Layers to leave out, as if the kernel had none: "user", "files", "landlock", "chroot",
-            "syscalls"; for finding faults and for tests.
+        max_concurrency: Calls that run at once; further calls wait in turn. None for the number of usable CPUs.
+        libraries: Distributions or modules that can be imported besides the standard library, with their
+            requirements. Imported at the start.
+        isolation: Minimum that is accepted: "full"; "files", without a filter of system calls; "seccomp", without
+            confinement of files; "rlimits", limits only. Everything that the machine supports is enforced in any case.
+        programs: Allow code to start the machine's programs, such as a shell; "full" and "seccomp" refuse this.
+            Files, sockets and other runs stay out of the programs' reach; `memory_mb` holds for each program.
+        scratch_dir: Folder for the code's directories; None for the temporary directory.
+        disabled_layers: Layers to treat as missing in the kernel: "user", "files", "landlock", "chroot", "syscalls".
+            For finding faults and for tests.
 
     Raises:
-        ConfigError: An argument can't be used.
+        ConfigError: An argument is invalid.
     """
 
     def __init__(
@@ -160,47 +169,47 @@ class LocalExecutor(CodeExecutor):
         self._closed = False
         self._supervisor: SandboxProcesses | None = None
         self._finalizer: weakref.finalize[[], LocalExecutor] | None = None
-        self._start_anew()
+        self._reset_process_state()
         isolated = "syscalls" in LAYERS[isolation] and "syscalls" not in self._disabled
         self.facts = ExecutorFacts(self._libraries, memory_mb, isolated, keeps_sessions=True)
 
-    def _start_anew(self) -> None:
-        """Reset queues and sessions: a fork inherits places that are taken, but not the calls that would free them."""
+    def _reset_process_state(self) -> None:
+        """Reset queues and sessions: a fork inherits occupied slots, but not the calls that would release them."""
         self._pid = os.getpid()
         self._queue = executors.FairQueue(int(self._limits["max_concurrency"]))
-        self._turns: dict[str, executors.FairQueue] = {}
+        self._session_queues: dict[str, executors.FairQueue] = {}
         self._sessions: dict[str, SandboxProcesses] = {}
         self._starting: dict[asyncio.AbstractEventLoop, asyncio.Task[SandboxProcesses]] = {}
         self._lock = threading.Lock()
 
-    def _turn(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
-        """One call of a session at a time; those that wait hold no place."""
+    def _session_slot(self, session: str | None) -> contextlib.AbstractAsyncContextManager[None]:
+        """Let one call of a session run at a time; calls that wait here hold no slot of the executor."""
         return (
             contextlib.nullcontext()
             if session is None
-            else self._turns.setdefault(session, executors.FairQueue(1)).place(self._cancel_unheard)
+            else self._session_queues.setdefault(session, executors.FairQueue(1)).slot(self._cancel_orphaned_calls)
         )
 
-    def _cancel_unheard(self) -> None:
-        """End the code of calls whose event loop was closed before it ended."""
+    def _cancel_orphaned_calls(self) -> None:
+        """End the code of calls whose event loop was closed while they ran."""
         supervisor = self._supervisor
-        if supervisor is not None and supervisor.is_ours:
-            supervisor.link.cancel_unheard()
+        if supervisor is not None and supervisor.is_usable:
+            supervisor.link.cancel_orphaned_calls()
 
     async def start(self) -> SandboxReport:
-        """Start the supervisor, unless it runs, and return what it enforces.
+        """Start the supervisor if it is not running, and return a report of what it enforces.
 
         Raises:
-            SandboxError: It can't be started, or would enforce less than `isolation`.
+            SandboxError: The supervisor can't be started, or would enforce less than `isolation`.
             ConfigError: A library is not installed.
         """
-        return (await self._running()).report
+        return (await self._ensure_started()).report
 
     async def run(self, code: str, *, timeout_s: float | None = None, session: str | None = None) -> ExecutionResult:
         """Run code; see `CodeExecutor.run`.
 
         Raises:
-            ConfigError: An argument can't be used, or a library is not installed.
+            ConfigError: An argument is invalid, or a library is not installed.
             SandboxError: The executor is closed, or the sandbox would enforce less than `isolation`.
         """
         limit_s = self._limits["timeout_s"] if timeout_s is None else timeout_s
@@ -209,27 +218,27 @@ class LocalExecutor(CodeExecutor):
             refusal = f"MemoryError: the code has {len(code)} characters; at most {_MAX_CODE_CHARS} can be run\n"
             return ExecutionResult("", refusal, 1)
         if self._pid != os.getpid():
-            self._start_anew()
-        asked = time.monotonic()
-        async with self._turn(session), self._queue.place(self._cancel_unheard):
-            queued_s = time.monotonic() - asked
+            self._reset_process_state()
+        called_at = time.monotonic()
+        async with self._session_slot(session), self._queue.slot(self._cancel_orphaned_calls):
+            queued_s = time.monotonic() - called_at
             if session is None:
-                result = await executors.retried_once(lambda: self._attempt(code, limit_s, None))
-            else:  # what an earlier attempt has done in the session can't be undone
+                result = await executors.run_with_one_retry(lambda: self._attempt(code, limit_s, None))
+            else:  # not repeated: a failed attempt may have changed the session's state
                 result = await self._attempt(code, limit_s, session)
         return replace(result, queued_s=queued_s)
 
     async def close_session(self, session: str) -> None:
-        """End a session's process and delete its files; nothing happens where there is no such session."""
-        self._turns.pop(session, None)
+        """End a session's process and delete its files; do nothing if there is no such session."""
+        self._session_queues.pop(session, None)
         supervisor = self._sessions.pop(session, None)
-        if supervisor is not None and supervisor.is_ours:
+        if supervisor is not None and supervisor.is_usable:
             with contextlib.suppress(SupervisorGoneError, TimeoutError):
-                async with asyncio.timeout(_GRACE_S):
+                async with asyncio.timeout(_ANSWER_GRACE_S):
                     await supervisor.link.close_session(session)
 
     async def aclose(self) -> None:
-        """End the supervisor and what it runs, delete all files. Safe to call twice."""
+        """End the supervisor and all code that it runs, and delete all files. Safe to call twice."""
         self._closed = True
 
         def close() -> None:
@@ -245,87 +254,86 @@ class LocalExecutor(CodeExecutor):
         return self
 
     async def _attempt(self, code: str, timeout_s: float, session: str | None) -> ExecutionResult:
-        supervisor = await self._running()
+        supervisor = await self._ensure_started()
         if session is not None and self._sessions.setdefault(session, supervisor) is not supervisor:
             del self._sessions[session]
             reason = f"session {session!r} was lost with the supervisor process that kept it"
             return executors.infra_failure(reason, session_lost=True)
         try:
-            async with asyncio.timeout(timeout_s + _GRACE_S):
+            async with asyncio.timeout(timeout_s + _ANSWER_GRACE_S):
                 return ExecutionResult(**await supervisor.link.run(code, timeout_s, session))
         except TimeoutError:
             supervisor.link.kill()
-            reason = f"the supervisor process did not answer within {timeout_s + _GRACE_S:g} s, and was ended"
+            reason = f"the supervisor process did not answer within {timeout_s + _ANSWER_GRACE_S:g} s and was killed"
         except SupervisorGoneError:
             reason = "the supervisor process ended"
         logger.warning("code sandbox failed reason=%r", reason)
         self._sessions.pop(session or "", None)
         return executors.infra_failure(reason, session_lost=session is not None)
 
-    async def _running(self) -> SandboxProcesses:
+    async def _ensure_started(self) -> SandboxProcesses:
         supervisor = self._supervisor
-        if supervisor is not None and supervisor.is_ours and not self._closed:
+        if supervisor is not None and supervisor.is_usable and not self._closed:
             return supervisor
-        # of a loop's few threads those who ask at once take one: others need them too
+        # calls that arrive together share one thread of the loop's small pool
         loop = asyncio.get_running_loop()
         starting = self._starting.get(loop)
         if starting is None:
             starting = self._starting[loop] = loop.create_task(asyncio.to_thread(self._start))
-            starting.add_done_callback(self._started)
+            starting.add_done_callback(self._on_start_done)
         return await asyncio.shield(starting)
 
-    def _started(self, starting: asyncio.Task[SandboxProcesses]) -> None:
+    def _on_start_done(self, starting: asyncio.Task[SandboxProcesses]) -> None:
         self._starting.pop(starting.get_loop(), None)
         if not starting.cancelled():
-            starting.exception()  # the calls that waited may have been cancelled
+            starting.exception()  # retrieved here, since all calls that waited may have been cancelled
 
     def _start(self) -> SandboxProcesses:
         with self._lock:
             if self._closed:
-                raise SandboxError("LocalExecutor was used after aclose(); make a new executor")
-            if self._supervisor is not None and self._supervisor.is_ours:
+                raise SandboxError("LocalExecutor was used after aclose(); create a new executor")
+            if self._supervisor is not None and self._supervisor.is_usable:
                 return self._supervisor
             if self._supervisor is not None:
                 self._supervisor.close()
             self._supervisor = None
             try:
-                supervisor = SandboxProcesses(self._settings(), self._scratch_dir)
-            except (OSError, RuntimeError) as e:  # no descriptors, processes, memory or threads left
+                supervisor = SandboxProcesses(self._supervisor_settings(), self._scratch_dir)
+            except (OSError, RuntimeError) as e:  # out of descriptors, processes, memory or threads
                 raise SandboxError(f"the code sandbox could not be started: {type(e).__name__}: {e}") from e
             with contextlib.ExitStack() as unless_accepted:
                 unless_accepted.callback(supervisor.close)
-                self._accept(supervisor.report)
+                self._check_isolation(supervisor.report)
                 unless_accepted.pop_all()
             self._supervisor = supervisor
             self.facts = replace(self.facts, isolated="syscalls" in supervisor.report.enforced)
             if self._finalizer is not None:
                 self._finalizer.detach()
-            self._finalizer = weakref.finalize(self, supervisor.close)  # also at exit, if this was not closed
+            self._finalizer = weakref.finalize(self, supervisor.close)  # runs at exit too, if nobody called aclose()
             return supervisor
 
-    def _accept(self, report: SandboxReport) -> None:
-        """Say what is enforced; refuse what is less than was asked for."""
+    def _check_isolation(self, report: SandboxReport) -> None:
+        """Log what is enforced, and raise SandboxError if that is less than `isolation` demands."""
         enforced = "; ".join(f"{layer}: {how}" for layer, how in report.enforced.items())
         missing = "; ".join(f"{layer}: {why}" for layer, why in report.missing.items()) or "nothing"
         lacking = [layer for layer in LAYERS[self._isolation] if layer in report.missing]
         if lacking:
             raise SandboxError(
                 f"the code sandbox can't enforce isolation={self._isolation!r} on this machine. Missing: {missing}. "
-                f"Enforced: {enforced}. To run code with less, name it: isolation={report.isolation!r}; or use another "
-                "executor"
+                f"Enforced: {enforced}. To accept less, set isolation={report.isolation!r}; or use another executor"
             )
         level = logging.WARNING if report.missing else logging.INFO
         logger.log(level, "code sandbox isolation=%s enforced=[%s] missing=[%s]", report.isolation, enforced, missing)
 
-    def _settings(self) -> dict[str, Any]:
+    def _supervisor_settings(self) -> dict[str, Any]:
         limits = self._limits
-        of_child = {"memory_mb": limits["memory_mb"], "file_mb": limits["disk_mb"]}
+        child_limits = {"memory_mb": limits["memory_mb"], "file_mb": limits["disk_mb"]}
         fork_server = {
             "libraries": library_files(self._libraries),
             "preload": list(self._libraries),
             "disabled": list(self._disabled),
             "programs": self._programs,
-            "limits": of_child | {"max_threads": limits["max_threads"], "cpu_s": _CPU_LIMIT_S},
+            "limits": child_limits | {"max_threads": limits["max_threads"], "cpu_s": _CPU_LIMIT_S},
         }
         spares = min(int(limits["max_concurrency"]), _MAX_SPARES)
         return {"limits": limits, "spares": spares, "fork_server": fork_server}

@@ -1,10 +1,11 @@
-"""What backends share that run code elsewhere: an event loop of their own, and the code as a program.
+"""The parts that remote backends share: an event loop of their own, and code packed as a self-contained script.
 
-The program, for a sandbox that runs plain Python scripts, brings its own supervisor (`remote_supervisor.py`), so that
-the value of a last expression is printed, tracebacks show only the code's own frames, the time limit starts with the
-code, and what was printed before it is kept, whatever the sandbox makes of its scripts' output.
+The script is for sandboxes that run plain Python scripts. It brings its own supervisor (`remote_supervisor.py`), so
+that results equal those of the local executor however the sandbox handles a script's output: the value of a last
+expression is printed, tracebacks show only the code's own frames, the time limit starts with the code, and output
+before a timeout is kept.
 
-`SubprocessExecutor`, the plain backend, runs that program on this machine: limits, but NO isolation.
+`SubprocessExecutor`, the simplest backend, runs that script on this machine: limits, but NO isolation.
 """
 
 import asyncio
@@ -34,25 +35,25 @@ from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.code_runner import shorten, signal_words
 from strands_rollout.errors import SandboxError
 
-_EXIT_JOIN_S: Final = 2.0  # a loop that does not stop must not keep the process from ending
+_EXIT_JOIN_TIMEOUT_S: Final = 2.0  # a loop that does not stop must not keep the process alive
 
 
 @dataclass(slots=True)
 class _LoopThread:
-    """One process's loop: a forked child inherits the object, but not the thread."""
+    """One process's event loop and its thread; a forked child inherits this object, but not the thread."""
 
     loop: asyncio.AbstractEventLoop
-    places: asyncio.Semaphore
+    slots: asyncio.Semaphore
     thread: threading.Thread
     calls: set[asyncio.Task[ExecutionResult] | None] = field(default_factory=set)
 
 
 class LoopExecutor(executors.StatelessExecutor):
-    """Runs calls on a loop in a daemon thread, at most `max_concurrency` at once; started by the first call.
+    """Runs calls on its own event loop in a daemon thread, at most `max_concurrency` at once.
 
-    One loop means one pool of connections, one count of places and no lock in the backend, however many loops call;
-    and a backend that blocks its loop for a moment, as starting a process does, blocks no other loop. What was not
-    closed is closed when the interpreter ends.
+    The first call starts the thread. A single loop means one connection pool, one semaphore and no lock in the
+    backend, however many loops call it; and a backend that blocks its loop briefly, for example to start a process,
+    blocks no other loop. An executor that nobody closed is closed when the interpreter exits.
     """
 
     def __init__(
@@ -69,111 +70,111 @@ class LoopExecutor(executors.StatelessExecutor):
         self._closed = False
 
     async def aclose(self) -> None:
-        """Refuse new calls, wait for those that run, release what is held, end the thread. Safe to call twice."""
+        """Refuse new calls, wait for running calls, release resources and end the thread. Safe to call twice."""
         with self._lock:
             self._closed = True
-            running = self._by_process.pop(os.getpid(), None)
-        if running is None:
+            worker = self._by_process.pop(os.getpid(), None)
+        if worker is None:
             return
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_drained(running), running.loop))
-        running.loop.call_soon_threadsafe(running.loop.stop)
-        await asyncio.to_thread(running.thread.join)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_drain(worker), worker.loop))
+        worker.loop.call_soon_threadsafe(worker.loop.stop)
+        await asyncio.to_thread(worker.thread.join)
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
-        """One attempt, on the loop."""
+        """Run code once; awaited on the executor's own loop."""
         raise NotImplementedError
 
     async def _release(self) -> None:
-        """Awaited on the loop before it is closed: for connections."""
+        """Close connections and the like; awaited on the executor's own loop before that is closed."""
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
-        return await executors.retried_once(lambda: self._run_in_place(code, timeout_s))
+        return await executors.run_with_one_retry(lambda: self._run_in_slot(code, timeout_s))
 
-    async def _run_in_place(self, code: str, timeout_s: float) -> ExecutionResult:
-        """An attempt when a place is free, that wait added to its `queued_s`; cancelling this cancels the attempt."""
-        running = self._running()
+    async def _run_in_slot(self, code: str, timeout_s: float) -> ExecutionResult:
+        """Wait for a slot, then make one attempt; the wait counts in `queued_s`. Cancelling cancels the attempt."""
+        worker = self._ensure_loop()
 
         async def attempt() -> ExecutionResult:
             task = asyncio.current_task()
-            running.calls.add(task)
+            worker.calls.add(task)
             called_at = time.monotonic()
             try:
-                async with running.places:
+                async with worker.slots:
                     waited_s = time.monotonic() - called_at
                     result = await self._attempt(code, timeout_s)
                 return replace(result, queued_s=waited_s + result.queued_s)
             finally:
-                running.calls.discard(task)
+                worker.calls.discard(task)
 
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attempt(), running.loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attempt(), worker.loop))
 
-    def _running(self) -> _LoopThread:
+    def _ensure_loop(self) -> _LoopThread:
         name = type(self).__name__
         with self._lock:
             if self._closed:
-                raise SandboxError(f"{name}.run was called after aclose(); make a new executor")
+                raise SandboxError(f"{name}.run was called after aclose(); create a new executor")
             pid = os.getpid()
             if pid not in self._by_process:
                 loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=_serve, args=(loop, self._release), name=name, daemon=True)
+                thread = threading.Thread(target=_run_loop, args=(loop, self._release), name=name, daemon=True)
                 thread.start()
-                weakref.finalize(self, _stop, loop, thread, pid)
+                weakref.finalize(self, _stop_loop, loop, thread, pid)
                 self._by_process[pid] = _LoopThread(loop, asyncio.Semaphore(self._max_concurrency), thread)
             return self._by_process[pid]
 
 
-def _serve(loop: asyncio.AbstractEventLoop, release: Callable[[], Coroutine[object, object, None]]) -> None:
-    async def wind_up() -> None:
-        """Cancel what still runs, as at the interpreter's end, and let go of what the backend holds."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in left:
+def _run_loop(loop: asyncio.AbstractEventLoop, release: Callable[[], Coroutine[object, object, None]]) -> None:
+    async def shut_down() -> None:
+        """Cancel calls that still run, as at the interpreter's exit, and release the backend's resources."""
+        remaining = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in remaining:
             task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
         await release()
 
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
-        loop.run_until_complete(wind_up())
+        loop.run_until_complete(shut_down())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
+def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, pid: int) -> None:
     if pid == os.getpid() and not loop.is_closed():
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(_EXIT_JOIN_S)
+        thread.join(_EXIT_JOIN_TIMEOUT_S)
 
 
-async def _drained(running: _LoopThread) -> None:
-    await asyncio.gather(*filter(None, running.calls), return_exceptions=True)
+async def _drain(worker: _LoopThread) -> None:
+    await asyncio.gather(*filter(None, worker.calls), return_exceptions=True)
 
 
-START_ALLOWANCE_S: Final = 10.0  # for the interpreter to start and, after the time limit, for the report
+START_ALLOWANCE_S: Final = 10.0  # for the interpreter's start and, after the time limit, for the report
 MAX_OUTPUT_MB: Final = 64
-_SENT: Final = ("remote_supervisor", "sandbox/code_runner")
-_MAX_REPORT_BYTES: Final = 16 << 20  # unpacked; no honest report comes near it
-_UNREADABLE: Final = "[DecodeError]"  # what SandboxFusion puts in the place of output that is not UTF-8
+_SENT_MODULES: Final = ("remote_supervisor", "sandbox/code_runner")
+_MAX_REPORT_BYTES: Final = 16 << 20  # decompressed; far above any genuine report
+_UNDECODABLE: Final = "[DecodeError]"  # SandboxFusion's replacement for output that is not UTF-8
 _SHOWN_CHARS: Final = 300
-_MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no system has larger ones
+_MAX_EXIT_CODE: Final = 0xFFFF_FFFF  # no operating system has larger exit codes
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteProgram:
-    """One piece of code to be run once."""
+    """A piece of code with its limits, as a script for a remote sandbox, and the parser of that script's output."""
 
     code: str
     timeout_s: float
     max_output_chars: int
-    max_report_bytes: int  # that the sandbox can carry on stdout; the output is cut further to fit
+    max_report_bytes: int  # the sandbox's limit on stdout; output is cut further to fit
     memory_mb: int | None = None
-    file_mb: int | None = None  # the largest file that it may write
-    max_output_mb: int = MAX_OUTPUT_MB  # after which it is ended
-    token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the program's own lines
+    file_mb: int | None = None  # the largest file that the code may write
+    max_output_mb: int = MAX_OUTPUT_MB  # the code is killed when it writes more
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # marks the supervisor's own lines in stdout
 
     def text(self) -> str:
-        """The script, in ASCII; it reads no argument, no file and no stdin."""
+        """Return the script, in ASCII; it reads no arguments, no files and no stdin."""
         job = asdict(self)
         return (
             "import base64, json, sys, types, zlib\n"
@@ -185,32 +186,39 @@ class RemoteProgram:
         )
 
     def result(self, stdout: str, stderr: str, exit_code: int | None, *, gave_up: bool = False) -> ExecutionResult:
-        """Read what the program printed, skipping other lines; `gave_up` if the sandbox did not end in time."""
-        report = self._report(stdout)
-        if report is not None:
-            return report
-        if f"{self.token} start" not in stdout and not stdout.startswith(_UNREADABLE):
+        """Parse the script's output, skipping lines that are not the supervisor's.
+
+        Args:
+            stdout: The script's whole stdout, as the sandbox returned it.
+            stderr: The script's stderr, quoted if the script did not start.
+            exit_code: The script's exit code, None if unknown.
+            gave_up: The sandbox stopped waiting before the script ended.
+        """
+        result = self._find_report(stdout)
+        if result is not None:
+            return result
+        if f"{self.token} start" not in stdout and not stdout.startswith(_UNDECODABLE):
             end = "it did not end in time" if gave_up else f"exit code {exit_code}"
-            said = (stderr.strip() or stdout.strip())[-_SHOWN_CHARS:]
-            return executors.infra_failure(f"the program did not start in the sandbox ({end}): {said!r}")
-        # The code started, and nothing reported its end: it ended or stopped its supervisor, or wrote in its name.
+            output = (stderr.strip() or stdout.strip())[-_SHOWN_CHARS:]
+            return executors.infra_failure(f"the program did not start in the sandbox ({end}): {output!r}")
+        # The code started, and no report followed: it killed or stopped its supervisor, or forged its lines.
         killed_by = f"time limit of {self.timeout_s:g} s" if gave_up else "the end of its supervisor"
         return ExecutionResult("", "", exit_code or -9, timed_out=gave_up, killed_by=killed_by)
 
-    def _report(self, stdout: str) -> ExecutionResult | None:
-        """The last report that can be read; None where there is none."""
+    def _find_report(self, stdout: str) -> ExecutionResult | None:
+        """Return the last report that can be parsed, or None."""
         lines = re.findall(rf"^{self.token} report ([A-Za-z0-9+/=]+)$", stdout, re.MULTILINE)
         for line in reversed(lines):
             with contextlib.suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError, zlib.error):
                 raw = zlib.decompressobj().decompress(base64.b64decode(line), _MAX_REPORT_BYTES)
-                return self._result_of(json.loads(raw))
-        return None  # the code wrote lines of its own
+                return self._parse_report(json.loads(raw))
+        return None
 
-    def _result_of(self, report: dict[str, Any]) -> ExecutionResult:
-        """Read a report, which may be the code's own: it may hold anything.
+    def _parse_report(self, report: dict[str, Any]) -> ExecutionResult:
+        """Convert a report to a result; the code may have forged the report, so its content is not trusted.
 
         Raises:
-            ValueError, TypeError, KeyError, OverflowError: It holds what no report does.
+            ValueError, TypeError, KeyError, OverflowError: The content is not that of a report.
         """
         exit_code, duration_s = int(report["exit_code"]), float(report["duration_s"])
         if abs(exit_code) > _MAX_EXIT_CODE or not 0 <= duration_s < math.inf:
@@ -233,33 +241,33 @@ def _packed(value: object) -> str:
 
 @functools.cache
 def _packed_sources() -> str:
-    here = Path(__file__)
-    files = [here.parent / f"{name}.py" for name in _SENT]
+    folder = Path(__file__).parent
+    files = [folder / f"{name}.py" for name in _SENT_MODULES]
     return _packed({file.stem: file.read_text("utf-8") for file in files})
 
 
-_START_LIMIT_S: Final = 60.0  # an interpreter that has not started by then is the machine's fault
+_START_TIMEOUT_S: Final = 60.0  # if the interpreter takes longer to start, the machine is at fault
 _REPORT_BYTES: Final = 8 << 20
 
 
 class SubprocessExecutor(LoopExecutor):
     """Runs each piece of code in its own Python process. This is NOT isolation.
 
-    The code runs as the user who runs this process: it can read and write that user's files, use the network, signal
-    that user's processes, and leave a daemon behind. What it gets is a clean environment (no inherited variables, so no
-    secrets from there), a private scratch directory as HOME and working directory, empty stdin, and limits on
-    wall-clock time, memory, file size and output.
+    The code runs as this process's user: it can read and write that user's files, use the network, signal that user's
+    processes, and leave a daemon behind. It gets a clean environment (no inherited variables, so no secrets from
+    there), a private scratch directory as HOME and working directory, an empty stdin, and limits on wall-clock time,
+    memory, file size and output.
 
-    At most `max_concurrency` children run at once, over all event loops; the rest wait, and their time limit starts
-    when the code does.
+    At most `max_concurrency` children run at once, over all event loops; further calls wait, and their time limit
+    starts with the code.
 
     Args:
-        timeout_s: Default limit in wall-clock seconds; a call may name its own.
+        timeout_s: Default limit in wall-clock seconds; a call may set its own.
         max_output_chars: Characters kept of stdout and of stderr: half from the head, half from the tail.
         max_output_mb: A child that writes more mebibytes than this is killed.
         memory_mb: Address space of a child in mebibytes.
         file_mb: Largest file that a child may write, in mebibytes.
-        max_concurrency: Children at once; None for the number of usable CPUs, and at least 2.
+        max_concurrency: Maximum number of children; None for the number of usable CPUs, at least 2.
 
     Raises:
         ConfigError: A limit is not a positive number.
@@ -275,8 +283,8 @@ class SubprocessExecutor(LoopExecutor):
         file_mb: int = 128,
         max_concurrency: int | None = None,
     ) -> None:
-        places = executors.usable_cpus() if max_concurrency is None else max_concurrency
-        super().__init__(timeout_s, max_output_chars, places, ExecutorFacts(memory_mb=memory_mb))
+        slots = executors.usable_cpus() if max_concurrency is None else max_concurrency
+        super().__init__(timeout_s, max_output_chars, slots, ExecutorFacts(memory_mb=memory_mb))
         executors.check_positive(max_output_mb=max_output_mb, memory_mb=memory_mb, file_mb=file_mb)
         self._limits = (memory_mb, file_mb, max_output_mb)
 
@@ -285,15 +293,15 @@ class SubprocessExecutor(LoopExecutor):
         try:
             folder = tempfile.mkdtemp(prefix="code-")
             try:
-                return await _played(program, folder)
+                return await _run_in_subprocess(program, folder)
             finally:
                 await asyncio.to_thread(scratch.delete, folder)
         except OSError as e:
             return executors.infra_failure(f"can't run {sys.executable!r}: {e}")
 
 
-async def _played(program: RemoteProgram, folder: str) -> ExecutionResult:
-    # everything the child sees; one thread per numeric library, since each would otherwise start one per core
+async def _run_in_subprocess(program: RemoteProgram, folder: str) -> ExecutionResult:
+    # the child's whole environment; a single thread per numeric library, which otherwise starts one per core
     path = os.pathsep.join([str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
     environment = {"PATH": path, "LANG": "C.UTF-8", "TMPDIR": folder}
     environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -306,16 +314,16 @@ async def _played(program: RemoteProgram, folder: str) -> ExecutionResult:
         env=environment,
         start_new_session=True,
     )
-    printed = b"", b""
+    output = b"", b""
     try:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_START_LIMIT_S + program.timeout_s):
-                printed = await process.communicate(program.text().encode())
+            async with asyncio.timeout(_START_TIMEOUT_S + program.timeout_s):
+                output = await process.communicate(program.text().encode())
         gave_up = process.returncode is None
     finally:
         with contextlib.suppress(ProcessLookupError):
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-    stdout, stderr = (text.decode("utf-8", "replace") for text in printed)
+    stdout, stderr = (text.decode("utf-8", "replace") for text in output)
     return program.result(stdout, stderr, process.returncode, gave_up=gave_up)

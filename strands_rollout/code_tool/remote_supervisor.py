@@ -1,13 +1,17 @@
-"""The program that a remote sandbox is sent: it forks the code off, reads, caps, times and kills it, and reports once.
+"""The supervisor that is sent to a remote sandbox: it forks a child for the code, enforces limits, and reports once.
 
-Runs where neither this package nor Python 3.11 is: Python 3.8 and its standard library, on POSIX. `remote.py`
-sends it with the source of `code_runner.py`, and reads what it prints: a line when the code starts, and a line with
-the report. Until the first line, whatever goes wrong is the sandbox's fault; after it, the code's.
+It runs without this package, on Python 3.8 or newer and POSIX, with the standard library only. `remote.py` sends it
+with the source of `code_runner.py` and parses its output: a line when the code starts, and a line with the report. A
+fault before the first line is the sandbox's; a fault after it is the code's.
 
-Three processes, so that who kills the first one (a sandbox that gives up, by process group) ends the others: the first
-only waits and cleans up; the second, in a group of its own, watches the code and sees by a pipe that the first is gone;
-the third, in a session of its own, becomes the code. Code that stops the second gains nothing: it continues when
-the first dies, since the kernel continues (and hangs up on) a group whose last parent in the session is gone.
+Three processes, so that killing the first (as a sandbox does at its timeout, by process group) ends the others:
+
+- The first only waits and cleans up.
+- The second, in a process group of its own, watches the code, and learns from a pipe that the first has died.
+- The third, in a session of its own, runs the code.
+
+Code that stops the second gains nothing: when the first dies, the kernel sends SIGHUP and SIGCONT to the orphaned
+process group, and the second continues.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import zlib
 from types import ModuleType
 from typing import Any
 
-KEPT_VARIABLES = (
+INHERITED_VARIABLES = (
     "PATH",
     "LANG",
     "LC_ALL",
@@ -37,44 +41,46 @@ KEPT_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "MKL_NUM_THREADS",
 )
-POLL_S = 0.05  # how soon an end that closed no pipe is seen
-DRAIN_S = 0.5  # a process that left the group may hold the pipes open for ever
+POLL_S = 0.05  # interval of checks for an end that closes no pipe
+DRAIN_TIMEOUT_S = 0.5  # a process that left the group may hold the pipes open forever
 CHUNK_BYTES = 65536
-FIRST_OWN_FD = 3
+FIRST_FREE_FD = 3
 
 
 def run(job: dict[str, Any], sources: dict[str, str]) -> None:
-    """Run `job["code"]`; returns only in the process that ran it, which then ends as any interpreter does."""
-    scratch = os.environ.get("TMPDIR", "/tmp") + "/code-" + job["token"]  # noqa: S108 - the token can't be foreseen
+    """Run `job["code"]`; returns only in the process that ran it, which then exits like any interpreter."""
+    scratch = os.environ.get("TMPDIR", "/tmp") + "/code-" + job["token"]  # noqa: S108 - the token is random
     os.mkdir(scratch, 0o700)  # noqa: PTH102 - pathlib is slow to import
-    lifeline = step_behind(scratch)
+    lifeline = fork_watcher(scratch)
     go, stdout, stderr = os.pipe(), os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        become_the_code(go, stdout[1], stderr[1], scratch, job)
-        runner = load("code_runner", sources["code_runner"])
+        set_up_child(go, stdout[1], stderr[1], scratch, job)
+        runner = load_module("code_runner", sources["code_runner"])
         runner.run_code(job["code"], runner.prepare_interpreter().__dict__)
         return
     try:
         for descriptor in (go[0], stdout[1], stderr[1]):
             os.close(descriptor)
-        say(job["token"] + " start")  # before the code can do anything: it can't take this back
+        print_line(job["token"] + " start")  # before the code runs, which could suppress it
         os.write(go[1], b"1")
-        watch = CodeWatch(child, (stdout[0], stderr[0], lifeline), job, load("code_runner", sources["code_runner"]))
-        say(job["token"] + " report " + watch.report())
+        watch = CodeWatch(
+            child, (stdout[0], stderr[0], lifeline), job, load_module("code_runner", sources["code_runner"])
+        )
+        print_line(job["token"] + " report " + watch.report())
     finally:
-        remove(scratch)
+        remove_scratch(scratch)
         os._exit(0)
 
 
-def step_behind(scratch: str) -> int:
-    """Go on in a fork whose parent waits and cleans up; return a descriptor that ends when that parent dies."""
+def fork_watcher(scratch: str) -> int:
+    """Continue in a fork, whose parent waits and cleans up; return a pipe that reaches its end when the parent dies."""
     lifeline, parents_end = os.pipe()
     pid = os.fork()
     if pid:
         os.close(lifeline)
         os.waitpid(pid, 0)
-        remove(scratch)
+        remove_scratch(scratch)
         os._exit(0)
     os.close(parents_end)
     os.setpgid(0, 0)
@@ -82,32 +88,32 @@ def step_behind(scratch: str) -> int:
     return lifeline
 
 
-def remove(folder: str) -> None:
-    """Remove the scratch directory, if it is still there and as far as that is possible."""
+def remove_scratch(folder: str) -> None:
+    """Remove the scratch directory; errors are ignored."""
     try:
-        os.rmdir(folder)  # noqa: PTH106 - most code leaves nothing there, and shutil is slow to import
+        os.rmdir(folder)  # noqa: PTH106 - it is mostly empty, and shutil is slow to import
     except OSError:
         import shutil
 
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def say(line: str) -> None:
-    """Print one line, whatever the sandbox printed before it."""
+def print_line(line: str) -> None:
+    """Print a line of its own, even if the sandbox printed an unfinished line before it."""
     sys.stdout.write("\n" + line + "\n")
     sys.stdout.flush()
 
 
-def load(name: str, source: str) -> ModuleType:
-    """Make a module of its source."""
+def load_module(name: str, source: str) -> ModuleType:
+    """Create a module from its source."""
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(source, "<" + name + ">", "exec"), module.__dict__)  # noqa: S102 - this package's own source
     return module
 
 
-def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
-    """Wait for the word, then have nothing but the code's three streams, a scratch directory and few variables."""
+def set_up_child(go: tuple[int, int], stdout: int, stderr: int, scratch: str, job: dict[str, Any]) -> None:
+    """Wait for a byte on the pipe `go`, then leave the code three streams, a scratch directory and few variables."""
     os.setsid()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.close(go[1])
@@ -115,23 +121,23 @@ def become_the_code(go: tuple[int, int], stdout: int, stderr: int, scratch: str,
         os._exit(1)
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), stdout, stderr)):
         os.dup2(source, target)
-    os.closerange(FIRST_OWN_FD, min(65536, os.sysconf("SC_OPEN_MAX")))
+    os.closerange(FIRST_FREE_FD, min(65536, os.sysconf("SC_OPEN_MAX")))
     os.chdir(scratch)
-    kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+    inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     os.environ.clear()
-    os.environ.update(kept, HOME=scratch, TMPDIR=scratch)
+    os.environ.update(inherited, HOME=scratch, TMPDIR=scratch)
     sys.path[:] = [entry for entry in sys.path if entry and entry != os.path.dirname(sys.argv[0])]  # noqa: PTH120
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     for kind, limit_mb in ((resource.RLIMIT_AS, job["memory_mb"]), (resource.RLIMIT_FSIZE, job["file_mb"])):
         if limit_mb is not None:
             limit_bytes = limit_mb * 1024 * 1024
-            with contextlib.suppress(ValueError, OSError):  # one that the platform does not know is left out
+            with contextlib.suppress(ValueError, OSError):  # the platform may not support this limit
                 resource.setrlimit(kind, (limit_bytes, limit_bytes))
 
 
 class CodeWatch:
-    """Follows the code from its start to its end."""
+    """Reads the code's output, enforces its limits, and writes the report."""
 
     def __init__(self, child: int, descriptors: tuple[int, int, int], job: dict[str, Any], output: ModuleType) -> None:
         self.child = child
@@ -144,18 +150,18 @@ class CodeWatch:
         self.timed_out = False
 
     def report(self) -> str:
-        """Follow the code, end what is left of its group, and return the encoded report."""
+        """Follow the code to its end, kill the rest of its process group, and return the encoded report."""
         selector = selectors.DefaultSelector()
         for descriptor in (self.stdout_fd, self.stderr_fd, self.lifeline):
             selector.register(descriptor, selectors.EVENT_READ)
         self.follow(selector)
         self.kill_group()
         ended_at = time.monotonic()
-        give_up_at = ended_at + DRAIN_S
+        give_up_at = ended_at + DRAIN_TIMEOUT_S
         while any(fd in selector.get_map() for fd in self.outputs) and time.monotonic() < give_up_at:
-            self.take(selector, POLL_S)
+            self.read_output(selector, POLL_S)
         status = os.waitpid(self.child, 0)[1]
-        return self.encoded(
+        return self.encode_report(
             {
                 "exit_code": -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status),
                 "timed_out": self.timed_out,
@@ -165,17 +171,17 @@ class CodeWatch:
         )
 
     def follow(self, selector: selectors.BaseSelector) -> None:
-        """Read until the code has ended or must end."""
-        pause_s = 0.0005  # between the end of the pipes and that of the process there is normally less than this
-        while not self.has_ended() and not self.must_end():
+        """Read output until the code has ended or reached a limit."""
+        pause_s = 0.0005  # a process normally ends sooner than this after its pipes are closed
+        while not self.has_ended() and not self.check_limits():
             if any(fd in selector.get_map() for fd in self.outputs):
-                self.take(selector, POLL_S)
+                self.read_output(selector, POLL_S)
             else:
                 time.sleep(pause_s)
                 pause_s = min(POLL_S, 2 * pause_s)
 
-    def take(self, selector: selectors.BaseSelector, wait_s: float) -> None:
-        """Read what there is on any pipe."""
+    def read_output(self, selector: selectors.BaseSelector, wait_s: float) -> None:
+        """Wait up to `wait_s` for output on any pipe, and read it; the end of the lifeline counts as cancellation."""
         left_s = self.started_at + self.job["timeout_s"] - time.monotonic()
         for key, _ in selector.select(max(0.0, min(wait_s, left_s)) if not self.killed_by else wait_s):
             chunk = os.read(key.fd, CHUNK_BYTES)
@@ -187,11 +193,11 @@ class CodeWatch:
                 self.outputs[key.fd].feed(chunk, final=not chunk)
 
     def has_ended(self) -> bool:
-        """Whether the code's process has ended; it is not reaped, so that no other group can take its number."""
+        """Return whether the code's process has ended. It is not reaped, so that its group id can't be reused."""
         return os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def must_end(self) -> bool:
-        """Whether a limit is reached, or the first process has been killed."""
+    def check_limits(self) -> bool:
+        """Record a limit that the code has reached in `killed_by`; return whether the code must be killed."""
         printed_mb = sum(output.total_bytes for output in self.outputs.values()) / (1024 * 1024)
         if printed_mb > self.job["max_output_mb"]:
             self.killed_by = "output limit of " + str(self.job["max_output_mb"]) + " MiB"
@@ -201,14 +207,14 @@ class CodeWatch:
         return self.killed_by is not None
 
     def kill_group(self) -> None:
-        """End whatever the code started and left in its group."""
+        """Kill the code and all processes that are left in its group."""
         try:
             os.killpg(self.child, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
 
-    def encoded(self, report: dict[str, Any]) -> str:
-        """The report on one line of ASCII, its streams shortened until it is as small as the sandbox can carry."""
+    def encode_report(self, report: dict[str, Any]) -> str:
+        """Return the report as a line of ASCII, its streams shortened until it fits into `max_report_bytes`."""
         texts = [self.outputs[fd].text() for fd in (self.stdout_fd, self.stderr_fd)]
         report["truncated"] = any(output.truncated for output in self.outputs.values())
         limit_chars = self.job["max_output_chars"]

@@ -1,21 +1,22 @@
-"""Code on servers of ByteDance's SandboxFusion, over HTTP.
+"""A backend that runs code on servers of ByteDance's SandboxFusion, over HTTP.
 
-What is relied on, from the sources of bytedance/SandboxFusion (sandbox/server/sandbox_api.py, sandbox/runners/base.py
-and types.py, sandbox/utils/execution.py; July 2026) and its issues:
+This module relies on the following, from the sources of bytedance/SandboxFusion (sandbox/server/sandbox_api.py,
+sandbox/runners/base.py and types.py, sandbox/utils/execution.py; July 2026) and its issues:
 
 - `POST /run_code` takes {"code", "language", "run_timeout", "compile_timeout", "memory_limit_MB", "stdin", "files",
   "fetch_files"} and answers 200 with {"status": "Success" | "Failed" | "SandboxError", "message", "compile_result",
   "run_result", "executor_pod_name", "files"}; a result is {"status": "Finished" | "Error" | "TimeLimitExceeded",
   "execution_time", "return_code", "stdout", "stderr"}, all but the status nullable. "SandboxError" is the server's own
   fault; an unexpected exception is a 500 with {"detail", "traceback"}.
-- The server waits for the script before it reads its pipes: a script that prints about 200 KB hangs until the time
-  limit, and longer output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a whole. So the program that
-  is sent prints a small report in ASCII, and never lets the code write to the server's pipes.
-- `stdin` may fail with a SandboxError of its own (verl's issue 4074): it is not sent.
-- Python there is 3.10, and `run_timeout` starts before the interpreter does. With `isolation: none`, the default, code
-  has the network; `memory_limit_MB` holds only there, so the program limits its memory by itself as well.
-- A server does not notice a client that went away. Behind a gateway, 429, 502, 503 and 504 occur (verl's
-  utils/reward_score/sandbox_fusion repeats at 504); a busy server answers late (verl's issue 3478).
+- The server reads the script's pipes only after the script has ended: a script that prints about 200 KB hangs until
+  the time limit, and longer output is cut (issues 53, 62). Output that is not UTF-8 is replaced as a whole. Therefore
+  the script prints a small report in ASCII, and the code never writes to the server's pipes.
+- `stdin` may fail with a SandboxError of its own (verl's issue 4074), so it is not sent.
+- The server's Python is 3.10, and `run_timeout` starts before the interpreter does. With `isolation: none`, the
+  default, code can use the network. `memory_limit_MB` holds only with that setting, so the script limits its memory
+  itself as well.
+- A server does not notice that a client has disconnected. Behind a gateway, 429, 502, 503 and 504 occur (verl's
+  utils/reward_score/sandbox_fusion retries at 504); a busy server answers late (verl's issue 3478).
 """
 
 import asyncio
@@ -33,74 +34,81 @@ from strands_rollout.code_tool.remote import START_ALLOWANCE_S, LoopExecutor, Re
 from strands_rollout.errors import ConfigError
 
 _ENDPOINT: Final = "/run_code"
-_COMPILE_TIMEOUT_S: Final = 10.0  # Python compiles nothing; the server wants a number
+_COMPILE_TIMEOUT_S: Final = 10.0  # required by the server, unused for Python
 _ANSWER_MARGIN_S: Final = 30.0  # beyond the server's own limit, before a server counts as hanging
-# Below the 64 KiB of a pipe and of asyncio's reader: the server reads only when the program has ended.
+# below the 64 KiB of a pipe and of asyncio's reader: the server reads only after the script has ended
 _MAX_REPORT_BYTES: Final = 60_000
-_REST_S: Final = 5.0
-_MAX_REST_S: Final = 60.0
-_REPEAT_AFTER_S: Final = 0.5
-_MAX_REPEAT_AFTER_S: Final = 10.0
+_COOLDOWN_S: Final = 5.0
+_MAX_COOLDOWN_S: Final = 60.0
+_RETRY_DELAY_S: Final = 0.5
+_MAX_RETRY_DELAY_S: Final = 10.0
 _SHOWN_CHARS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a server gave no result, what it asked to wait (Retry-After), and whether it may be asked again."""
+    """The reason why a server gave no result.
 
-    words: str
+    Attributes:
+        message: For the error of the call.
+        wait_s: Seconds that the server asked to wait (Retry-After), None if it did not.
+        is_retryable: The same server may succeed at a second attempt.
+    """
+
+    message: str
     wait_s: float | None = None
-    may_pass: bool = True
+    is_retryable: bool = True
 
 
 @dataclass(slots=True)
 class _Server:
-    """One server, as the private loop sees it."""
+    """A server with its connection, requests in flight and recent faults; used on the executor's own loop only."""
 
     url: httpx.URL
     client: httpx.AsyncClient | None = None
-    outstanding: int = 0
+    in_flight: int = 0
     faults: int = 0
-    resting_until: float = 0.0
+    cooldown_until: float = 0.0
     last_used: int = 0
-    words: str = field(init=False)
+    redacted_url: str = field(init=False)
 
     def __post_init__(self) -> None:
-        self.words = redacted(self.url)
+        self.redacted_url = redacted(self.url)
 
-    def remember(self, fault: _Fault | None) -> None:
-        """Rest after a fault; requests that fail together count as one."""
+    def record_outcome(self, fault: _Fault | None) -> None:
+        """Start a cooldown after a fault, or end it after a success; faults during a cooldown don't extend it."""
         now = time.monotonic()
         if fault is None:
-            self.faults, self.resting_until = 0, 0.0
-        elif now >= self.resting_until:
-            rest_s = min(_REST_S * 2.0**self.faults, _MAX_REST_S)
+            self.faults, self.cooldown_until = 0, 0.0
+        elif now >= self.cooldown_until:
+            cooldown_s = min(_COOLDOWN_S * 2.0**self.faults, _MAX_COOLDOWN_S)
             self.faults += 1
-            self.resting_until = now + max(rest_s, min(fault.wait_s or 0.0, _MAX_REST_S))
+            self.cooldown_until = now + max(cooldown_s, min(fault.wait_s or 0.0, _MAX_COOLDOWN_S))
 
 
 class SandboxFusionExecutor(LoopExecutor):
     """Runs each piece of code on one of several SandboxFusion servers.
 
-    A call goes to the server with the fewest requests in flight. One that fails (unreachable, 429, 5xx, an answer that
-    is not SandboxFusion's, "SandboxError", no answer in time) is left alone for 5 s and up to a minute, and the call is
-    repeated once, on another server if there is one. How far the code is isolated is the servers' configuration.
+    A call goes to the server with the fewest requests in flight. A server that fails (unreachable, 429, 5xx, an answer
+    that is not SandboxFusion's, "SandboxError", no answer in time) is avoided for 5 s, up to a minute if it fails
+    repeatedly. The call is repeated once, on another server if there is one. Isolation depends on the servers'
+    configuration.
 
-    Cancelling `run` closes the request, which a server does not notice: the code there ends at its time limit. A
-    result's `queued_s` is all the time that the code did not run: the wait for a place here, the network, the server's
-    own delays, and a first attempt that failed.
+    Cancelling `run` closes the request, which a server does not notice: the code ends at its time limit. A result's
+    `queued_s` is the time during which the code did not run: waiting for a slot, the network, the server's own delays,
+    and a failed first attempt.
 
     Args:
-        urls: `http://host:port` of each server, or one of them; a trailing `/run_code` is left off.
-        timeout_s: Default limit in wall-clock seconds; a call may name its own.
-        max_output_chars: Characters kept of stdout and of stderr, half from each end; fewer where the server's pipes
+        urls: `http://host:port` of each server, or of a single one; a trailing `/run_code` is removed.
+        timeout_s: Default limit in wall-clock seconds; a call may set its own.
+        max_output_chars: Characters kept of stdout and of stderr, half from each end; fewer if the server's pipes
             can't carry that much.
         memory_mb: Address space of one call in mebibytes; None for the server's own limit.
-        max_concurrency: Requests in flight at once over all servers; the rest wait.
-        headers: Sent with every request, such as an authorization; never shown.
+        max_concurrency: Requests in flight at once over all servers; further calls wait.
+        headers: Sent with every request, for example for authorization; never logged.
 
     Raises:
-        ConfigError: A URL or a limit can't be used.
+        ConfigError: A URL or a limit is invalid.
     """
 
     def __init__(
@@ -122,48 +130,48 @@ class SandboxFusionExecutor(LoopExecutor):
         self._uses = itertools.count(1)
 
     async def _run(self, code: str, timeout_s: float) -> ExecutionResult:
-        return await self._run_in_place(code, timeout_s)  # which repeats what failed by itself
+        return await self._run_in_slot(code, timeout_s)  # `_attempt` makes the second attempt itself
 
     async def _attempt(self, code: str, timeout_s: float) -> ExecutionResult:
         began_at = time.monotonic()
-        server = self._best_but(None)
-        found = await self._ask(server, code, timeout_s)
+        server = self._pick_server(failed=None)
+        outcome = await self._call_server(server, code, timeout_s)
         faults = ""
-        if isinstance(found, _Fault):
-            faults = f"{server.words}: {found.words}"
-            other = self._best_but(server)
-            if other is not server or found.may_pass:
-                wait_s = min(found.wait_s or _REPEAT_AFTER_S, _MAX_REPEAT_AFTER_S)
+        if isinstance(outcome, _Fault):
+            faults = f"{server.redacted_url}: {outcome.message}"
+            other = self._pick_server(failed=server)
+            if other is not server or outcome.is_retryable:
+                wait_s = min(outcome.wait_s or _RETRY_DELAY_S, _MAX_RETRY_DELAY_S)
                 await asyncio.sleep(0.0 if other is not server else wait_s)
-                found = await self._ask(other, code, timeout_s)
-                faults += f"; {other.words}: {found.words}" if isinstance(found, _Fault) else ""
-        if isinstance(found, _Fault):
-            return infra_failure(f"no SandboxFusion server ran the code: {faults}")
-        return replace(found, queued_s=max(0.0, time.monotonic() - began_at - found.duration_s))
+                outcome = await self._call_server(other, code, timeout_s)
+                faults += f"; {other.redacted_url}: {outcome.message}" if isinstance(outcome, _Fault) else ""
+        if isinstance(outcome, _Fault):
+            return infra_failure(f"no SandboxFusion server run_result the code: {faults}")
+        return replace(outcome, queued_s=max(0.0, time.monotonic() - began_at - outcome.duration_s))
 
-    def _best_but(self, failed: _Server | None) -> _Server:
-        """The server to ask next: not the failed one, not a resting one, few requests, longest unused."""
+    def _pick_server(self, *, failed: _Server | None) -> _Server:
+        """Choose a server other than the failed one, by shortest cooldown, fewest requests, longest unused."""
         now = time.monotonic()
         others = [server for server in self._servers if server is not failed] or self._servers
-        return min(others, key=lambda s: (max(0.0, s.resting_until - now), s.outstanding, s.last_used))
+        return min(others, key=lambda s: (max(0.0, s.cooldown_until - now), s.in_flight, s.last_used))
 
-    async def _ask(self, server: _Server, code: str, timeout_s: float) -> ExecutionResult | _Fault:
-        """One request; what it says of the server is remembered."""
-        server.outstanding += 1
+    async def _call_server(self, server: _Server, code: str, timeout_s: float) -> ExecutionResult | _Fault:
+        """Make one request, and record its outcome on the server."""
+        server.in_flight += 1
         server.last_used = next(self._uses)
         try:
-            found = await self._answer(server, code, timeout_s)
+            outcome = await self._post(server, code, timeout_s)
         except TimeoutError:
-            found = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", may_pass=False)
-        except Exception as e:  # whatever breaks here is this backend's fault, and never the code's
-            words = f"{type(e).__name__}: {_one_line(str(e))}"
-            found = _Fault(words, may_pass=isinstance(e, httpx.HTTPError))
+            outcome = _Fault(f"no answer in {_answer_limit_s(timeout_s):g} s", is_retryable=False)
+        except Exception as e:  # an error here is the backend's fault, never the code's
+            message = f"{type(e).__name__}: {_one_line(str(e))}"
+            outcome = _Fault(message, is_retryable=isinstance(e, httpx.HTTPError))
         finally:
-            server.outstanding -= 1
-        server.remember(found if isinstance(found, _Fault) else None)
-        return found
+            server.in_flight -= 1
+        server.record_outcome(outcome if isinstance(outcome, _Fault) else None)
+        return outcome
 
-    async def _answer(self, server: _Server, code: str, timeout_s: float) -> ExecutionResult | _Fault:
+    async def _post(self, server: _Server, code: str, timeout_s: float) -> ExecutionResult | _Fault:
         program = RemoteProgram(code, timeout_s, self._max_output_chars, _MAX_REPORT_BYTES, self._memory_mb)
         request = {
             "code": program.text(),
@@ -180,12 +188,12 @@ class SandboxFusionExecutor(LoopExecutor):
                 )
             response = await server.client.post(_ENDPOINT, json=request)
         if response.status_code == 200:
-            return _result_of(response, program)
-        asked = response.headers.get("retry-after", "")
+            return _parse_response(response, program)
+        retry_after = response.headers.get("retry-after", "")
         return _Fault(
             f"HTTP {response.status_code}: {_one_line(response.text)}",
-            wait_s=float(asked) if asked.isdecimal() else None,
-            may_pass=response.status_code in (408, 429) or response.status_code >= 500,
+            wait_s=float(retry_after) if retry_after.isdecimal() else None,
+            is_retryable=response.status_code in (408, 429) or response.status_code >= 500,
         )
 
     async def _release(self) -> None:
@@ -210,28 +218,28 @@ def _answer_limit_s(timeout_s: float) -> float:
     return timeout_s + START_ALLOWANCE_S + _ANSWER_MARGIN_S
 
 
-def _result_of(response: httpx.Response, program: RemoteProgram) -> ExecutionResult | _Fault:
+def _parse_response(response: httpx.Response, program: RemoteProgram) -> ExecutionResult | _Fault:
     try:
         answer: Any = response.json()
     except ValueError:
         return _Fault(f"an answer that is not JSON: {_one_line(response.text)}")
-    ran = answer.get("run_result") if isinstance(answer, dict) else None
+    run_result = answer.get("run_result") if isinstance(answer, dict) else None
     if isinstance(answer, dict) and answer.get("status") == "SandboxError":
         return _Fault(f"SandboxError: {_one_line(str(answer.get('message')))}")
-    if not isinstance(ran, dict) or ran.get("status") not in ("Finished", "TimeLimitExceeded"):
+    if not isinstance(run_result, dict) or run_result.get("status") not in ("Finished", "TimeLimitExceeded"):
         return _Fault(f"an answer without a run_result: {_one_line(response.text)}")
-    code = ran.get("return_code")
+    code = run_result.get("return_code")
     result = program.result(
-        str(ran.get("stdout") or ""),
-        str(ran.get("stderr") or ""),
+        str(run_result.get("stdout") or ""),
+        str(run_result.get("stderr") or ""),
         code if isinstance(code, int) else None,
-        gave_up=ran["status"] == "TimeLimitExceeded",
+        gave_up=run_result["status"] == "TimeLimitExceeded",
     )
     return result if result.infra_error is None else _Fault(result.infra_error)
 
 
 def _one_line(text: str) -> str:
-    """On one line, without the middle where it is long: a server may quote the whole program."""
+    """Join lines, and cut the middle of a long text: a server may quote the whole script."""
     line = " ".join(text.split())
     half = _SHOWN_CHARS // 2
     return line if len(line) <= _SHOWN_CHARS else f"{line[:half]} ... {line[-half:]}"

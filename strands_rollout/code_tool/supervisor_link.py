@@ -1,7 +1,7 @@
-"""The executor's side of the supervisor process: its scratch directory, its start, orders and answers.
+"""The executor's side of the supervisor process: its scratch directory, its start, requests and answers.
 
-One thread reads, and one writes what the socket does not take at once: no event loop ever waits for the process,
-however busy or stopped it is.
+One thread reads the socket, and a second writes what the socket does not accept immediately. An event loop therefore
+never waits for the supervisor, even when that is busy or stopped.
 """
 
 import asyncio
@@ -30,11 +30,17 @@ from strands_rollout.files.json_codec import Json
 logger = logging.getLogger(__name__)
 
 _PREFIX: Final = "strands-rollout-code-"
-_YOUNG_S: Final = 60.0  # a directory that is this young may be about to be locked
+_LOCK_DELAY_S: Final = 60.0  # a directory younger than this may not be locked by its owner yet
 
 
 class ScratchRoot:
-    """A directory for an executor's files: in the parent, else in the temporary one, or in /tmp if that is closed."""
+    """Owns the directory of an executor's files, locked while the executor lives.
+
+    The directory is made in `parent`, else in the temporary directory, or in /tmp where other users can't enter that.
+
+    Raises:
+        SandboxError: No directory can be made there, or the disk is almost full.
+    """
 
     def __init__(self, parent: str | None = None) -> None:
         folder = parent or _default_parent()
@@ -44,14 +50,16 @@ class ScratchRoot:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             Path(self.path).chmod(0o711)
         except OSError as e:
-            raise SandboxError(f"can't make a scratch directory in {folder!r}: {e}; name another as scratch_dir") from e
+            raise SandboxError(
+                f"can't make a scratch directory in {folder!r}: {e}; set scratch_dir to another folder"
+            ) from e
         if scratch.is_scarce(scratch.free_space(self.path)):
             self.delete()
-            raise SandboxError(f"the disk of {folder!r} is almost full; name another folder as scratch_dir")
+            raise SandboxError(f"the disk of {folder!r} is almost full; set scratch_dir to another folder")
         _delete_abandoned(Path(folder))
 
     def delete(self) -> None:
-        """Delete it with all it holds. Safe to call twice."""
+        """Delete the directory and everything in it. Safe to call twice."""
         scratch.delete(self.path)
         if self._lock >= 0:
             os.close(self._lock)
@@ -59,23 +67,23 @@ class ScratchRoot:
 
 
 def _default_parent() -> str:
-    """Code runs as another user where we are root, and names its files by absolute paths."""
-    chosen = tempfile.gettempdir()
+    """Return the temporary directory, or /tmp if the user that the code runs as could not reach its files there."""
+    chosen = tempfile.gettempdir()  # for root, code runs as another user
     if os.geteuid() != 0 or _others_can_pass(chosen) or not _others_can_pass("/tmp"):  # noqa: S108
         return chosen
-    return "/tmp"  # noqa: S108 - a directory of our own is made in it, by mkdtemp
+    return "/tmp"  # noqa: S108 - mkdtemp makes a directory of our own in it
 
 
 def _others_can_pass(folder: str) -> bool:
-    here = Path(os.path.realpath(folder))
-    return here.is_dir() and all(place.stat().st_mode & stat.S_IXOTH for place in (here, *here.parents))
+    real = Path(os.path.realpath(folder))
+    return real.is_dir() and all(path.stat().st_mode & stat.S_IXOTH for path in (real, *real.parents))
 
 
 def _delete_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
-            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _YOUNG_S:
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _LOCK_DELAY_S:
                 continue
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
@@ -85,17 +93,23 @@ def _delete_abandoned(parent: Path) -> None:
                 os.close(lock)
 
 
-_START_LIMIT_S: Final = 120.0
-_STOP_LIMIT_S: Final = 10.0
-_KEPT_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")  # what Python may need to start
+_START_TIMEOUT_S: Final = 120.0
+_STOP_TIMEOUT_S: Final = 10.0
+_INHERITED_VARIABLES: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL")  # Python may need them
 
 
 class SupervisorGoneError(Exception):
-    """The supervisor process has ended before it answered."""
+    """The supervisor process ended before it answered."""
 
 
 class SupervisorLink:
-    """One supervisor process. Blocking to make and to close: belongs in a thread."""
+    """Owns one supervisor process and the socket to it.
+
+    The constructor and `close` block; call them in a thread.
+
+    Raises:
+        SandboxError: The supervisor did not start.
+    """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._ids = itertools.count()
@@ -104,69 +118,73 @@ class SupervisorLink:
         self.is_gone = False  # the process has ended, or is about to
         self._unsent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._sending = threading.Lock()
-        self._is_writing = False  # the thread has something to write, after which all else has to come
+        self._is_writing = False  # the writer thread has unsent bytes: new requests must queue behind them
         self._socket, theirs = socket.socketpair()
-        self._news = FrameReader(self._socket)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
+        self._messages = FrameReader(self._socket)
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has ended
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.ExitStack() as unless_started:
             unless_started.callback(self.close)
             with theirs:
-                self._process = _start(settings, theirs, self._errors)
-            self.facts = self._hear_facts()
+                self._process = _start_supervisor(settings, theirs, self._stderr)
+            self.facts = self._receive_facts()
             for work in (self._write, self._read):
                 threading.Thread(target=work, name="code-executor", daemon=True).start()
             unless_started.pop_all()
 
     async def run(self, code: str, timeout_s: float, session: str | None) -> dict[str, Any]:
-        """Have code run; the fields of an `ExecutionResult`."""
-        order = {"do": "run", "code": code, "timeout_s": timeout_s, "session": session}
-        result: dict[str, Any] = await self._ask(order)
+        """Have the supervisor run code, and return the fields of an `ExecutionResult`.
+
+        Raises:
+            SupervisorGoneError: The supervisor ended before it answered.
+        """
+        request = {"do": "run", "code": code, "timeout_s": timeout_s, "session": session}
+        result: dict[str, Any] = await self._request(request)
         return result
 
     async def close_session(self, session: str) -> None:
-        """End a session."""
-        await self._ask({"do": "close_session", "session": session})
+        """End a session's interpreter and delete its files."""
+        await self._request({"do": "close_session", "session": session})
 
-    def cancel_unheard(self) -> None:
-        """Cancel the calls whose event loop has been closed: nobody waits for their answers any more."""
+    def cancel_orphaned_calls(self) -> None:
+        """Cancel calls whose event loop has been closed: nothing waits for their answers any more."""
         for number, answer in list(self._answers.items()):
             if answer.get_loop().is_closed() and self._answers.pop(number, None) is not None:
                 self._send(frame({"do": "cancel", "id": number}))
 
     def kill(self) -> None:
-        """End the process at once; calls that wait raise SupervisorGoneError."""
+        """Kill the process immediately; waiting calls raise SupervisorGoneError."""
         self.is_gone = True
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, and with it all that it runs. Safe to call twice."""
+        """End the process and all code that it runs. Safe to call twice."""
         self.is_gone = True
         self._unsent.put(None)
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._process is not None:
             try:
-                self._process.wait(_STOP_LIMIT_S)
+                self._process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self.forget()
+        self.close_descriptors()
 
-    def forget(self) -> None:
-        """Close what this process holds of it, which is all that a fork may do: the supervisor is not its own."""
+    def close_descriptors(self) -> None:
+        """Close this process's descriptors only, as a fork must: the supervisor belongs to the forking process."""
         self._socket.close()
-        self._errors.close()
+        self._stderr.close()
 
-    async def _ask(self, order: dict[str, Any]) -> Json:
+    async def _request(self, request: dict[str, Any]) -> Json:
         number = next(self._ids)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self.is_gone:
                 raise SupervisorGoneError
             self._answers[number] = answer
-        self._send(frame(order | {"id": number}))
+        self._send(frame(request | {"id": number}))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -175,50 +193,50 @@ class SupervisorLink:
         finally:
             self._answers.pop(number, None)
 
-    def _send(self, order: bytes) -> None:
-        """Write what the socket takes now, and leave the rest to the thread; orders stay in their order."""
-        with self._sending, contextlib.suppress(OSError):  # an end of the process is heard by reading
+    def _send(self, request: bytes) -> None:
+        """Write as much as the socket accepts now, and queue the rest for the writer thread, in order."""
+        with self._sending, contextlib.suppress(OSError):  # the reader thread notices the end of the process
             if not self._is_writing:
                 with contextlib.suppress(BlockingIOError):
-                    order = order[self._socket.send(order, socket.MSG_DONTWAIT) :]
-            if order:
+                    request = request[self._socket.send(request, socket.MSG_DONTWAIT) :]
+            if request:
                 self._is_writing = True
-                self._unsent.put(order)
+                self._unsent.put(request)
 
-    def _hear_facts(self) -> dict[str, Any]:
-        """What the fork server says of itself: `enforced`, `missing`, `start_s`."""
-        self._socket.settimeout(_START_LIMIT_S)
+    def _receive_facts(self) -> dict[str, Any]:
+        """Wait for the fork server's report about itself: `enforced`, `missing` and `start_s`."""
+        self._socket.settimeout(_START_TIMEOUT_S)
         try:
-            news = self._news.next()
+            message = self._messages.next()
         except OSError as e:
-            news = {"failure": str(e)}
+            message = {"failure": str(e)}
         self._socket.settimeout(None)
-        if news is None or "facts" not in news:
+        if message is None or "facts" not in message:
             self.kill()
-            reason = (news or {}).get("failure", "it ended")
-            self._errors.seek(0)
-            text = self._errors.read().decode(errors="replace").strip()
-            last_words = f"; its last words were: {text[-1500:]}" if text else ""
-            raise SandboxError(f"the code sandbox did not start: {reason}{last_words}")
-        facts: dict[str, Any] = news["facts"]
+            reason = (message or {}).get("failure", "it ended")
+            self._stderr.seek(0)
+            stderr = self._stderr.read().decode(errors="replace").strip()
+            tail = f"; stderr ends with: {stderr[-1500:]}" if stderr else ""
+            raise SandboxError(f"the code sandbox did not start: {reason}{tail}")
+        facts: dict[str, Any] = message["facts"]
         return facts
 
     def _write(self) -> None:
         with contextlib.suppress(OSError):
-            while (order := self._unsent.get()) is not None:
-                self._socket.sendall(order)
+            while (request := self._unsent.get()) is not None:
+                self._socket.sendall(request)
                 with self._sending:
                     self._is_writing = not self._unsent.empty()
 
     def _read(self) -> None:
         try:
-            while (news := self._news.next()) is not None:
-                if "warning" in news:
-                    logger.warning("code sandbox: %s", news["warning"])
+            while (message := self._messages.next()) is not None:
+                if "warning" in message:
+                    logger.warning("code sandbox: %s", message["warning"])
                     continue
-                answer = self._answers.get(news["id"])
+                answer = self._answers.get(message["id"])
                 if answer is not None:
-                    _call(answer, answer.set_result, news["result"])
+                    _settle(answer, answer.set_result, message["result"])
         except (OSError, ValueError):
             pass
         finally:
@@ -227,42 +245,42 @@ class SupervisorLink:
                 unanswered = list(self._answers.values())
             self._unsent.put(None)
             for answer in unanswered:
-                _call(answer, answer.set_exception, SupervisorGoneError())
+                _settle(answer, answer.set_exception, SupervisorGoneError())
 
 
-def _call(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
-    """Settle an answer on the loop that waits for it, unless it was cancelled."""
+def _settle(answer: asyncio.Future[Any], settle: Callable[[Any], None], outcome: object) -> None:
+    """Settle a future on the event loop that waits for it, unless it was cancelled."""
 
     def unless_done() -> None:
         if not answer.done():
             settle(outcome)
 
-    with contextlib.suppress(RuntimeError):  # its loop is closed
+    with contextlib.suppress(RuntimeError):  # the loop is closed
         answer.get_loop().call_soon_threadsafe(unless_done)
 
 
-def _start(settings: Mapping[str, Any], link: socket.socket, errors: IO[bytes]) -> subprocess.Popen[bytes]:
-    # everything that code can see of the trainer's environment; one thread per numeric library
-    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+def _start_supervisor(settings: Mapping[str, Any], link: socket.socket, stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    # the only variables of the trainer that code can see
+    inherited = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    # the same order of sets in every run: what differs from run to run is noise for who learns from it
+    # a fixed hash seed: sets print in the same order in every run, so that the policy trains on reproducible results
     fixed = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONHASHSEED": "0"}
-    # macOS would end a fork that uses what its parent has loaded
+    # macOS otherwise ends a fork that uses libraries which its parent has loaded
     macos = {"OBJC_DISABLE_INITIALIZE_FORK_SAFETY": "YES"} if sys.platform == "darwin" else {}
     return subprocess.Popen(  # noqa: S603 - a fixed command
         python_command("strands_rollout.code_tool.sandbox.supervisor", link.fileno(), settings),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=errors,
-        env={"LANG": "C.UTF-8", **kept, **one_thread, **fixed, **macos},
+        stderr=stderr,
+        env={"LANG": "C.UTF-8", **inherited, **one_thread, **fixed, **macos},
         pass_fds=(link.fileno(),),
-        start_new_session=True,  # a Ctrl-C in the terminal is the trainer's alone
+        start_new_session=True,  # a Ctrl-C in the terminal must reach the trainer only
     )
 
 
 Isolation = Literal["full", "files", "seccomp", "rlimits"]
 
-# what each mode asks for, strongest first; `programs` where code may start some, and there is no such layer otherwise
+# the layers that each mode demands, strongest mode first; "programs" is a layer only if code may start programs
 LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
     "full": ("limits", "user", "files", "syscalls"),
     "files": ("limits", "user", "files", "programs"),
@@ -273,13 +291,13 @@ LAYERS: Final[dict[Isolation, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """What a started sandbox enforces.
+    """The protection that a started sandbox enforces.
 
     Attributes:
-        enforced: Layer ("limits", "user", "files", "syscalls"; "programs" where code may start some) -> how.
-        missing: Layer -> why it is not there.
-        isolation: The strongest mode that this is enough for.
-        start_s: Seconds that it took to start.
+        enforced: Layer ("limits", "user", "files", "syscalls"; "programs" if code may start programs) -> mechanism.
+        missing: Layer -> reason why it is missing.
+        isolation: Strongest mode whose layers are all enforced.
+        start_s: Seconds that the start took.
     """
 
     enforced: dict[str, str]
@@ -289,7 +307,7 @@ class SandboxReport:
 
 
 class SandboxProcesses:
-    """A supervisor process with the directory in which it works, of the process that started it."""
+    """Owns a supervisor process and its scratch directory; usable only in the process that started it."""
 
     def __init__(self, settings: dict[str, Any], scratch_dir: str | None) -> None:
         self.pid = os.getpid()
@@ -301,21 +319,21 @@ class SandboxProcesses:
             self.link = SupervisorLink(settings)
             unless_started.pop_all()
         enforced, missing, start_s = (self.link.facts[name] for name in ("enforced", "missing", "start_s"))
-        fitting = (mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))
-        self.report = SandboxReport(enforced, missing, next(fitting), start_s)
+        available = (mode for mode, layers in LAYERS.items() if mode == "rlimits" or not set(layers) & set(missing))
+        self.report = SandboxReport(enforced, missing, next(available), start_s)
 
     @property
-    def is_ours(self) -> bool:
-        """Whether it can be used: it runs, and this process is not a fork of the one that started it."""
+    def is_usable(self) -> bool:
+        """Return whether the supervisor runs and this process started it; False in a fork of that process."""
         return self.pid == os.getpid() and not self.link.is_gone
 
     def close(self) -> None:
-        """End it and delete its files, unless another process started it. Safe to call twice."""
+        """End the supervisor and delete its files; in a fork, only close descriptors. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
         if self.pid != os.getpid():
-            self.link.forget()
+            self.link.close_descriptors()
             return
         self.link.close()
         self._root.delete()

@@ -1,6 +1,6 @@
-"""The code tool: model-written Python in, what it printed out; its specification, and the tool of one episode.
+"""The code tool: runs model-written Python and returns its output. Its specification, and the tool of one episode.
 
-The shipped model is trained on this specification and the system prompt.
+The shipped model is trained on this specification and the system prompt: changing a word here changes its input.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def code_tool_description(
     isolated: bool = True,
     keeps_state: bool = False,
 ) -> str:
-    """Describe the tool to the policy; `keeps_state` if calls share an interpreter, None for what is not known."""
+    """Return the tool's description for the policy; arguments that are None are left out of it."""
     memory = f", {memory_mb} MB of memory" if memory_mb is not None else ""
     sentences = [
         "Run Python code and return what it prints, and the value of a last expression.",
@@ -77,14 +77,14 @@ CODE_TOOL_DESCRIPTION: Final = code_tool_description()
 
 @dataclass(slots=True)
 class CodeCalls:
-    """Counts of the code tool of one episode."""
+    """Totals over the code-tool calls of one episode."""
 
-    calls: int = 0  # pieces of code that were run
-    queued_s: float = 0.0  # seconds that they waited for a free place; part of no time limit
-    run_s: float = 0.0  # seconds that they ran
-    timeouts: int = 0  # how many the time limit ended
-    killed: int = 0  # how many ended by another limit, or by a signal
-    nonzero_exits: int = 0  # how many ended by themselves with an error, such as an exception
+    calls: int = 0
+    queued_s: float = 0.0  # waiting for a free slot, in seconds; not counted by any time limit
+    run_s: float = 0.0  # running code, in seconds
+    timeouts: int = 0  # calls that the time limit ended
+    killed: int = 0  # calls that another limit or a signal ended
+    nonzero_exits: int = 0  # calls whose code ended with an error of its own, such as an exception
 
     def add(self, result: ExecutionResult) -> None:
         """Count one result."""
@@ -97,27 +97,27 @@ class CodeCalls:
 
 
 def format_result(result: ExecutionResult, max_output_chars: int | None = None) -> str:
-    """Write what the model reads: stdout, then stderr, then how the run ended if it did not end well.
+    """Return the text that the model reads: stdout, stderr, and how the run ended if it failed.
 
     Args:
-        result: Its `infra_error` is not shown; see `code_tool`.
+        result: Must have no `infra_error`, which the model is never shown; see `code_tool`.
         max_output_chars: Limit on stdout and stderr together, cut in the middle; None for no limit.
     """
     printed = "\n".join(stream.rstrip("\n") for stream in (result.stdout, result.stderr) if stream.strip())
     if max_output_chars is not None and len(printed) > max_output_chars:
         printed = shorten(printed, max_output_chars)
     lost = "The interpreter was restarted: variables and files are gone." if result.session_lost else ""
-    return "\n".join(part for part in (printed, _status(result), lost) if part) or NO_OUTPUT
+    return "\n".join(part for part in (printed, _failure_line(result), lost) if part) or NO_OUTPUT
 
 
-def _status(result: ExecutionResult) -> str:
+def _failure_line(result: ExecutionResult) -> str:
     if result.timed_out:
         return f"TimeoutError: the code was stopped at the {result.killed_by or 'time limit'}."
     if result.killed_by is not None:
         return f"The code was ended by: {result.killed_by}."
     if result.exit_code and (result.exit_code != 1 or not result.stderr):
         return f"Exit code: {result.exit_code}"
-    return ""  # an uncaught exception exits with 1 and has said so on stderr
+    return ""  # exit code 1 with a stderr is an uncaught exception, whose traceback says enough
 
 
 def code_tool(
@@ -129,39 +129,43 @@ def code_tool(
     calls: CodeCalls | None = None,
     is_restarted: bool = False,
 ) -> CodeTool:
-    """Make a Strands tool that runs the model's Python on `executor`; its description says what that offers.
+    """Make a Strands tool that runs the model's Python on `executor` and describes that executor's capabilities.
 
     Args:
-        executor: Not owned: the caller closes it, and its session.
+        executor: Not owned: the caller closes it and the session.
         timeout_s: Limit per call in seconds; the model can't raise it.
-        max_output_chars: Limit on what one call prints, in characters, cut in the middle with a marker.
-        session: Name of an interpreter that all calls share; None for a fresh one each time.
-        calls: Where calls are counted.
-        is_restarted: The session is new, and the model knows an older one: its first call says so.
+        max_output_chars: Maximum characters of output per call; longer output is cut in the middle with a marker.
+        session: Name of an interpreter that all calls share; None for a fresh interpreter per call.
+        calls: Totals to add each call to.
+        is_restarted: The session replaces one that the model has used: the first result tells the model so.
 
     Raises:
-        ConfigError: A session is named, and the executor keeps none.
-        SandboxError: From a call, when the executor itself failed. Strands turns whatever a tool raises into an error
-            result for the model and keeps the exception as `AfterToolCallEvent.exception`: who drives the agent must
-            look for it there, since the model is not to blame for it.
+        ConfigError: `session` is given, and the executor keeps no sessions.
+        SandboxError: From a call, when the executor itself failed. Strands turns an exception of a tool into an error
+            result for the model and keeps it as `AfterToolCallEvent.exception`: code that drives the agent must look
+            for it there, because the model did not cause it.
     """
     spec = _specification(executor, timeout_s, max_output_chars, keeps_state=session is not None)
-    must_tell_restart = is_restarted
+    restart_unreported = is_restarted
 
     async def execute_python_code(code: str) -> str:
-        nonlocal must_tell_restart
+        nonlocal restart_unreported
         result = await executor.run(code, timeout_s=timeout_s, session=session)
-        if must_tell_restart:
-            result, must_tell_restart = replace(result, session_lost=True), False
+        if restart_unreported:
+            result, restart_unreported = replace(result, session_lost=True), False
         if calls is not None:
             calls.add(result)
-        return _shown(result, max_output_chars)
+        return _record_and_format(result, max_output_chars)
 
-    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_check())
+    return DecoratedFunctionTool(CODE_TOOL_NAME, spec, execute_python_code, _input_validator())
 
 
-def _shown(result: ExecutionResult, max_output_chars: int) -> str:
-    """Note a run in the record of the tool call, and return its result as the model reads it."""
+def _record_and_format(result: ExecutionResult, max_output_chars: int) -> str:
+    """Record a run on the current tool call, and return the text that the model reads.
+
+    Raises:
+        SandboxError: The executor itself failed.
+    """
     call = current_call()
     if call is not None:
         call.sandbox |= {
@@ -171,7 +175,7 @@ def _shown(result: ExecutionResult, max_output_chars: int) -> str:
             "killed_by": result.killed_by,
         }
     if result.infra_error is not None:
-        raise executors.executor_fault(result.infra_error)
+        raise executors.record_executor_fault(result.infra_error)
     return format_result(result, max_output_chars)
 
 
@@ -179,8 +183,8 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
     facts = executors.facts_of(executor)
     if keeps_state and not facts.keeps_sessions:
         raise ConfigError(
-            f"{type(executor).__name__} keeps no sessions: each call starts fresh there. Turn code_session off, or use "
-            "the local executor"
+            f"{type(executor).__name__} keeps no sessions: each call starts a fresh interpreter. Set code_session to "
+            "false, or use the local executor"
         )
     description = code_tool_description(
         timeout_s=timeout_s,
@@ -195,8 +199,8 @@ def _specification(executor: CodeExecutor, timeout_s: float, max_output_chars: i
 
 
 @functools.cache
-def _input_check() -> FunctionToolMetadata:
-    """Make the check of a call's input, once: a pydantic model, which would cost each episode half a millisecond."""
+def _input_validator() -> FunctionToolMetadata:
+    """Make the validator of a call's input once: its pydantic model would cost each episode half a millisecond."""
 
     async def execute_python_code(code: str) -> str:
         return code
@@ -205,7 +209,7 @@ def _input_check() -> FunctionToolMetadata:
 
 
 class _DefaultExecutor(CodeExecutor):
-    """This process's shared `LocalExecutor`, which is not made before the first call."""
+    """This process's shared `LocalExecutor`, made at the first call."""
 
     facts = ExecutorFacts(CODE_LIBRARIES, CODE_MEMORY_MB, isolated=True, keeps_sessions=True)
 
@@ -213,7 +217,7 @@ class _DefaultExecutor(CodeExecutor):
         return await executors.shared_executor("local").run(code, timeout_s=timeout_s, session=session)
 
     async def aclose(self) -> None:
-        """Nothing: it is shared."""
+        """Do nothing: the executor is shared."""
 
 
 execute_python_code: CodeTool = code_tool(_DefaultExecutor())
@@ -222,14 +226,14 @@ execute_python_code: CodeTool = code_tool(_DefaultExecutor())
 
 @contextlib.asynccontextmanager
 async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> AsyncIterator[CodeTool | None]:
-    """Make the code tool of one episode, None where the settings name none; its session ends with the episode.
+    """Make the code tool of one episode, or None if the settings don't list it; its session ends with the episode.
 
     Args:
-        settings: Whose `executor`, `code_session` and `tool_timeout_s` count.
-        calls: Where its calls are counted, those before the episode was resumed included.
+        settings: `tools`, `executor`, `code_session` and `tool_timeout_s` are read.
+        calls: Totals to add each call to; those of a resumed episode include the calls before the abort.
 
     Raises:
-        ConfigError: The executor can't be made, or keeps no sessions and one is wanted.
+        ConfigError: The executor can't be made, or `code_session` is set and it keeps no sessions.
         SandboxError: The executor can't start.
     """
     if CODE_TOOL_PATH not in settings.tools:
@@ -239,12 +243,12 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
     executor = executors.shared_executor(settings.executor)
     start = getattr(executor, "start", None)
     if start is not None:
-        await start()  # what it offers is known then, and what would fail every call fails here
+        await start()  # afterwards `facts` are known, and an error that would fail every call is raised here
     session = owner if settings.code_session else None
     timeout_s = settings.tool_timeout_s or CODE_TIMEOUT_S
     owner_before = executors.CALL_OWNER.set(owner)
     try:
-        # calls that were counted before are those of an aborted episode, whose session ended with it
+        # earlier calls are those of an aborted episode, whose session ended with it
         is_restarted = session is not None and calls.calls > 0
         yield code_tool(executor, timeout_s=timeout_s, session=session, calls=calls, is_restarted=is_restarted)
     finally:
@@ -253,5 +257,5 @@ async def episode_code_tool(settings: RolloutSettings, calls: CodeCalls) -> Asyn
             try:
                 async with asyncio.timeout(_CLOSE_LIMIT_S):
                     await executor.close_session(session)
-            except Exception as e:  # of a user's executor; the episode is over, and its session ends by itself
-                logger.warning("a code session could not be closed error=%s: %s", type(e).__name__, e)
+            except Exception as e:  # a user's executor may raise anything; the episode is over in any case
+                logger.warning("closing a code session failed error=%s: %s", type(e).__name__, e)

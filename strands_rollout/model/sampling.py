@@ -143,7 +143,7 @@ class TurnSampler:
         self._end_ids = frozenset(end_ids)
         self._decode = decode
         self._engine_context: int | None = None
-        self._era: int | None = None
+        self._connection_epoch: int | None = None
         self._learns_from: SGLangClient | None = None
         self._unreachable: errors.EngineUnavailableError | None = None
         self.cut_by: str | None = None
@@ -170,13 +170,13 @@ class TurnSampler:
         Its refusals teach it otherwise. Where it could not be reached for as long as the client's patience lasts, the
         next request raises that.
         """
-        if self._era == client.era:
+        if self._connection_epoch == client.connection_epoch:
             return
         self._learns_from = client
         try:
             # a router that tells nothing does not take back what its engine's refusal has told
             self._engine_context = (await client.server_info()).context_length or self._engine_context
-            self._era = client.era
+            self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
             self._unreachable = e
         except errors.EngineError as e:
@@ -305,9 +305,9 @@ class TurnSampler:
         ids = trajectory.token_ids
         if images:
             return EncodedIds(collapsed_ids([*ids, *context_ids], images, self._decode), vocab_size=vocab_size)
-        if not self._prompt.is_of(ids, vocab_size=vocab_size):
+        if not self._prompt.encodes(ids, vocab_size=vocab_size):
             self._prompt = EncodedPrompt(ids, vocab_size=vocab_size)
-        return self._prompt.followed_by(context_ids)
+        return self._prompt.with_context(context_ids)
 
     def _allowance(self, asked: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
         """Tokens that may be sampled, and the limit that will cut them."""

@@ -21,7 +21,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from strands_rollout.aio import own_pass
 from strands_rollout.client.client import SGLangClient, shared_client
-from strands_rollout.client.retry import PATIENCE_S, Fault
+from strands_rollout.client.retry import DEFAULT_PATIENCE_S, Fault
 from strands_rollout.control import ABORT_POLL_S, Control, never
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, TrajectoryError
 from strands_rollout.model import sampling
@@ -106,7 +106,7 @@ class SGLangModel(Model):
         control: Control | None = None,
         request_span: sampling.RequestSpan | None = None,
         processor: ProcessorMixin | str | None = None,
-        engine_patience_s: float = PATIENCE_S,
+        engine_patience_s: float = DEFAULT_PATIENCE_S,
         **model_config: Unpack[sampling.SGLangModelConfig],
     ) -> None:
         if (base_url is None) == (client is None):

@@ -155,7 +155,7 @@ def test_scripts_say_what_was_expected_in_the_same_words(command: list[str]) -> 
         (["demo", "--base-url", "ftp://x"], "'--base-url': got 'ftp://x'; expected http://host:port"),
         (
             ["gateway", "--base-url", "http://x/generate", "--tokenizer", "t"],
-            "names the endpoint; leave '/generate' off",
+            "names the endpoint; remove '/generate'",
         ),
         (["doctor", "--base-url", "http://x?y"], "'--base-url': 'http://x' has a query"),
         (["replay", "dump.jsonl", "--sample", "99"], "got --sample 99; dump.jsonl has 1 samples, counted from 0"),

@@ -47,7 +47,7 @@ async def test_a_request_has_the_key_the_parameters_and_the_tools_that_there_are
 async def test_a_busy_api_is_asked_again_as_often_as_was_said() -> None:
     async with answering(503, 429, {"choices": [{"message": ANSWER}]}, 500) as (url, seen):
         assert await ChatApi(url, "m", retries=2).complete(QUESTION) == ANSWER
-        with pytest.raises(EngineUnavailableError, match="gave no answer in 1 attempt, the last ended with: HTTP 500"):
+        with pytest.raises(EngineUnavailableError, match="gave no answer in 1 attempt; the last failed with: HTTP 500"):
             await ChatApi(url, "m").complete(QUESTION)
     assert len(seen) == 4
 

@@ -37,7 +37,7 @@ PLACES = ["meta_info.output_token_logprobs", "output_token_logprobs", "meta_info
 @pytest.mark.parametrize("place", PLACES)
 def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(place: str) -> None:
     assert read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place)).logprobs == [-0.5, -0.25]
-    with pytest.raises(EngineResponseError, match="output id 6 at position 1 has the logprob of token 7 beside it"):
+    with pytest.raises(EngineResponseError, match="output id 6 at position 1 comes with the logprob of token 7"):
         read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place))
     with pytest.raises(EngineResponseError, match="expected a list of"):
         read_answer(answer_with([-0.5, -0.25], place))

@@ -41,9 +41,11 @@ async def test_a_dead_engine_is_tried_with_growing_waits_and_then_named() -> Non
     async with SGLangClient(url, sleep=waits, rng=random.Random(0), clock=lambda: 0.0) as client:
         with pytest.raises(EngineUnavailableError) as error:
             await client.generate([1], {})
-    attempts = f"no generation from {url}/generate in {len(waits) + 1} attempts; the last ended with: Cannot connect to"
+    attempts = (
+        f"no generation from {url}/generate in {len(waits) + 1} attempts; the last failed with: Cannot connect to"
+    )
     assert attempts in str(error.value)
-    assert "It was waited for 90 s (engine_patience_s)." in str(error.value)
+    assert "The client waited 90 s (engine_patience_s)." in str(error.value)
     assert f"Check that the server is up (GET {url}/health)" in str(error.value)
     steps = [0.25, 0.5, 1, 2, *[4] * (len(waits) - 5)]
     assert all(step / 2 <= wait <= step for step, wait in zip(steps, waits[:-1], strict=True))
@@ -159,7 +161,7 @@ async def test_retry_after_is_honoured_and_capped() -> None:
     ("reply", "words"),
     [
         (Reply.raw(b"<html>hello"), r".* not JSON: b'<html>hello' \(11 bytes\)"),
-        (Reply.cut(), "the last ended with: HTTP 200 whose body ended early"),
+        (Reply.cut(), "the last failed with: HTTP 200 whose body ended early"),
     ],
     ids=["garbage", "half a body"],
 )
@@ -198,7 +200,7 @@ async def test_a_slow_request_is_aborted_before_it_is_sent_again() -> None:
 async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() -> None:
     async with FakeSGLang([Reply.hang(), OK], router=True) as fake, create_client(fake.base_url, timeout=0.2) as http:
         with pytest.raises(
-            EngineUnavailableError, match=r"no answer within the read limit of 0.2 s and did not confirm"
+            EngineUnavailableError, match=r"no answer within the read timeout of 0.2 s, and did not confirm"
         ):
             await SGLangClient(http, sleep=Waits()).generate([1], {})
     assert len(fake.requests) == 1

@@ -37,7 +37,7 @@ async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:
         assert await client.abort(abort_all=True)
         assert (await asking).finish_reason.type == "abort"
         assert await client.abort("x")
-        with pytest.raises(ConfigError, match="needs a rid"):
+        with pytest.raises(ConfigError, match="needs an rid"):
             await client.abort()
     assert fake.aborts == [{"rid": "", "abort_all": True}, {"rid": "x"}]
 
@@ -126,7 +126,7 @@ async def test_httpxs_default_limits_do_not_bind_a_generation_but_chosen_ones_do
 
 async def test_a_connection_without_base_url_is_refused() -> None:
     async with httpx.AsyncClient() as http:
-        with pytest.raises(ConfigError, match="has no base_url; make it with create_client"):
+        with pytest.raises(ConfigError, match="has no base_url; create it with create_client"):
             SGLangClient(http)
 
 
@@ -149,7 +149,7 @@ def test_base_urls_are_read_with_and_without_scheme_and_slash(given: str, read: 
         ("", "expected http://host:port"),
         ("ftp://host", "expected http://host:port"),
         ("http://host:port", "can't be read as a URL"),
-        ("http://host:1/generate/", "leave '/generate' off"),
+        ("http://host:1/generate/", "remove '/generate'"),
         ("http://host:1/?key=s3cret", "has a query or a fragment"),
     ],
 )

@@ -57,24 +57,24 @@ def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(turns) ->
     prompt = EncodedPrompt(token_ids, vocab_size=200_001)
     for context, sampled, fate in turns:
         for _ in range(2 if fate == "lost and asked again" else 1):
-            assert prompt.followed_by(context).to_json() == orjson.dumps([*token_ids, *context])
+            assert prompt.with_context(context).to_json() == orjson.dumps([*token_ids, *context])
         if fate == "answered":
             token_ids += [*context, *sampled]
         elif fate == "other":  # ids that were never sent
             token_ids += sampled
-    assert prompt.followed_by([]).to_json() == orjson.dumps(token_ids)
+    assert prompt.with_context([]).to_json() == orjson.dumps(token_ids)
 
 
 def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
     token_ids = [1]
     prompt = EncodedPrompt(token_ids, vocab_size=10)
-    prompt.followed_by([2])
+    prompt.with_context([2])
     token_ids += [2, 3]
     with pytest.raises(TrajectoryError, match=r"input id 10 \(int\) at position 4"):
-        prompt.followed_by([4, 10])
+        prompt.with_context([4, 10])
     with pytest.raises(TrajectoryError, match=r"input id 5.0 \(float\) at position 3"):
-        prompt.followed_by([5.0])  # type: ignore[list-item]
-    assert prompt.followed_by([4, 5]).to_json() == b"[1,2,3,4,5]"
+        prompt.with_context([5.0])  # type: ignore[list-item]
+    assert prompt.with_context([4, 5]).to_json() == b"[1,2,3,4,5]"
 
 
 async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_requests(encoded: list[int]) -> None:

@@ -97,10 +97,10 @@ async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure(
 
 
 async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(camel_executor, "_START_LIMIT_S", 0.1)
+    monkeypatch.setattr(camel_executor, "_START_TIMEOUT_S", 0.1)
     release = threading.Event()
     async with CamelExecutor(release.wait) as executor:
-        assert "no interpreter was made" in ((await executor.run("1", timeout_s=0.1)).infra_error or "")
+        assert "the interpreter did not start" in ((await executor.run("1", timeout_s=0.1)).infra_error or "")
     release.set()
 
 
@@ -177,7 +177,7 @@ async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pyte
         assert (result.timed_out, result.killed_by) == (True, "time limit of 0.3 s")
         assert "1 threads are held by code that does not end" in ((await executor.run("1")).infra_error or "")
         release.set()
-        for future, _ in executor._left_behind:
+        for future, _ in executor._abandoned:
             await asyncio.to_thread(future.result)
         assert (await executor.run("1 + 1")).stdout == "2"
 

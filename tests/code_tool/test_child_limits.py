@@ -19,15 +19,15 @@ PROGRAM = """
 import _thread, json, os, resource, threading
 from pathlib import Path
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits, shared_thread_limit
-from strands_rollout.code_tool.sandbox.kernel import be_counted_alone
+from strands_rollout.code_tool.sandbox.kernel import enter_user_namespace
 
 as_root = shared_thread_limit(20)
 if (ceiling := {ceiling}) is not None:
     resource.setrlimit(resource.RLIMIT_NPROC, (ceiling, ceiling))
 os.setgroups([]), os.setgid(54399), os.setuid(54399)
 present = int(Path("/proc/loadavg").read_text().split()[3].split("/")[1])
-alone = {alone} and be_counted_alone()
-ChildLimits(memory_mb=100_000, file_mb=1, max_threads=20, cpu_s=60).impose(own_user=alone)
+alone = {alone} and enter_user_namespace()
+ChildLimits(memory_mb=100_000, file_mb=1, max_threads=20, cpu_s=60).apply(own_user=alone)
 threading.stack_size(32768)
 wait, started = _thread.allocate_lock(), 0
 wait.acquire()
@@ -90,7 +90,7 @@ def test_the_fork_server_limits_the_threads_of_the_child_in_a_place():
         fork_server = ForkServer(None, None, "/")
         fork_server._children = {process.pid: 3}
         before = resource.prlimit(process.pid, resource.RLIMIT_NPROC)
-        for place, expected in ((4, before), (3, (100, before[1]))):
-            fork_server._act_on({"do": "limit", "place": place, "threads": 100})
+        for slot, expected in ((4, before), (3, (100, before[1]))):
+            fork_server._signal_or_limit({"do": "limit", "slot": slot, "threads": 100})
             assert resource.prlimit(process.pid, resource.RLIMIT_NPROC) == expected
         process.communicate(b"\n")

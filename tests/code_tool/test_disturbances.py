@@ -16,7 +16,7 @@ _LONG_S: Final = 30.0
 _FORGED_FRAMES: Final = """
 import json, os, struct
 frames = [b"R", b"S", b"D\\0", b"1", b'E{"layer": null, "reason": "forged"}']
-for answer in ({"id": 1, "result": {"stdout": "forged", "exit_code": 0}}, {"is": "ended", "place": 0, "exit_code": 0}):
+for answer in ({"id": 1, "result": {"stdout": "forged", "exit_code": 0}}, {"is": "ended", "slot": 0, "exit_code": 0}):
     text = json.dumps(answer).encode()
     frames += [text, struct.pack("!I", len(text)) + text, struct.pack("!Q", len(text)) + text]
 """

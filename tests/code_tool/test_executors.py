@@ -67,10 +67,10 @@ def test_a_dotted_path_makes_an_executor_of_the_users_own() -> None:
         ("strands_rollout.code_tool.RayExecutor", "set episode_workers instead"),
         ("strands_rollout.code_tool.ray:RayExecutor", "set episode_workers instead"),
         ({"name": "strands_rollout.sandbox.RayExecutor", "nodes": "all"}, "set episode_workers instead"),
-        ({"name": "local", "memory": 1}, "can't take the options memory: .*did you mean 'memory_mb'?"),
+        ({"name": "local", "memory": 1}, "got the options memory: .*did you mean 'memory_mb'?"),
         ("no_such.module", "can't load the executor 'no_such.module'"),
         (f"{__name__}.pytest", "is a module; expected a class or a function"),
-        (f"{__name__}.nothing", "made a dict, which is no CodeExecutor"),
+        (f"{__name__}.nothing", "made a dict; expected a CodeExecutor"),
     ],
 )
 def test_a_bad_setting_says_what_was_got_and_what_is_expected(setting: Any, message: str) -> None:
@@ -96,7 +96,7 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
         async def call(owner: int) -> None:
             nonlocal inside
             CALL_OWNER.set(str(owner))
-            async with queue.place():
+            async with queue.slot():
                 inside += 1
                 assert inside <= places
                 try:
@@ -122,7 +122,7 @@ def test_places_of_calls_whose_loop_was_closed_go_to_others_once(waits: bool) ->
     kept: list[asyncio.Future[None]] = []
 
     async def hold() -> None:
-        async with queue.place():
+        async with queue.slot():
             kept.append(asyncio.get_running_loop().create_future())
             await kept[-1]  # as an answer that the executor's thread still knows
 
@@ -137,9 +137,9 @@ def test_places_of_calls_whose_loop_was_closed_go_to_others_once(waits: bool) ->
 
     async def enter() -> int:
         inside = 0
-        async with queue.place(lambda: lost.append(True)):
+        async with queue.slot(lambda: lost.append(True)):
             inside += 1
-            async with queue.place(lambda: lost.append(True)):
+            async with queue.slot(lambda: lost.append(True)):
                 inside += 1
         return inside
 

@@ -20,7 +20,7 @@ from processes import is_running
 from strands_rollout.code_tool import ExecutionResult, LocalExecutor
 from strands_rollout.code_tool.sandbox import scratch
 from strands_rollout.code_tool.sandbox.supervisor import Supervisor
-from strands_rollout.code_tool.sandbox.watch import unnamed_memory
+from strands_rollout.code_tool.sandbox.watch import unaccounted_memory
 from strands_rollout.code_tool.supervisor_link import SupervisorLink
 from strands_rollout.errors import ConfigError, SandboxError
 
@@ -237,7 +237,7 @@ async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(
     call = asyncio.create_task(fragile.run(code, session="a")) if in_a_call else None
     assert call is None or await has_begun(fragile)
     os.kill(helpers(fragile)[0], signal.SIGKILL)
-    assert await until(lambda: not fragile._supervisor.is_ours)  # type: ignore[union-attr]
+    assert await until(lambda: not fragile._supervisor.is_usable)  # type: ignore[union-attr]
     result = await asyncio.wait_for(call or fragile.run(code, session="a"), 30)
     lost = "the supervisor process ended" if in_a_call else "session 'a' was lost with the supervisor process"
     assert (result.infra_error or "").startswith(lost)
@@ -248,7 +248,7 @@ async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(
 @pytest.mark.slow
 @LINUX
 async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    grace, kill = "strands_rollout.code_tool.local._GRACE_S", SupervisorLink.kill
+    grace, kill = "strands_rollout.code_tool.local._ANSWER_GRACE_S", SupervisorLink.kill
 
     def kill_and_give_the_next_one_time(link: SupervisorLink) -> None:
         monkeypatch.setattr(grace, 90.0)
@@ -392,7 +392,7 @@ async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monk
 
     monkeypatch.setattr(keeper, "_next_child", next_child)
     assert await keeper._ready_child() is child
-    monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PATIENCE_S", -1.0)
+    monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_RETRY_S", -1.0)
     outcomes.append(RuntimeError("Resource temporarily unavailable"))
     assert "temporarily" in (await keeper.run("1", 1.0, None))["infra_error"]
 
@@ -567,7 +567,7 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
 async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(monkeypatch, tmp_path, command, words):
     link = "strands_rollout.code_tool.supervisor_link"
     monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
-    monkeypatch.setattr(f"{link}._START_LIMIT_S", 1.0 if words == "timed out" else 60.0)
+    monkeypatch.setattr(f"{link}._START_TIMEOUT_S", 1.0 if words == "timed out" else 60.0)
     with pytest.raises(SandboxError, match=f"did not start: {words}"):
         await bare(scratch_dir=str(tmp_path)).run("1")
     assert list(tmp_path.iterdir()) == []
@@ -709,11 +709,11 @@ async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_
 
     async def run(executor: LocalExecutor, count: int) -> bool:
         nonlocal held
-        before = unnamed_memory()
+        before = unaccounted_memory()
         running = asyncio.ensure_future(executor.run(hold_half.format(count), timeout_s=60))
         while not running.done():
             await asyncio.wait([running], timeout=0.05)
-            held = max(held, unnamed_memory() - before)
+            held = max(held, unaccounted_memory() - before)
         assert (running.result().exit_code, running.result().stderr) == (0, "")
         with contextlib.suppress(TimeoutError):
             await until(lambda: "belonged to no process" in caplog.text, within_s=3)
@@ -805,7 +805,7 @@ async def test_no_two_runs_get_the_same_random_numbers_of_a_library(tmp_path, mo
 async def test_a_library_whose_random_numbers_can_not_be_made_different_is_named(tmp_path, monkeypatch) -> None:
     _make_library(tmp_path, "torch", "version = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(SandboxError, match="random numbers of torch can't be made different.*take the library off"):
+    with pytest.raises(SandboxError, match="random numbers of torch can't be made different.*remove torch"):
         await LocalExecutor(libraries=["torch"]).start()
 
 

@@ -32,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Short waits for what never comes."""
     monkeypatch.setattr(sandbox_fusion, "_ANSWER_MARGIN_S", 0.3)
     monkeypatch.setattr(sandbox_fusion, "START_ALLOWANCE_S", 0.3)
-    monkeypatch.setattr(sandbox_fusion, "_REPEAT_AFTER_S", 0.01)
+    monkeypatch.setattr(sandbox_fusion, "_RETRY_DELAY_S", 0.01)
 
 
 async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executor: SandboxFusionExecutor) -> None:
@@ -158,7 +158,7 @@ async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox_fusion, "_REST_S", 0.0)
+    monkeypatch.setattr(sandbox_fusion, "_COOLDOWN_S", 0.0)
     async with (
         FakeSandboxFusion([Trouble(code=503)]) as recovering,
         FakeSandboxFusion() as good,
@@ -192,7 +192,7 @@ def test_what_is_not_a_servers_url_is_refused(urls: object) -> None:
         SandboxFusionExecutor(urls)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", remote._SENT)
+@pytest.mark.parametrize("name", remote._SENT_MODULES)
 def test_what_is_sent_is_older_pythons_syntax_and_asks_for_nothing_but_the_standard_library(name: str) -> None:
     source = (Path(remote.__file__).parent / f"{name}.py").read_text()
     tree = ast.parse(source, feature_version=(3, 8))

@@ -37,7 +37,7 @@ def test_usage_counts_every_entry_and_the_blocks_of_every_file_once(tmp_path: Pa
     used = measured(tmp_path)
     assert used.entries == 5
     assert 100_000 <= used.disk_bytes < 200_000
-    assert (used.fault, used.moved) == (None, False)
+    assert (used.fault, used.is_incomplete) == (None, False)
 
 
 def test_measuring_stops_at_the_limits(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from strands_rollout.code_tool.sandbox.fork_server import find_broken_layer
 while os.open(os.devnull, os.O_RDONLY) <= 3:
     pass
 class Broken(Confinement):
-    def make_place(self, folder, index):
-        place = super().make_place(folder, index)
+    def make_workspace(self, folder, index):
+        place = super().make_workspace(folder, index)
         if sys.argv[1] == "files":
             object.__setattr__(place, "ruleset", None)
         return place
@@ -40,7 +40,7 @@ class Broken(Confinement):
         if sys.argv[1] == "syscalls":
             self._filter = None
         if sys.argv[1] == "limits":
-            ChildLimits.impose = lambda self, own_user: None
+            ChildLimits.apply = lambda self, own_user: None
         super().apply(place)
 root = tempfile.mkdtemp(dir="/tmp")
 os.chmod(root, 0o711)

@@ -30,13 +30,13 @@ class Disk:
         *_, used = scratch.measure(str(self.root), PLENTY, PLENTY)
         return self.size - self.others - used.disk_bytes, self.files - used.entries
 
-    def put(self, place: int, mebibytes: int, files: int = 1) -> Any:
+    def put(self, slot: int, mebibytes: int, files: int = 1) -> Any:
         """What a child writes; returns the child."""
-        folder = self.root / str(place)
+        folder = self.root / str(slot)
         folder.mkdir(exist_ok=True)
         for number in range(files):
             (folder / f"{mebibytes}-{number}").write_bytes(bytes(mebibytes * MEBIBYTE))
-        return SimpleNamespace(place=place, pid=None, user=None)
+        return SimpleNamespace(slot=slot, pid=None, user=None)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def make(disk: Disk, evicted: list[int] | None = None, disk_mb: int = 64, max_fi
 async def test_a_look_tells_the_limit_that_is_passed(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
     watch, child = make(disk), disk.put(0, mebibytes, files)
     with watch.watching(0):
-        assert await watch.passed_limit(child) == words
+        assert await watch.find_exceeded_limit(child) == words
 
 
 @pytest.mark.parametrize("short_of", ["bytes", "files"])
@@ -67,40 +67,40 @@ async def test_who_holds_the_most_of_a_full_disk_is_ended_and_nobody_else(disk: 
     with watch.watching(1), watch.watching(2):
         with watch.watching(3):
             for child in (small, big, idle):
-                assert await watch.passed_limit(child) is None
+                assert await watch.find_exceeded_limit(child) is None
             if short_of == "bytes":
                 disk.size = scratch.RESERVE_BYTES + 8 * MEBIBYTE
             else:
                 disk.files = scratch.RESERVE_FILES + 3 + 2  # the three places are folders themselves
             due = watch.due(3)
-            assert await watch.passed_limit(small) is None
+            assert await watch.find_exceeded_limit(small) is None
             assert due.done()  # it is looked at, and ended, at once
-            assert await watch.passed_limit(idle) == "a disk that is almost full, of which it held the most"
-        assert await watch.passed_limit(small) is None
+            assert await watch.find_exceeded_limit(idle) == "a disk that is almost full, of which it held the most"
+        assert await watch.find_exceeded_limit(small) is None
         assert evicted == [3]  # nobody waits for it, so nobody else would end it
         scratch.delete(str(disk.root / "3"))
         watch.forget(3)
-        assert await watch.passed_limit(small) is None
+        assert await watch.find_exceeded_limit(small) is None
         if short_of == "files":
             disk.files = scratch.RESERVE_FILES + 2 + 4
-        assert await watch.passed_limit(big) == "a disk that is almost full, of which it held the most"
+        assert await watch.find_exceeded_limit(big) == "a disk that is almost full, of which it held the most"
 
 
 async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told_when_it_stays(disk, monkeypatch):
     watch, child = make(disk), disk.put(0, 8)
     with watch.watching(0):
         disk.size, disk.others = 1 << 30, 1 << 30
-        assert await watch.passed_limit(child) is None  # it may be on its way out
+        assert await watch.find_exceeded_limit(child) is None  # it may be on its way out
         monkeypatch.setattr(disk_watch, "_SHORTAGE_S", -1.0)
-        with pytest.raises(RuntimeError, match="almost full, and not with what runs here"):
-            await watch.passed_limit(child)
+        with pytest.raises(RuntimeError, match="almost full, and not because of the code"):
+            await watch.find_exceeded_limit(child)
         disk.others = 0
-        assert await watch.passed_limit(child) is None
+        assert await watch.find_exceeded_limit(child) is None
 
 
 @pytest.mark.parametrize("ends", [True, False])
 async def test_who_can_not_be_ended_at_once_is_not_waited_for(ends, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(run_watch, "_END_LIMIT_S", 0.2)
+    monkeypatch.setattr(run_watch, "_END_TIMEOUT_S", 0.2)
     sizes = {"memory_mb": 64, "disk_mb": 1, "max_output_mb": 1}
     limits = sizes | {"max_files": 9, "max_threads": 9, "max_concurrency": 1}
     signals = []
@@ -109,7 +109,7 @@ async def test_who_can_not_be_ended_at_once_is_not_waited_for(ends, tmp_path, mo
     def signal(_: Any, number: int) -> None:
         signals.append(number)
         if ends and not child.ended.done():
-            child.close_childs_ends()
+            child.close_child_descriptors()
             child.ended.set_result(-9)
 
     template: Any = SimpleNamespace(signal=signal, limit_threads=lambda *_: None)
@@ -122,4 +122,4 @@ async def test_who_can_not_be_ended_at_once_is_not_waited_for(ends, tmp_path, mo
     assert child.is_ending
     child.close()
     if not ends:
-        child.close_childs_ends()
+        child.close_child_descriptors()

@@ -99,7 +99,7 @@ async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(
         report_row("faults", **row, gave_up_after_s=round(clock() - started, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
-        assert all(f"attempts; the last ended with: {words}" in reason for reason in ends.reasons), ends.reasons
+        assert all(f"attempts; the last failed with: {words}" in reason for reason in ends.reasons), ends.reasons
 
     async with gateway_before(router="smg") as smg, gateway_before(router="sglang-router") as forerunner:
         await asyncio.gather(fail(smg, "HTTP 404: "), fail(forerunner, "HTTP 503: No available workers"))

@@ -129,7 +129,7 @@ async def test_all_workers_are_gone_in_mid_flight_and_come_back(
             assert (len(ends.exact) + len(ends.masked), ends.lost) == (EPISODES, [])
             assert ends.masked
             assert all(facts_of(sample)["stop_reason"] == "engine_error" for sample in ends.masked)
-            assert all("attempts; the last ended with: HTTP 50" in reason for reason in ends.reasons), ends.reasons
+            assert all("attempts; the last failed with: HTTP 50" in reason for reason in ends.reasons), ends.reasons
         await front.open()
         back = clock()
         for router, ends in (await ended(begin(stages, SAMPLED))).items():

@@ -205,7 +205,7 @@ async def test_a_judge_is_asked_again_until_it_answers(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("replies", "why"),
     [
-        ((503, 429), "no answer in 2 attempts, the last ended with: HTTP 429"),
+        ((503, 429), "no answer in 2 attempts; the last failed with: HTTP 429"),
         ((401,), "HTTP 401; check its base_url, model and api_key"),
         (("Score: 7/10",), "a judge replied 'Score: 7/10'; expected a line like `Score: 0.5`"),
         (("Score: 0,5",), "a judge replied 'Score: 0,5'; expected a line like `Score: 0.5`"),

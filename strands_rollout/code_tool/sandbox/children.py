@@ -1,4 +1,4 @@
-"""The supervisor's side of its children, and of the fork server that makes them."""
+"""The supervisor's links to its children and to the fork server that forks them."""
 
 import asyncio
 import contextlib
@@ -17,24 +17,24 @@ from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, fram
 from strands_rollout.code_tool.sandbox.code_runner import CappedOutput
 
 _CHUNK_BYTES: Final = 65536
-_DRAIN_S: Final = 0.5  # a process that escaped in a weaker mode may hold the pipes open for ever
+_DRAIN_TIMEOUT_S: Final = 0.5  # in a weaker mode, a process that escaped may hold the pipes open forever
 
 
 class RunningChild:
-    """A process that runs one piece of code, or a session's pieces one after the other."""
+    """A process that runs one piece of code, or a session's pieces one after the other, with its pipes and output."""
 
-    def __init__(self, place: int, max_output_chars: int, max_output_bytes: int) -> None:
+    def __init__(self, slot: int, max_output_chars: int, max_output_bytes: int) -> None:
         loop = asyncio.get_running_loop()
-        self.place = place
-        self.pid: int | None = None  # once it is known
-        self.user: int | None = None  # where that is not ours
-        self._process: int | None = None
-        self.is_ending = False  # it has been killed, which may take the kernel some time
-        self.thread_limit = 0  # from so many threads of its user on it can start no more, where the user is ours
-        self.is_broken = False  # the code has written to the control socket: nothing there can be believed any more
-        self.ready: asyncio.Future[None] = loop.create_future()  # it waits for code, or why it never will
-        self.ended: asyncio.Future[int] = loop.create_future()  # with its exit code
-        self.alarm: asyncio.Future[None] = loop.create_future()  # it is broken, or has printed too much
+        self.slot = slot
+        self.pid: int | None = None  # None until it has been forked
+        self.user: int | None = None  # None if it runs as the supervisor's user
+        self._pidfd: int | None = None
+        self.is_ending = False  # it has been killed, but the kernel may need some time
+        self.thread_limit = 0  # RLIMIT_NPROC, if it runs as the supervisor's user
+        self.is_broken = False  # the code has written to the control socket, which is not trusted any more
+        self.ready: asyncio.Future[None] = loop.create_future()  # the child waits for code, or failed before
+        self.ended: asyncio.Future[int] = loop.create_future()  # the process has ended, with this exit code
+        self.alarm: asyncio.Future[None] = loop.create_future()  # the child is broken, or has printed too much
         self._max_output_chars = max_output_chars
         self._max_output_bytes = max_output_bytes
         self._started: asyncio.Future[None] = loop.create_future()
@@ -53,78 +53,84 @@ class RunningChild:
             loop.add_reader(pipe, self._read_output, pipe)
 
     def descriptors(self) -> list[int]:
-        """What the child is to get: stdout, stderr, control; to be closed here once it has them."""
+        """Return the descriptors to send to the child: stdout, stderr, control."""
         return [self._child_stdout, self._child_stderr, self._child_control.fileno()]
 
-    def close_childs_ends(self) -> None:
-        """Close them here: only the child holds them from now on."""
+    def close_child_descriptors(self) -> None:
+        """Close this process's copies of `descriptors` after they have been sent."""
         self._child_control.close()
         os.close(self._child_stdout)
         os.close(self._child_stderr)
 
-    def has_forked(self, pid: int, user: int | None) -> None:
-        """Take note of its process."""
+    def on_forked(self, pid: int, user: int | None) -> None:
+        """Record the child's pid and user."""
         self.pid, self.user = pid, user
         with contextlib.suppress(OSError, AttributeError):  # an old kernel, a container's filter, or not Linux
-            self._process = os.pidfd_open(pid)
+            self._pidfd = os.pidfd_open(pid)
 
     def kill(self) -> bool:
-        """End it at once; False where only its parent can do that."""
+        """Kill the process immediately; return False if only its parent, the fork server, can do that."""
         self.is_ending = True
-        if self._process is None:
+        if self._pidfd is None:
             return False
         try:
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         except OSError as e:
             return isinstance(e, ProcessLookupError)
         return True
 
     async def start(self, code: str, *, session: bool) -> None:
-        """Send code to a child that is ready; returns when it starts, or when the child has given up on it."""
+        """Send code to a child that is ready, and wait until the code starts.
+
+        Also returns if the child has exited by itself after it reported on stderr that it could not read the code.
+
+        Raises:
+            RuntimeError: A signal ended the child before the code started.
+        """
         loop = asyncio.get_running_loop()
         self._started, self._done = loop.create_future(), loop.create_future()
         self._new_outputs()
-        with contextlib.suppress(OSError):  # it has been killed: see `ended`
+        with contextlib.suppress(OSError):  # the child has been killed, which `ended` reports
             await loop.sock_sendall(self._control, frame({"code": code, "session": session}))
         await asyncio.wait((self._started, self.ended), return_when=asyncio.FIRST_COMPLETED)
         if not self._started.done():
-            self._read_control()  # what it wrote last may not have been looked at yet
-        if not self._started.done() and self.ended.result() < 0:  # else it has said on stderr what kept it from reading
+            self._read_control()  # its last message may not have been read yet
+        if not self._started.done() and self.ended.result() < 0:  # otherwise its stderr has the reason
             raise RuntimeError(f"a process ended with {self.ended.result()} before its code was started")
 
     async def wait(self) -> int | None:
-        """Wait for the end: the exit code of a session's piece of code, or None if the process itself has ended."""
+        """Wait for the end of the code; return its exit code, or None if the process itself has ended."""
         await asyncio.wait({self._done, self.ended}, return_when=asyncio.FIRST_COMPLETED)
         if self.ended.done():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_S):
+                async with asyncio.timeout(_DRAIN_TIMEOUT_S):
                     await asyncio.shield(self._drained)
             return None
         for pipe in list(self._open):
-            self._read_all(pipe)
+            self._drain_pipe(pipe)
         for output in self._outputs.values():
             output.feed(b"", final=True)
         return self._done.result()
 
     @property
     def output_bytes(self) -> int:
-        """Bytes that the current piece of code has printed."""
+        """Return how many bytes the current piece of code has printed."""
         return sum(output.total_bytes for output in self._outputs.values())
 
-    def printed(self) -> dict[str, Any]:
-        """What the current piece of code has printed, as fields of a result."""
+    def output_fields(self) -> dict[str, Any]:
+        """Return the output of the current piece of code, as fields of an `ExecutionResult`."""
         stdout, stderr = self._outputs[self._stdout], self._outputs[self._stderr]
         truncated = stdout.truncated or stderr.truncated
         return {"stdout": stdout.text(), "stderr": stderr.text(), "truncated": truncated}
 
     def close(self) -> None:
-        """Close what is open; the process must have ended."""
+        """Close all descriptors; the process must have ended."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._control)
         self._control.close()
-        if self._process is not None:
-            os.close(self._process)
-            self._process = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         for pipe in list(self._open):
             self._close_output(pipe)
 
@@ -143,14 +149,14 @@ class RunningChild:
         if not message:
             asyncio.get_running_loop().remove_reader(self._control)
         elif self.ready.done():
-            self._take(message)
+            self._handle_message(message)
         elif message == READY:
             self.ready.set_result(None)
         elif message.startswith(FAILED):
             self.ready.set_exception(RuntimeError(message[1:].decode(errors="replace")))
 
-    def _take(self, message: bytes) -> None:
-        """STARTED, DONE, or both; anything else can only be the code's own."""
+    def _handle_message(self, message: bytes) -> None:
+        """Handle STARTED, DONE, or both; any other message must come from the code."""
         if message.startswith(STARTED):
             _resolve(self._started, None)
             message = message[1:]
@@ -172,9 +178,9 @@ class RunningChild:
         if not chunk:
             self._close_output(pipe)
 
-    def _read_all(self, pipe: int) -> None:
-        """What is in the pipe now: code that is done has written all of it before it said so."""
-        for _ in range(64):  # a thread that prints for ever must not hold everybody up
+    def _drain_pipe(self, pipe: int) -> None:
+        """Read the bytes that are in the pipe now; code writes all its output before it reports that it is done."""
+        for _ in range(64):  # bounded: a thread that prints forever must not block the event loop
             before = self._outputs[pipe].total_bytes
             self._read_output(pipe)
             if self._outputs[pipe].total_bytes == before:
@@ -194,16 +200,17 @@ def _resolve(future: asyncio.Future[Any], value: object) -> None:
 
 
 _MAX_MESSAGE: Final = 65536
-# packets keep their borders and an end is seen; macOS has none, and there the fork server looks for its parent
+# SEQPACKET keeps message boundaries and reports the end of the peer; on macOS, which lacks it, the fork server polls
+# its parent instead
 _PACKETS: Final = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 
 
 class ForkServerLink:
-    """One fork server. When it ends after it was up, this process does."""
+    """Owns the fork server and the socket to it; ends this process if the fork server dies after its start."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         loop = asyncio.get_running_loop()
-        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # what it says of itself when it is up
+        self.facts: asyncio.Future[dict[str, Any]] = loop.create_future()  # its report when it is up
         self._children: dict[int, RunningChild] = {}
         self._unsent: deque[tuple[bytes, RunningChild | None]] = deque()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, _PACKETS)
@@ -215,23 +222,23 @@ class ForkServerLink:
                 pass_fds=(theirs.fileno(),),
             )
         self._socket.settimeout(0)
-        loop.add_reader(self._socket, self._hear)
+        loop.add_reader(self._socket, self._receive)
 
     def fork(self, child: RunningChild) -> None:
-        """Fork a child into its place; its `ready` and `ended` report the rest."""
-        self._children[child.place] = child
-        self._post({"do": "fork", "place": child.place}, child)
+        """Fork a child into its slot; the child's futures `ready` and `ended` report the outcome."""
+        self._children[child.slot] = child
+        self._post({"do": "fork", "slot": child.slot}, child)
 
     def signal(self, child: RunningChild, number: int) -> None:
         """Send a signal to a child, unless it has ended."""
-        self._post({"do": "signal", "place": child.place, "signal": number})
+        self._post({"do": "signal", "slot": child.slot, "signal": number})
 
     def limit_threads(self, child: RunningChild, number: int) -> None:
-        """Set how many threads a child's user may have before the child can start no more, unless it has ended."""
-        self._post({"do": "limit", "place": child.place, "threads": number})
+        """Set the child's soft RLIMIT_NPROC, unless it has ended."""
+        self._post({"do": "limit", "slot": child.slot, "threads": number})
 
     def orphans(self) -> set[int]:
-        """Processes that code has started and that have lost their parent: they are the fork server's children."""
+        """List processes that code has started and that have lost their parent; the fork server has adopted them."""
         pid = self._process.pid
         try:
             listed = Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split()
@@ -240,12 +247,12 @@ class ForkServerLink:
         return {int(number) for number in listed} - {child.pid for child in self._children.values()}
 
     def _post(self, message: Mapping[str, Any], child: RunningChild | None = None) -> None:
-        """Send a command, with the descriptors of a child that is to be forked, after those that wait already."""
+        """Queue a command, with the descriptors of a child to fork, and send as much of the queue as possible."""
         self._unsent.append((json.dumps(message).encode(), child))
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the socket takes now; the rest when it takes more."""
+        """Send queued commands until the socket is full; the rest follows when it is writable."""
         loop = asyncio.get_running_loop()
         while self._unsent:
             message, child = self._unsent[0]
@@ -256,15 +263,15 @@ class ForkServerLink:
                 return
             except OSError as e:
                 if child is not None:
-                    self._fail(child.place, f"the fork server can't be reached: {e}")
+                    self._fail(child.slot, f"the fork server can't be reached: {e}")
             self._unsent.popleft()
             if child is not None:
-                child.close_childs_ends()
+                child.close_child_descriptors()
         if self._socket.fileno() >= 0:
             loop.remove_writer(self._socket)
 
     async def close(self) -> None:
-        """End the fork server, which kills its children."""
+        """Stop the fork server, which kills its children."""
         asyncio.get_running_loop().remove_reader(self._socket)
         asyncio.get_running_loop().remove_writer(self._socket)
         self._socket.close()
@@ -274,7 +281,7 @@ class ForkServerLink:
             self._process.kill()
             self._process.wait()
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         while True:
             try:
                 message = self._socket.recv(_MAX_MESSAGE)
@@ -284,30 +291,31 @@ class ForkServerLink:
                 message = b""
             if not message:
                 asyncio.get_running_loop().remove_reader(self._socket)
-                self._end()
+                self._on_fork_server_death()
                 return
-            self._take(json.loads(message))
+            self._handle_event(json.loads(message))
 
-    def _take(self, news: dict[str, Any]) -> None:
-        if news["is"] == "up":
-            self.facts.set_result(news)
-        elif news["is"] == "forked":
-            self._children[news["place"]].has_forked(news["pid"], news["user"])
-        elif news["is"] == "failed":
-            self._fail(news["place"], news["reason"])
-        elif news["is"] == "ended":
-            child = self._children.pop(news["place"])
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        if event["is"] == "up":
+            self.facts.set_result(event)
+        elif event["is"] == "forked":
+            self._children[event["slot"]].on_forked(event["pid"], event["user"])
+        elif event["is"] == "failed":
+            self._fail(event["slot"], event["reason"])
+        elif event["is"] == "ended":
+            child = self._children.pop(event["slot"])
             if not child.ready.done():
-                child.ready.set_exception(RuntimeError(f"the child ended with {news['exit_code']} before it was ready"))
-            child.ended.set_result(news["exit_code"])
+                reason = f"the child ended with {event['exit_code']} before it was ready"
+                child.ready.set_exception(RuntimeError(reason))
+            child.ended.set_result(event["exit_code"])
 
-    def _fail(self, place: int, reason: str) -> None:
-        child = self._children.pop(place)
+    def _fail(self, slot: int, reason: str) -> None:
+        child = self._children.pop(slot)
         child.ready.set_exception(RuntimeError(reason))
         child.ended.set_result(-1)
 
-    def _end(self) -> None:
-        """The fork server is gone: end its children, and this process, so that the executor starts both anew."""
+    def _on_fork_server_death(self) -> None:
+        """Kill the children and end this process, so that the executor starts both processes again."""
         if not self.facts.done():
             self.facts.set_exception(RuntimeError("the fork server ended before it was up"))
             return

@@ -1,7 +1,7 @@
-"""How code is run, what is shown of its errors and its end, and what is kept of its output, here and remotely.
+"""Runs code, formats its errors, and caps its output, in the sandbox's child and in remote sandboxes.
 
-For the sandbox's child and the program for remote sandboxes, which is sent this file: Python 3.8 and its standard
-library. Must import little, and nothing of this package: every import is paid on every call.
+Remote sandboxes are sent this file's source: it must run on Python 3.8, import nothing of this package, and import
+little, because every call pays for the imports.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
 
 
 SOURCE_NAME = "<code>"
-_sources: dict[str, str] = {}  # what tracebacks may show: the text of each piece of code, by its file name
-_folders: list[str] = []  # and the code's own modules, in the folder that it works in; with a slash at the end
+_sources: dict[str, str] = {}  # file name -> text of each piece of code, for tracebacks
+_folders: list[str] = []  # the working folder with a trailing slash; tracebacks also show modules in it
 
 
 def _shown_name(filename: str) -> str | None:
-    """How a file of the code's own is called in a traceback; None for others, whose paths are the machine's."""
+    """Return the name that a traceback shows for one of the code's own files; None for files of the machine."""
     if filename in _sources:
         return filename
     folder = next((folder for folder in _folders if filename.startswith(folder)), None)
-    # it exists: where the root directory was changed, what was imported before has names below it too
+    # must exist: after a change of root, modules that were imported before also seem to lie below the new root
     return None if folder is None or not os.path.exists(filename) else filename[len(folder) :]  # noqa: PTH110
 
 
-def own_frames_only(error: traceback.TracebackException) -> None:
-    """Drop every frame that is not the code's own, in the whole chain of causes; its modules lose their folder."""
+def remove_foreign_frames(error: traceback.TracebackException) -> None:
+    """Remove frames that are not the code's own from an error and its causes; strip the folder from file names."""
     pending: list[traceback.TracebackException | None] = [error]
     while pending:
         current = pending.pop()
         if current is None:
             continue
         current.stack[:] = [frame for frame in current.stack if _shown_name(frame.filename) is not None]
-        for place in (*current.stack, current):  # an error itself has a file where it is one of syntax
-            name = getattr(place, "filename", None)
+        for item in (*current.stack, current):  # a syntax error has a file name itself
+            name = getattr(item, "filename", None)
             if isinstance(name, str) and _shown_name(name) is not None:
-                place.filename = _shown_name(name)
+                item.filename = _shown_name(name)
         pending += [current.__cause__, current.__context__, *(getattr(current, "exceptions", None) or [])]
 
 
 def format_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> str:
-    """The traceback as the author of the code would want it: own frames with their source lines, no machine paths."""
+    """Format a traceback for the code's author: own frames with source lines, and no paths of the machine."""
     import linecache
     import traceback
 
     for name, code in _sources.items():
         linecache.cache[name] = (len(code), None, (code + "\n").splitlines(keepends=True), name)
     error = traceback.TracebackException(kind, value or kind(), trace)
-    own_frames_only(error)
+    remove_foreign_frames(error)
     has_frames = bool(error.stack) or error.__cause__ or error.__context__ or getattr(error, "exceptions", None)
     text = "".join(error.format() if has_frames else error.format_exception_only())
     path = getattr(value, "path", None) if isinstance(value, ImportError) else None
@@ -67,14 +67,14 @@ def format_error(kind: type[BaseException], value: BaseException | None, trace: 
 
 
 def report_error(kind: type[BaseException], value: BaseException | None, trace: types.TracebackType | None) -> None:
-    """Stand in for `sys.excepthook`."""
-    with contextlib.suppress(Exception):  # the stream is the code's to close, detach or replace
+    """Replace `sys.excepthook`."""
+    with contextlib.suppress(Exception):  # the code may have closed, detached or replaced the stream
         sys.stdout.flush()
     sys.stderr.write(format_error(kind, value, trace))
 
 
 def report_thread_error(args: threading.ExceptHookArgs) -> None:
-    """Stand in for `threading.excepthook`."""
+    """Replace `threading.excepthook`."""
     if args.exc_type is not SystemExit:
         report_error(args.exc_type, args.exc_value, args.exc_traceback)
 
@@ -82,14 +82,14 @@ def report_thread_error(args: threading.ExceptHookArgs) -> None:
 def format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Stand in for `warnings.formatwarning`, without machine paths."""
+    """Replace `warnings.formatwarning`, without paths of the machine."""
     del line
     where = f" (line {lineno})" if filename in _sources else ""
     return f"{category.__name__}: {message}{where}\n"
 
 
 def prepare_interpreter() -> types.ModuleType:
-    """Make this interpreter look fresh, and return the empty `__main__` in which the code will run."""
+    """Set up streams, hooks and imports, and return the empty `__main__` module in which the code will run."""
     sys.set_int_max_str_digits(0)
     sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
     sys.stderr.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -97,17 +97,17 @@ def prepare_interpreter() -> types.ModuleType:
     sys.excepthook = report_error
     threading.excepthook = report_thread_error
     warnings.formatwarning = format_warning
-    _import_from(os.getcwd())  # noqa: PTH109 - pathlib is slow to import
+    _enable_fresh_imports(os.getcwd())  # noqa: PTH109 - pathlib is slow to import
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     return main
 
 
-def _import_from(folder: str) -> None:
-    """Let modules be imported that lie in a folder, as it is at that moment.
+def _enable_fresh_imports(folder: str) -> None:
+    """Make modules in a folder importable as soon as they are written.
 
-    Python remembers what was in a folder by the time of its last change, and a module's bytecode by the second of its:
-    of what code writes and imports right away it would see the state before.
+    Python caches a folder's listing by its modification time, and a module's bytecode by the second of its
+    modification: without this, code that writes a module and imports it at once could see the old state.
     """
     from importlib import machinery
 
@@ -134,11 +134,11 @@ def _import_from(folder: str) -> None:
 
 
 def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -> None:
-    """Execute the code and print the value of its last expression unless that is None."""
+    """Execute the code, and print the value of a last expression unless it is None."""
     _sources[name] = code
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # noqa: S102 - it is what this program is for
+    exec(compile(tree, name, "exec", dont_inherit=True), namespace)  # noqa: S102 - the purpose of this program
     if isinstance(last, ast.Expr):
         expression = compile(ast.Expression(last.value), name, "eval", dont_inherit=True)
         value = eval(expression, namespace)  # noqa: S307 - as above
@@ -146,7 +146,7 @@ def run_code(code: str, namespace: dict[str, object], name: str = SOURCE_NAME) -
             print(repr(value))
 
 
-# no more digits than any text has characters: what looks like a marker may be the code's own
+# at most 15 digits, more than any real count has: the code may print text that looks like a marker
 _MARKER: Final = re.compile(r"\n\.\.\. \[([0-9]{1,15}) characters dropped\] \.\.\.\n")
 
 
@@ -155,10 +155,10 @@ def _marker(dropped_chars: int) -> str:
 
 
 def shorten(text: str, max_chars: int) -> str:
-    """Cut the middle out of a text longer than `max_chars`, with a marker that says how many characters went.
+    """Replace the middle of a text longer than `max_chars` by a marker with the number of dropped characters.
 
-    A marker of an earlier cut that goes with the middle is counted as what it stood for. The result is longer than
-    `max_chars` by the marker (at most 50 characters).
+    A marker of an earlier cut in the dropped middle counts as the characters that it stands for. The result is longer
+    than `max_chars` by the marker (at most 50 characters).
     """
     if len(text) <= max_chars:
         return text
@@ -171,7 +171,7 @@ def shorten(text: str, max_chars: int) -> str:
 
 
 class CappedOutput:
-    """Collects one stream's bytes in bounded memory: at most about twice `max_chars` characters are held."""
+    """Collects one stream's bytes in bounded memory, about twice `max_chars` characters at most."""
 
     def __init__(self, max_chars: int) -> None:
         self._head_chars = max_chars // 2
@@ -184,11 +184,11 @@ class CappedOutput:
 
     @property
     def truncated(self) -> bool:
-        """Whether characters were dropped."""
+        """Return whether characters were dropped."""
         return self._dropped_chars > 0
 
     def feed(self, chunk: bytes, *, final: bool = False) -> None:
-        """Take the next bytes; `final` marks the end of the stream, where an unfinished character becomes U+FFFD."""
+        """Add the next bytes; at the end of the stream (`final`) an incomplete character becomes U+FFFD."""
         self.total_bytes += len(chunk)
         text = self._decoder.decode(chunk, final)
         missing = self._head_chars - len(self._head)
@@ -200,11 +200,11 @@ class CappedOutput:
             self._tail = self._tail[surplus:]
 
     def text(self) -> str:
-        """What was kept, with the marker in place of what was dropped."""
+        """Return head and tail, with a marker between them if characters were dropped."""
         return self._head + (_marker(self._dropped_chars) if self.truncated else "") + self._tail
 
 
-_WORDS: Final = {
+_SIGNAL_TEXTS: Final = {
     "SIGKILL": "SIGKILL (probably out of memory)",
     "SIGSEGV": "SIGSEGV (crash)",
     "SIGABRT": "SIGABRT (abort)",
@@ -215,8 +215,8 @@ _WORDS: Final = {
 
 
 def signal_words(exit_code: int) -> str | None:
-    """Name the signal behind a negative exit code; None for a code that the program chose."""
+    """Describe the signal behind a negative exit code; None for an exit code that the program chose."""
     if exit_code >= 0:
         return None
     name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
-    return _WORDS.get(name, name)
+    return _SIGNAL_TEXTS.get(name, name)

@@ -1,14 +1,14 @@
-"""The layers that confine model-written code: which of them this machine has, and how a child puts them on.
+"""The layers that confine model-written code: which layers this machine supports, and how a child applies them.
 
-Decided once in the fork server; a forked child calls `apply` and can't take anything of it off again. The layers:
-`limits` (rlimits), `user` (a user of its own, where we are root), `files` (Landlock, or a change of root where the
-kernel has no Landlock and we are root) and `syscalls` (seccomp), or `programs` where code may start some.
+The fork server decides once which layers to use; a forked child calls `apply`, which can't be undone. The layers are
+`limits` (rlimits), `user` (a separate user, if we are root), `files` (Landlock; or a change of root, if the kernel has
+no Landlock and we are root), and `syscalls` (seccomp), or `programs` if code may start programs.
 
-Confined code reads the standard library, the chosen libraries, shared objects and some of /etc; never a whole
-site-packages folder: this package, its labels and its reward lie there, among others. Where the sandbox's user can't
-traverse to Python's folders (a Python under a 0700 home), they are reached through directory descriptors that were
-opened before the user changed: a walk that starts at /proc/self/fd/N needs no right on what lies above N. The rights on
-the files themselves still hold, and so do the kernel's confinements.
+Confined code can read the standard library, the chosen libraries, shared objects and a few files of /etc; never a whole
+site-packages folder, where this package with its labels and rewards lies. If the sandbox's user can't traverse to
+Python's folders (a Python in a home directory of mode 0700), it reaches them through directory descriptors that were
+opened before the user changed: a path that starts at /proc/self/fd/N needs no permission on the folders above N. The
+permissions of the files themselves still hold, and so does the kernel's confinement.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from typing import Final, TypeVar
 
 from strands_rollout.code_tool.sandbox import kernel
 from strands_rollout.code_tool.sandbox.seccomp import (
-    ALONE,
     WITH_PROGRAMS,
     WITH_PROGRAMS_AS_OWNER,
+    WITHOUT_PROGRAMS,
     SyscallFilter,
     install,
     is_supported,
 )
 
 _DEVICES: Final = ("/dev/null", "/dev/urandom", "/dev/random")
-_ZEROS: Final = "/dev/zero"  # for programs alone: to map it makes shared memory, see `seccomp.CONDITIONAL`
+_ZEROS: Final = "/dev/zero"  # for programs only: mapping it creates shared memory, see `seccomp.CONDITIONAL`
 _NOT_STDLIB: Final = {"site-packages", "dist-packages", "__pycache__"}
 _SHARED_OBJECT: Final = re.compile(r"\.so(\.|$)")
-_PROGRAMS: Final = (  # what a shell finds, and what its programs read
+_PROGRAMS: Final = (  # programs for a shell, and files that they read
     *(f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/lib64", "/usr/libexec", "/usr/include"),
     "/usr/lib/gcc",
     "/usr/lib/git-core",
@@ -52,14 +52,14 @@ _SYSTEM: Final = ("/etc/ld.so.cache", "/usr/lib/locale", "/usr/share/zoneinfo")
 
 
 def standard_library_folders() -> list[str]:
-    """The folders of the standard library in use, in the order in which they are searched."""
+    """List the folders of the running standard library, in search order."""
     known = {Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")}
     found = {path: Path(os.path.realpath(path)) for path in sys.path if Path(path).is_dir()}
     return [path for path in sys.path if path in found and known & {found[path], *found[path].parents}]
 
 
 def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
-    """Every file and directory that confined code may read, with all that lies beneath."""
+    """List the files and directories that confined code may read; a directory includes everything below it."""
     paths = [os.path.join(folder, name) for folder, names in libraries.items() for name in names]  # noqa: PTH118
     for folder in standard_library_folders():
         paths += (entry.path for entry in os.scandir(folder) if entry.name not in _NOT_STDLIB)
@@ -70,7 +70,7 @@ def readable_files(libraries: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _shared_object_folders() -> Iterator[str]:
-    """Where the dynamic loader finds what extension modules link to."""
+    """Yield the folders in which the dynamic loader finds the shared objects of extension modules."""
     multiarch = sysconfig.get_config_var("MULTIARCH")
     candidates = [os.path.join(sys.base_prefix, "lib"), "/lib64", "/usr/lib64", "/usr/local/lib"]  # noqa: PTH118
     if multiarch:
@@ -79,7 +79,7 @@ def _shared_object_folders() -> Iterator[str]:
 
 
 def _shared_objects(folder: str) -> list[str]:
-    """The folder itself where it holds shared objects alone, else these one by one: Python may live beside them."""
+    """Return the folder itself if it is a system folder without Python in it, else its shared objects one by one."""
     entries = list(os.scandir(folder))
     has_python = any(entry.name.startswith("python") and entry.is_dir() for entry in entries)
     if not has_python and folder.startswith(("/lib", "/usr/lib")):
@@ -101,7 +101,7 @@ class LibraryFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a library's own top-level module; its submodules are found as usual."""
+        """Find a library's top-level module; Python's own finders find its submodules."""
         folder = self._folders.get(fullname)
         if path is not None or folder is None:
             return None
@@ -109,7 +109,7 @@ class LibraryFinder:
 
 
 class DirectoryDescriptors:
-    """Folders that stay reachable after a change of user."""
+    """Opens folders, so that they stay reachable after a change of user."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -122,19 +122,19 @@ class DirectoryDescriptors:
         self._paths[folder] = f"/proc/self/fd/{number}"
 
     def reach(self, path: str) -> str:
-        """The path through a descriptor, where one of the opened folders leads to it; else the path itself."""
+        """Return the path through a descriptor if it lies in one of the opened folders, else the path itself."""
         for folder in sorted(self._paths, key=len, reverse=True):
             if path == folder or path.startswith(folder + os.sep):
                 return self._paths[folder] + path[len(folder) :]
         return path
 
     def reroute_imports(self) -> None:
-        """Make the import system, and packages that have been imported, reach the opened folders this way."""
+        """Make the import system and imported packages use the descriptors of the opened folders."""
         sys.path[:] = map(self.reach, sys.path)
         for module in list(sys.modules.values()):
-            places = getattr(module, "__path__", None)
-            if isinstance(places, list):
-                places[:] = map(self.reach, places)
+            folders = getattr(module, "__path__", None)
+            if isinstance(folders, list):
+                folders[:] = map(self.reach, folders)
             if isinstance(getattr(module, "__file__", None), str):
                 module.__file__ = self.reach(module.__file__)  # type: ignore[arg-type]
         sys.path_importer_cache.clear()
@@ -150,7 +150,7 @@ _T = TypeVar("_T")
 
 
 class LayerError(Exception):
-    """A layer could not be put on."""
+    """A layer could not be applied."""
 
     def __init__(self, layer: str, reason: str) -> None:
         super().__init__(reason)
@@ -158,16 +158,16 @@ class LayerError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Workplace:
-    """Where one process works, in a directory that is its alone, and new."""
+class Workspace:
+    """A new directory for one process, with the user and the Landlock ruleset for it."""
 
     folder: str
-    user: int | None  # that it becomes; None for the one that it is
-    ruleset: kernel.Ruleset | None  # admits it to the directory and to what everybody may read
-    uses: int = 0  # directories before this one that the ruleset admits to
+    user: int | None  # the user to change to; None to stay the same user
+    ruleset: kernel.Ruleset | None  # grants access to the directory and to the files that all code may read
+    uses: int = 0  # earlier directories to which the ruleset grants access
 
     def retire(self) -> None:
-        """Give up the ruleset where that costs space: deleted directories keep theirs while a ruleset names them."""
+        """Close the ruleset if it wastes disk space: a deleted directory keeps its blocks while a ruleset names it."""
         with contextlib.suppress(OSError):
             has_grown = os.lstat(self.folder).st_blocks > _MAX_FOLDER_BLOCKS
             if self.ruleset is not None and (has_grown or self.uses >= _MAX_RULESET_USES):
@@ -175,14 +175,16 @@ class Workplace:
 
 
 class Confinement:
-    """What is enforced on this machine, and what is missing: layer -> how, or why not.
+    """Decides which layers to use on this machine, and applies them to a child.
+
+    `enforced` maps a layer to its mechanism, `missing` a layer to the reason why it is not enforced.
 
     Args:
         libraries: Folder -> names in it that code may import.
-        limits: Of each process.
-        disabled: Layers to leave out although the machine has them; "landlock" leaves `files` to a change of root.
-        programs: Whether code may start the machine's programs, and its own; in place of `syscalls` there is then a
-            layer `programs`, a list of refused system calls.
+        limits: Limits of each process.
+        disabled: Layers to leave out although the machine supports them; "landlock" leaves `files` to a change of root.
+        programs: Allow code to start the machine's programs and its own. The layer `syscalls` is then replaced by
+            `programs`, a list of refused system calls.
     """
 
     def __init__(
@@ -202,7 +204,7 @@ class Confinement:
         self._first_user: int | None = None
         self._readable: list[str] = []
         self._reads_as_root = False
-        self.descriptors = DirectoryDescriptors()  # of folders that the code's user can't reach otherwise
+        self.descriptors = DirectoryDescriptors()  # for folders that the code's user can't reach by path
         self.enforced: dict[str, str] = {}
         self._filter_layer = "programs" if programs else "syscalls"
         layers = {"limits": "limits", "user": "user", "files": "files", "syscalls": self._filter_layer}
@@ -216,123 +218,138 @@ class Confinement:
         if "files" not in disabled:
             self._decide_files()
         if programs:
-            self.missing["syscalls"] = "left out by the setting programs: no list of what programs need is known"
+            self.missing["syscalls"] = "left out by the setting programs: programs need an unknown set of system calls"
         if "syscalls" not in disabled:
             self._decide_syscalls()
 
     @property
     def changes_root(self) -> bool:
-        """Whether files are confined by a change of root: only what has been imported before can be imported then."""
+        """Return whether files are confined by a change of root, after which no new module can be imported."""
         return "files" in self.enforced and not self._landlock_abi
 
-    def give_up(self, layer: str, reason: str) -> None:
-        """Count a layer as missing, because it turned out not to work."""
+    def mark_missing(self, layer: str, reason: str) -> None:
+        """Mark a layer as missing after its test has failed; without Landlock, fall back to a change of root."""
         self.enforced.pop(layer, None)
         self.missing[layer] = reason
         if layer == "files" and self._landlock_abi:
             self._landlock_abi = 0
             self._decide_change_of_root(reason)
 
-    def may_read_as_root(self) -> bool:
-        """Have code keep root's right to files under a user of its own, where Landlock says which files those are."""
+    def grant_root_reads(self) -> bool:
+        """Let code access files as root, within the limits of Landlock, while its user is another.
+
+        Returns:
+            False if that is impossible, because files are not confined by Landlock, or is done already.
+        """
         if self._reads_as_root or not self._landlock_abi or "files" not in self.enforced:
             return False
         self._reads_as_root = True
         if self._filter is not None:
             self._compile_filter()
-        self.enforced["user"] += ", with root's right to the files that it may read: others may not read Python's own"
+        self.enforced["user"] += ", reading files as root: other users can't read Python's files"
         return True
 
     def open_folders(self) -> None:
-        """Open descriptors of the folders that the code's user could not reach, and import through them from now on."""
+        """Open the folders that the code's user can't reach by path, and import through their descriptors."""
         if "user" not in self.enforced or self.changes_root or sys.platform != "linux":
             return
         for folder in dict.fromkeys([*standard_library_folders(), *self._libraries]):
-            here = Path(os.path.realpath(folder))
-            can_pass = all(parent.stat().st_mode & 0o001 for parent in here.parents)
-            if here.stat().st_mode & 0o005 != 0o005 or not can_pass:  # for a user who owns nothing
+            real = Path(os.path.realpath(folder))
+            can_pass = all(parent.stat().st_mode & 0o001 for parent in real.parents)
+            if real.stat().st_mode & 0o005 != 0o005 or not can_pass:  # permissions for others: the user owns nothing
                 self.descriptors.add(folder)
         self.descriptors.reroute_imports()
 
     def library_folders(self) -> dict[str, Sequence[str]]:
-        """The libraries, by the paths that lead confined code to them."""
+        """Return the libraries, as folder -> names, with the paths that confined code uses."""
         return {self.descriptors.reach(folder): names for folder, names in self._libraries.items()}
 
     def sample_files(self) -> list[str]:
-        """A file of each folder that code must be able to import from, by the path that leads confined code to it."""
+        """Return one file of each folder that code imports from, with the path that confined code uses."""
         folders = [Path(folder) for folder in standard_library_folders()]
         folders += [Path(folder, name) for folder, names in self.library_folders().items() for name in names]
         return [str(file) for folder in folders if (file := next(folder.glob("*.py"), None)) is not None]
 
     def kept_descriptors(self) -> list[int]:
-        """The descriptors that stay open in a child; none where one could lead out of a changed root."""
+        """Return the descriptors to keep open in a child; none after a change of root, which they would undermine."""
         return [] if self.changes_root else self.descriptors.numbers
 
-    def make_place(self, folder: str, index: int, before: Workplace | None = None) -> Workplace:
-        """Make a directory, and a ruleset that admits to it; that of the last place at this path can be used again.
+    def make_workspace(self, folder: str, slot: int, before: Workspace | None = None) -> Workspace:
+        """Make a directory, and a ruleset that grants access to it.
 
-        A directory of an earlier run shows things of it by its times and size even when it is empty, so it must have
-        been deleted. The index decides the user.
+        Args:
+            folder: Path of the directory. The directory of an earlier run must have been deleted: its times and size
+                would reveal something of that run even when it is empty.
+            slot: Determines the user.
+            before: The last workspace at this path, whose ruleset can be reused.
+
+        Raises:
+            LayerError: The ruleset can't be made.
         """
         with contextlib.suppress(FileExistsError):  # left by an attempt that failed later on
             os.mkdir(folder, 0o700)  # noqa: PTH102
         user = None
         if "user" in self.enforced and self._first_user is not None:
-            user = self._first_user + index
+            user = self._first_user + slot
             if not self._reads_as_root:
                 os.chown(folder, user, user)
         if "files" not in self.enforced or not self._landlock_abi:
-            return Workplace(folder, user, None)
+            return Workspace(folder, user, None)
         if before is not None and before.ruleset is not None and before.ruleset.fd >= 0:
             ruleset, uses = before.ruleset, before.uses + 1
-            _attempt("files", lambda: ruleset.allow_scratch(folder, run=self._programs))
-            return Workplace(folder, user, ruleset, uses)
-        return Workplace(folder, user, _attempt("files", lambda: self._make_ruleset(folder)))
+            _run_layer_step("files", lambda: ruleset.allow_scratch(folder, run=self._programs))
+            return Workspace(folder, user, ruleset, uses)
+        return Workspace(folder, user, _run_layer_step("files", lambda: self._make_ruleset(folder)))
 
-    def apply(self, place: Workplace) -> None:
-        """Confine the calling process, which must have one thread, for good."""
+    def apply(self, workspace: Workspace) -> None:
+        """Confine the calling process, which must have a single thread; this can't be undone.
+
+        Raises:
+            LayerError: A layer can't be applied.
+        """
         fork_server = os.getppid()
-        os.chdir(place.folder)
+        os.chdir(workspace.folder)
         os.umask(0o077)
         if sys.platform == "linux":
             with contextlib.suppress(OSError), Path("/proc/self/oom_score_adj").open("w") as score:
                 score.write("1000")
         if "limits" in self.enforced:
-            _attempt("limits", lambda: self._limits.impose(own_user=self._is_counted_alone(place)))
-            if sys.platform == "linux":  # of a huge page the kernel keeps all, and charges for what is mapped of it
-                with contextlib.suppress(OSError):  # a kernel that has none
+            _run_layer_step("limits", lambda: self._limits.apply(own_user=self._separate_thread_count(workspace)))
+            if sys.platform == "linux":  # the kernel keeps a whole huge page, but charges only for its mapped part
+                with contextlib.suppress(OSError):  # the kernel has no huge pages
                     kernel.prctl(_PR_SET_THP_DISABLE, 1)
         if self.changes_root:
-            _attempt("files", lambda: os.chroot(place.folder))
-            _attempt("files", lambda: os.chdir("/"))
-        _attempt("user", lambda: self._change_user(place.user))
-        if sys.platform == "linux":  # now, since a change of user takes both back
+            _run_layer_step("files", lambda: os.chroot(workspace.folder))
+            _run_layer_step("files", lambda: os.chdir("/"))
+        _run_layer_step("user", lambda: self._change_user(workspace.user))
+        if sys.platform == "linux":  # after the change of user, which resets both
             kernel.prctl(_PR_SET_PDEATHSIG, _SIGKILL)
-            # with files confined no other code can look; the supervisor looks for deleted files that are open
+            # dumpable lets the supervisor see open files; with confined files no other code can look into /proc
             kernel.prctl(_PR_SET_DUMPABLE, int("files" in self.enforced or self._programs))
             if os.getppid() != fork_server:
-                os._exit(1)  # it died before it could kill us
-        if place.ruleset is not None:
-            _attempt("files", place.ruleset.restrict_self)
+                os._exit(1)  # the fork server died before PDEATHSIG was set
+        if workspace.ruleset is not None:
+            _run_layer_step("files", workspace.ruleset.restrict_self)
         if self._filter is not None and self._filter_layer in self.enforced:
             program = self._filter.program(os.getpid())
-            _attempt(self._filter_layer, lambda: install(program))
+            _run_layer_step(self._filter_layer, lambda: install(program))
 
-    def _is_counted_alone(self, place: Workplace) -> bool:
-        """Whether the kernel counts a child's threads apart; an ordinary user's child is made so where that works.
+    def _separate_thread_count(self, workspace: Workspace) -> bool:
+        """Make the kernel count this child's threads separately, if possible; return whether it does.
 
-        Not where code may start programs: they would find a user without a name.
+        Without a user of its own, the child enters a user namespace, unless code may start programs: these would find
+        themselves running as a user without a name.
         """
-        if place.user is not None:
+        if workspace.user is not None:
             return True
-        return os.geteuid() != 0 and "syscalls" in self.enforced and kernel.be_counted_alone()
+        return os.geteuid() != 0 and "syscalls" in self.enforced and kernel.enter_user_namespace()
 
     def _decide_user(self) -> None:
         if os.geteuid() != 0:
-            return  # not missing: an ordinary user has no other to become, and the other layers protect what is its own
-        # far from everybody's users, and different for each fork server: threads are counted by user
+            return  # not missing: an ordinary user can't change, and the other layers protect its files and processes
+        # far from the ids of real users, and different for each fork server, since threads are counted by user
         candidates = (0x7000_0000 + secrets.randbelow(1 << 16) * 1024, 60_000)
-        self._first_user = next(filter(kernel.can_become, candidates), None)
+        self._first_user = next(filter(kernel.can_change_user, candidates), None)
         if self._first_user is None:
             self.missing["user"] = "root may not change its user here (no CAP_SETUID, or the user namespace maps none)"
         else:
@@ -344,7 +361,7 @@ class Confinement:
             self.enforced["files"] = f"Landlock, ABI {self._landlock_abi}"
             self._readable = readable_files(self._libraries)
             return
-        reason = "the kernel offers no Landlock (Linux 5.13 or newer has it where it is enabled)"
+        reason = "the kernel offers no Landlock (needs Linux 5.13 or newer with Landlock enabled)"
         if "landlock" in self._disabled:
             reason = "left out by the setting disabled_layers"
         self._decide_change_of_root(reason)
@@ -361,10 +378,11 @@ class Confinement:
             self.missing[self._filter_layer] = f"no seccomp filter on {sys.platform}, {platform.machine()}"
             return
         self._compile_filter()
-        self.enforced[self._filter_layer] = f"seccomp, a list of what is {'refused' if self._programs else 'allowed'}"
+        kind = "refused" if self._programs else "allowed"
+        self.enforced[self._filter_layer] = f"seccomp, with a list of {kind} system calls"
 
     def _compile_filter(self) -> None:
-        rules = ALONE
+        rules = WITHOUT_PROGRAMS
         if self._programs:
             rules = WITH_PROGRAMS_AS_OWNER if self._reads_as_root else WITH_PROGRAMS
         self._filter = SyscallFilter.for_machine(platform.machine(), rules)
@@ -384,12 +402,12 @@ class Confinement:
 
     def _change_user(self, user: int | None) -> None:
         if user is not None and "user" in self.enforced:
-            (kernel.become_reading_as_root if self._reads_as_root else kernel.become)(user)
+            (kernel.change_user_reading_as_root if self._reads_as_root else kernel.change_user)(user)
         elif sys.platform == "linux" and os.geteuid() == 0:
             kernel.set_capabilities(0)
 
 
-def _attempt(layer: str, step: Callable[[], _T]) -> _T:
+def _run_layer_step(layer: str, step: Callable[[], _T]) -> _T:
     try:
         return step()
     except (OSError, ValueError) as e:

@@ -1,23 +1,28 @@
-"""The fork server: a process that has imported everything, and does nothing but fork children and reap them.
+"""The fork server: a process that has imported all libraries, and only forks and reaps children.
 
-It never sees code or output, so that no child inherits another run's. Its one command socket comes from the supervisor,
-which sends JSON messages, one per packet:
+It never sees code or output, so that no child inherits those of another run. The supervisor gives it one command
+socket, on which it sends JSON messages, one per packet:
 
-- `{"do": "fork", "place": 3}` with three descriptors: stdout, stderr, control
-- `{"do": "signal", "place": 3, "signal": 9}`
-- `{"do": "limit", "place": 3, "threads": 200}`: the soft RLIMIT_NPROC
+- `{"do": "fork", "slot": 3}` with three descriptors: stdout, stderr, control
+- `{"do": "signal", "slot": 3, "signal": 9}`
+- `{"do": "limit", "slot": 3, "threads": 200}`: the soft RLIMIT_NPROC
 
-and receives `{"is": "up", ...}` once, `{"is": "forked", "place": 3, "pid": 4711, "user": null}`, `{"is": "ended",
-"place": 3, "exit_code": -9}`, and `{"is": "failed", "place": 3, "reason": ...}`. It ends when the supervisor does.
+and receives `{"is": "up", ...}` once, `{"is": "forked", "slot": 3, "pid": 4711, "user": null}`, `{"is": "ended",
+"slot": 3, "exit_code": -9}`, and `{"is": "failed", "slot": 3, "reason": ...}`. It exits when the supervisor does.
 
-Before it is up it tries the layers of confinement in a real child: none is promised that does not hold.
+Before it is up, it tests the layers of confinement in a real child; a layer that fails is reported as missing.
 
-A forked child takes its descriptors, is confined, says so, then runs the code that it is sent. On its control socket it
-writes to the supervisor: READY, or FAILED and a reason in JSON; then, for each piece of code that it is sent in a frame
-(`{"code": ..., "session": false}`), STARTED, then DONE and one byte, the exit code. Without a session it ends after
-that; the supervisor need not wait for it, since the kernel takes milliseconds to free the memory of such a process.
-Code can find the socket and write DONE itself: its call is over then, with an exit code of its choice, as after
-`os._exit`; what it does then is ended, or stopped until the session's next call.
+A forked child sets up its descriptors, confines itself, and runs the code that it receives. On its control socket it
+writes to the supervisor:
+
+- READY, or FAILED and a reason in JSON
+- for each piece of code that it receives in a frame (`{"code": ..., "session": false}`): STARTED, then DONE and one
+  byte, the exit code
+
+Without a session the child exits after that. The supervisor does not wait for the exit, because the kernel takes
+milliseconds to free the memory of such a process. Code can find the socket and write DONE itself: its call is then
+over, with an exit code of its choice, as after `os._exit`; the code is then killed, or stopped until the session's next
+call.
 """
 
 import _sitebuiltins
@@ -48,73 +53,73 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from strands_rollout.code_tool.sandbox import DONE, FAILED, READY, STARTED, FrameReader, code_runner, frame, scratch
-from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Workplace
+from strands_rollout.code_tool.sandbox.confinement import Confinement, LayerError, LibraryFinder, Workspace
 from strands_rollout.code_tool.sandbox.kernel import ChildLimits, files_as, prctl
 
 _CONTROL: Final = 3
 _EXCEPTION: Final = 1
-_LOCKS: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
+_LOCK_TYPES: Final = ("Barrier", "BoundedSemaphore", "Condition", "Event", "Lock", "RLock", "Semaphore")
 
 
-def become_child(confinement: Confinement, place: Workplace, descriptors: tuple[int, int, int]) -> None:
-    """Turn a fork of the fork server into a process that runs code; never returns."""
+def become_child(confinement: Confinement, workspace: Workspace, descriptors: tuple[int, int, int]) -> None:
+    """Turn a fork of the fork server into a confined process that runs code; never returns."""
     try:
-        _take_descriptors(descriptors, confinement.kept_descriptors(), place)
+        _take_descriptors(descriptors, confinement.kept_descriptors(), workspace)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        confinement.apply(place)
-        if place.ruleset is not None:
-            place.ruleset.close()
-        _look_fresh("/" if confinement.changes_root else place.folder)
+        confinement.apply(workspace)
+        if workspace.ruleset is not None:
+            workspace.ruleset.close()
+        _reset_interpreter("/" if confinement.changes_root else workspace.folder)
         if "syscalls" in confinement.enforced:
-            _share_nothing()
+            _avoid_shared_memory()
         os.write(_CONTROL, READY)
     except LayerError as e:
-        _fail(e.layer, str(e))
-    except BaseException as e:  # whatever it is, this fork must not return into the fork server's loop
-        _fail(None, f"{type(e).__name__}: {e}")
+        _report_failure(e.layer, str(e))
+    except BaseException as e:  # this fork must not return into the fork server's loop after any error
+        _report_failure(None, f"{type(e).__name__}: {e}")
     try:
-        _serve(socket.socket(fileno=_CONTROL))
-    except BaseException as e:  # code that is too long for the memory, or that broke what reads the next
+        _serve_code(socket.socket(fileno=_CONTROL))
+    except BaseException as e:  # the code did not fit into memory, or earlier code broke this reader
         with contextlib.suppress(BaseException):
             os.write(2, f"{type(e).__name__}: the next code can't be read. {e}\n".encode())
     finally:
         os._exit(_EXCEPTION)
 
 
-def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], place: Workplace) -> None:
-    """Have nothing open but 0 to 3, the kept ones and the ruleset."""
+def _take_descriptors(descriptors: tuple[int, int, int], kept: Collection[int], workspace: Workspace) -> None:
+    """Install the child's descriptors as 0 to 3, and close all others except `kept` and the ruleset's."""
     os.setsid()
     for target, source in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(source, target)
     start = _CONTROL + 1
-    ruleset = [] if place.ruleset is None else [place.ruleset.fd]
+    ruleset = [] if workspace.ruleset is None else [workspace.ruleset.fd]
     for number in sorted([*kept, *ruleset]):
         os.closerange(start, number)
         start = number + 1
-    # up to the highest that is open: where the kernel can't close a range, each number is a system call
+    # only up to the highest open descriptor: without close_range(2) each number costs a system call
     os.closerange(start, max(start, 1 + max(map(int, os.listdir("/dev/fd")))))  # noqa: PTH208
 
 
-def _look_fresh(home: str) -> None:
-    """Undo what a fork shares with all other forks: environment, random numbers, a known temporary directory."""
+def _reset_interpreter(home: str) -> None:
+    """Replace the state that forks share: environment, temporary directory, streams, random numbers."""
     os.environ.update(HOME=home, TMPDIR=home, PWD=home)
     tempfile.tempdir = None
-    os.path.realpath = _real_path  # type: ignore[assignment] # one for all kinds of paths
-    # what these do is refused, and shutil.copy and shelve would fail with them
+    os.path.realpath = _real_path  # type: ignore[assignment] # one function for all kinds of paths
+    # the sandbox refuses chmod and utime, without which shutil.copy and shelve would fail
     shutil.copymode = shutil.copystat = dbm.dumb._Database._chmod = _copy_nothing  # type: ignore[attr-defined]
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment] # `site`, which makes them, is not imported
     builtins.help = _sitebuiltins._Helper()
-    # not those of the fork server: they remember what its descriptors 1 and 2 were
+    # the fork server's streams would remember properties of its own descriptors 1 and 2
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
     _reseed()
     gc.enable()
 
 
-# module -> what gives its generator other numbers, from the module and a seed of 32 bits. Numba does so by itself after
-# a fork, mpmath uses `random`, scipy and pandas numpy's; JAX has no generator without a key.
+# module -> function that reseeds its generator, given the module and a seed of 32 bits. Numba reseeds itself after a
+# fork, mpmath uses `random`, scipy and pandas use numpy's generator; JAX has no generator without a key.
 _RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
     "random": lambda module, _: module.seed(),
     "numpy.random": lambda module, seed: module.seed(seed),
@@ -127,19 +132,19 @@ _RESEEDERS: Final[Mapping[str, Callable[[Any, int], object]]] = {
 
 
 def _reseed() -> None:
-    """Give every generator that has been imported other numbers than all other forks have."""
+    """Reseed the generator of every imported library, so that forks draw different random numbers."""
     for name, reseed in _RESEEDERS.items():
         module = sys.modules.get(name)
         if module is not None:
             try:
                 reseed(module, int.from_bytes(os.urandom(4), "little"))
             except Exception as e:  # a library's generator may raise anything
-                words = f"the random numbers of {name} can't be made different in each run ({type(e).__name__}: {e})"
-                raise RuntimeError(f"{words}; take the library off the list, or use another version of it") from e
+                message = f"the random numbers of {name} can't be made different in each run ({type(e).__name__}: {e})"
+                raise RuntimeError(f"{message}; remove {name} from libraries, or use another version of it") from e
 
 
-class _OwnMemory(mmap.mmap):
-    """A `mmap.mmap` whose memory without a file is private: shared memory is refused, and nobody is there to share."""
+class _PrivateMmap(mmap.mmap):
+    """A `mmap.mmap` that makes anonymous memory private: the filter refuses shared memory, and no process shares it."""
 
     def __new__(
         cls,
@@ -149,7 +154,7 @@ class _OwnMemory(mmap.mmap):
         prot: int = mmap.PROT_READ | mmap.PROT_WRITE,
         access: int = mmap.ACCESS_DEFAULT,
         offset: int = 0,
-        **more: Any,  # noqa: ANN401 - what newer Pythons take
+        **more: Any,  # noqa: ANN401 - arguments of newer Pythons
     ) -> Self:
         if fileno == -1 and access != mmap.ACCESS_COPY:
             prot = mmap.PROT_READ if access == mmap.ACCESS_READ else prot
@@ -157,65 +162,65 @@ class _OwnMemory(mmap.mmap):
         return super().__new__(cls, fileno, length, flags, prot, access, offset, **more)
 
 
-_OwnMemory.__name__ = _OwnMemory.__qualname__ = "mmap"
-_OwnMemory.__module__ = "mmap"
+_PrivateMmap.__name__ = _PrivateMmap.__qualname__ = "mmap"
+_PrivateMmap.__module__ = "mmap"
 
 
-def _share_nothing() -> None:
-    """Do with private memory and with threads' locks, in a process that can start no others.
+def _avoid_shared_memory() -> None:
+    """Replace shared memory by private memory and by locks of threads; this process can start no other process.
 
-    For `mmap` without a file, and for multiprocessing, whose ThreadPool takes locks: its own are files in /dev/shm.
+    Concerns anonymous `mmap`, and the locks that multiprocessing's ThreadPool uses, which are files in /dev/shm.
     """
-    mmap.mmap = _OwnMemory  # type: ignore[misc]
-    for name in _LOCKS:
+    mmap.mmap = _PrivateMmap  # type: ignore[misc]
+    for name in _LOCK_TYPES:
         setattr(multiprocessing.context.BaseContext, name, staticmethod(getattr(threading, name)))
         setattr(multiprocessing, name, getattr(threading, name))
 
 
 def _real_path(path: str | bytes | os.PathLike[str], *, strict: object = False) -> str | bytes:
-    """Stand in for `os.path.realpath`, which would fail at any link: links can't be read."""
-    if strict is True:  # newer Pythons have other values, which let files be missing
+    """Replace `os.path.realpath`, which would fail at any link because the filter refuses to read links."""
+    if strict is True:  # other values, in newer Pythons, permit missing files
         os.lstat(path)
     return os.path.abspath(path)  # noqa: PTH100
 
 
 def _copy_nothing(*_: object, **__: object) -> None:
-    """Stand in for the copying of permissions and times."""
+    """Replace the functions that copy permissions and times."""
 
 
-def _serve(control: socket.socket) -> None:
-    """Run what is sent: one piece of code, or in a session one after the other, until the socket closes."""
+def _serve_code(control: socket.socket) -> None:
+    """Run the code that arrives: one piece, or in a session one after the other until the socket closes."""
     namespace = code_runner.prepare_interpreter().__dict__
-    orders = FrameReader(control)
+    requests = FrameReader(control)
     for number in itertools.count(1):
         control.settimeout(None)  # earlier code may have made it non-blocking
-        order = orders.next()
-        if order is None:
+        request = requests.next()
+        if request is None:
             break
         os.write(_CONTROL, STARTED)
-        name = f"<code {number}>" if order["session"] else code_runner.SOURCE_NAME
-        exit_code = _run(order["code"], namespace, name)
-        if not order["session"]:
-            _finish()
-        with contextlib.suppress(OSError):  # the code may have closed it; the end of the process has the same meaning
+        name = f"<code {number}>" if request["session"] else code_runner.SOURCE_NAME
+        exit_code = _run_code(request["code"], namespace, name)
+        if not request["session"]:
+            _run_exit_handlers()
+        with contextlib.suppress(OSError):  # if the code has closed it, the end of the process says the same
             os.write(_CONTROL, DONE + bytes([exit_code]))
-        if not order["session"]:
+        if not request["session"]:
             os._exit(exit_code)
     os._exit(0)
 
 
-def _run(code: str, namespace: dict[str, object], name: str) -> int:
-    """Run one piece of code and show its error, if any; returns the exit code that a script would have."""
+def _run_code(code: str, namespace: dict[str, object], name: str) -> int:
+    """Run one piece of code, print its error if any, and return the exit code that a script would have."""
     try:
         code_runner.run_code(code, namespace, name)
-    except SystemExit as e:  # what the interpreter makes of `sys.exit(...)`
+    except SystemExit as e:  # as the interpreter handles `sys.exit(...)`
         if e.code is None or isinstance(e.code, int):
             return (e.code or 0) & 0xFF
-        with contextlib.suppress(Exception):  # stderr is the code's to break
+        with contextlib.suppress(Exception):  # the code may have broken stderr
             print(e.code, file=sys.stderr)
         return _EXCEPTION
     except BaseException as e:  # the code may raise anything, KeyboardInterrupt included
-        with contextlib.suppress(BaseException):  # the code may have replaced the hook, and closed the streams
+        with contextlib.suppress(BaseException):  # the code may have replaced the hook or closed the streams
             sys.excepthook(type(e), e, e.__traceback__)
         return _EXCEPTION
     finally:
@@ -223,10 +228,10 @@ def _run(code: str, namespace: dict[str, object], name: str) -> int:
     return 0
 
 
-def _finish() -> None:
-    """Do what the interpreter does at its end, but for the costly taking apart of all that was imported."""
-    with contextlib.suppress(BaseException):  # what the code registered may raise anything
-        threading._shutdown()  # type: ignore[attr-defined] # waits for the code's threads, as the interpreter does
+def _run_exit_handlers() -> None:
+    """Join threads and run exit handlers as the interpreter does at its exit, without its costly module teardown."""
+    with contextlib.suppress(BaseException):  # handlers that the code registered may raise anything
+        threading._shutdown()  # type: ignore[attr-defined] # waits for the code's threads
     with contextlib.suppress(BaseException):  # as above
         atexit._run_exitfuncs()
     _flush()
@@ -234,18 +239,18 @@ def _finish() -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # the streams are the code's to close or replace
+        with contextlib.suppress(Exception):  # the code may have closed or replaced the streams
             stream.flush()
 
 
-def _fail(layer: str | None, reason: str) -> None:
+def _report_failure(layer: str | None, reason: str) -> None:
     with contextlib.suppress(OSError):
         os.write(_CONTROL, FAILED + json.dumps({"layer": layer, "reason": reason}).encode())
     os._exit(1)
 
 
 # fmt: off
-_STANDARD: Final = (
+_STANDARD_MODULES: Final = (
     "array", "ast", "base64", "bisect", "calendar", "cmath", "collections", "contextlib", "copy", "csv",
     "dataclasses", "datetime", "decimal", "enum", "fractions", "functools", "gc", "hashlib", "heapq", "inspect",
     "io", "itertools", "json", "keyword", "linecache", "locale", "math", "numbers", "operator", "pprint", "queue",
@@ -254,12 +259,12 @@ _STANDARD: Final = (
 )
 # fmt: on
 _SUBMODULES: Final = {
-    # it reads a folder of its user's, where confined code may not look
+    # matplotlib reads a folder of the user's, which confined code may not
     "matplotlib": ["matplotlib.pyplot", "matplotlib.backends.backend_agg"],
     "numpy": ["numpy.linalg", "numpy.random", "numpy.fft", "numpy.polynomial", "numpy.ma"],
     "sympy": ["sympy.ntheory.modular", "sympy.solvers.diophantine", "sympy.parsing.sympy_parser"],
 }
-# what is first used is first loaded and cached: about half of the time that a short sympy program takes
+# a first use loads modules and fills caches: about half of the time that a short sympy program takes
 _WARM_UP: Final = {
     "numpy": """
 from numpy import *
@@ -278,7 +283,7 @@ summation(1/(n*(n + 1)), (n, 1, oo)); reduce_inequalities(x**2 < 4, x); Point(0,
 f = Function("f"); dsolve(f(x).diff(x) - f(x), f(x))
 """,
 }
-_HARMFUL: Final = {
+_NOT_PRELOADED: Final = {
     "antigravity",
     "distutils",
     "ensurepip",
@@ -295,37 +300,37 @@ _HARMFUL: Final = {
 
 
 def preload(libraries: Iterable[str]) -> None:
-    """Import the libraries and what most programs use, and run a little of numpy and sympy if they are among them."""
+    """Import the libraries and common standard modules, and warm up numpy and sympy if they are among the libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in _STANDARD:
+        for name in _STANDARD_MODULES:
             importlib.import_module(name)
         for library in libraries:
             importlib.import_module(library)
             for name in _SUBMODULES.get(library, ()):
-                with contextlib.suppress(ImportError):  # other versions are cut otherwise
+                with contextlib.suppress(ImportError):  # other versions have other submodules
                     importlib.import_module(name)
-            with contextlib.suppress(Exception):  # a warm-up is worth no failure
+            with contextlib.suppress(Exception):  # a failed warm-up only costs time
                 exec(_WARM_UP.get(library, ""), {})  # noqa: S102 - the constant above
 
 
 def preload_everything(libraries: Iterable[str]) -> None:
-    """Import the whole standard library and all of these libraries: nothing can be imported after a change of root."""
+    """Import the whole standard library and all modules of the libraries: a changed root prevents later imports."""
     with warnings.catch_warnings(), Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null):
         warnings.simplefilter("ignore")
-        for name in [*sorted(set(sys.stdlib_module_names) - _HARMFUL), *libraries]:
+        for name in [*sorted(set(sys.stdlib_module_names) - _NOT_PRELOADED), *libraries]:
             for module in (name, *_submodules(name)):
-                with contextlib.suppress(BaseException):  # what can't be imported here can't be in a child either
+                with contextlib.suppress(BaseException):  # a module that fails here would fail in a child too
                     importlib.import_module(module)
 
 
 def _submodules(package: str) -> list[str]:
-    """Every module in a package, but for its tests and what merely runs when it is imported."""
+    """List the modules of a package, without tests and scripts."""
     with contextlib.suppress(BaseException):  # see above
         importlib.import_module(package)
-    places = getattr(sys.modules.get(package), "__path__", [])
+    folders = getattr(sys.modules.get(package), "__path__", [])
     found = []
-    for module in pkgutil.iter_modules(places, f"{package}."):
+    for module in pkgutil.iter_modules(folders, f"{package}."):
         if module.name.rpartition(".")[2].strip("_") in {"test", "tests", "testing", "main", "conftest", "benchmarks"}:
             continue
         found.append(module.name)
@@ -333,7 +338,7 @@ def _submodules(package: str) -> list[str]:
     return found
 
 
-_LIMIT_S: Final = 30.0
+_PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = """
 import json, os, resource, socket
 broken = {}
@@ -369,35 +374,40 @@ print(json.dumps(broken), flush=True)
 
 
 def find_broken_layer(confinement: Confinement, folder: str) -> tuple[str, str] | None:
-    """Run a probe under all layers; the first layer that does not hold, or "reading", and why; or None."""
+    """Run a probe in a child that all layers confine.
+
+    Returns:
+        The first layer that does not hold, or "reading" if the code can't read Python's files, with the reason; or
+        None.
+    """
     try:
-        place = confinement.make_place(folder, 0)
+        workspace = confinement.make_workspace(folder, 0)
     except LayerError as e:
         return e.layer, str(e)
     ours, theirs = socket.socketpair()
     with tempfile.TemporaryFile() as output, ours, theirs:
         child = os.fork()
         if child == 0:
-            become_child(confinement, place, (output.fileno(), output.fileno(), theirs.fileno()))
+            become_child(confinement, workspace, (output.fileno(), output.fileno(), theirs.fileno()))
         theirs.close()
-        ours.settimeout(_LIMIT_S)
+        ours.settimeout(_PROBE_TIMEOUT_S)
         try:
-            broken = _verdict(confinement, place.user, ours, child, output.fileno())
+            broken = _run_probe(confinement, workspace.user, ours, child, output.fileno())
             if broken is None and not scratch.delete(folder):
                 broken = "user", "root may not delete other users' files here (no CAP_DAC_OVERRIDE)"
             return broken
         finally:
-            if place.ruleset is not None:
-                place.ruleset.close()
+            if workspace.ruleset is not None:
+                workspace.ruleset.close()
             scratch.delete(folder)
 
 
-def _verdict(
+def _run_probe(
     confinement: Confinement, user: int | None, control: socket.socket, child: int, output: int
 ) -> tuple[str, str] | None:
-    greeting = control.recv(65536)
-    may_signal = may_look = True
-    if greeting == READY:
+    first_message = control.recv(65536)
+    may_signal = may_list_files = True
+    if first_message == READY:
         try:
             os.kill(child, 0)
         except PermissionError:
@@ -406,15 +416,16 @@ def _verdict(
             with files_as(user):
                 os.listdir(f"/proc/{child}/fd")  # noqa: PTH208 - as the supervisor does
         except OSError:
-            may_look = False
+            may_list_files = False
         readable = [] if confinement.changes_root else confinement.sample_files()
-        facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"  # it can't find these out
+        # the probe can't find these facts out itself
+        facts = f"enforced = {list(confinement.enforced)!r}\nreadable = {readable!r}\n"
         control.sendall(frame({"code": facts + _PROBE, "session": False}))
         if control.recv(1) != STARTED:
-            greeting = b""
+            first_message = b""
     exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if greeting.startswith(FAILED):
-        failure = json.loads(greeting[len(FAILED) :])
+    if first_message.startswith(FAILED):
+        failure = json.loads(first_message[len(FAILED) :])
         if failure["layer"] is not None:
             return failure["layer"], failure["reason"]
         raise RuntimeError(f"the self-test of the sandbox failed: {failure['reason']}")
@@ -424,8 +435,8 @@ def _verdict(
     broken: dict[str, str] = json.loads(printed.splitlines()[-1])
     if not may_signal:
         broken["user"] = "root may not signal other users' processes here (no CAP_KILL)"
-    if not may_look and "programs" in confinement.enforced:
-        broken["programs"] = "what a process holds open can't be seen here, so that deleted files could not be counted"
+    if not may_list_files and "programs" in confinement.enforced:
+        broken["programs"] = "the open files of a process can't be seen here, so deleted files could not be counted"
     return next(iter(broken.items()), None)
 
 
@@ -436,18 +447,18 @@ _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class ForkServer:
-    """Forks children into places, and reports when they end."""
+    """Forks children into slots, and reports when they end."""
 
     def __init__(self, commands: socket.socket, confinement: Confinement, root: str) -> None:
         self._commands = commands
         self._confinement = confinement
         self._root = root
-        self._places: dict[int, Workplace] = {}
-        self._children: dict[int, int] = {}  # process -> place
+        self._workspaces: dict[int, Workspace] = {}
+        self._children: dict[int, int] = {}  # process -> slot
         self._supervisor = os.getppid()
 
     def serve(self, facts: Mapping[str, Any]) -> None:
-        """Fork and reap until the supervisor is gone."""
+        """Fork and reap children until the supervisor has ended."""
         wakeup, wake = os.pipe()
         for end in (wakeup, wake):
             os.set_blocking(end, False)
@@ -460,13 +471,13 @@ class ForkServer:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wakeup, 4096)
                 self._reap()
-            if self._commands.fileno() in ready and not self._obey():
+            if self._commands.fileno() in ready and not self._handle_command():
                 break
         for process in self._children:
-            _kill(process)
+            _kill_group(process)
 
-    def _obey(self) -> bool:
-        """Carry out one command; False once there will be none."""
+    def _handle_command(self) -> bool:
+        """Read and execute one command; return False when the supervisor has closed the socket."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._commands, _MAX_MESSAGE, 3)
         except ConnectionError:
@@ -476,31 +487,31 @@ class ForkServer:
         try:
             command = json.loads(message)
             if command["do"] == "fork":
-                self._fork(command["place"], descriptors)
+                self._fork(command["slot"], descriptors)
             else:
-                self._act_on(command)
+                self._signal_or_limit(command)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         return True
 
-    def _fork(self, index: int, descriptors: list[int]) -> None:
+    def _fork(self, slot: int, descriptors: list[int]) -> None:
         try:
-            folder = os.path.join(self._root, str(index))  # noqa: PTH118
-            self._places[index] = self._confinement.make_place(folder, index, self._places.get(index))
+            folder = os.path.join(self._root, str(slot))  # noqa: PTH118
+            self._workspaces[slot] = self._confinement.make_workspace(folder, slot, self._workspaces.get(slot))
             process = os.fork()
         except (OSError, LayerError) as e:
-            self._send({"is": "failed", "place": index, "reason": f"{type(e).__name__}: {e}"})
+            self._send({"is": "failed", "slot": slot, "reason": f"{type(e).__name__}: {e}"})
             return
         if process == 0:
-            become_child(self._confinement, self._places[index], (descriptors[0], descriptors[1], descriptors[2]))
-        self._children[process] = index
-        self._send({"is": "forked", "place": index, "pid": process, "user": self._places[index].user})
+            become_child(self._confinement, self._workspaces[slot], (descriptors[0], descriptors[1], descriptors[2]))
+        self._children[process] = slot
+        self._send({"is": "forked", "slot": slot, "pid": process, "user": self._workspaces[slot].user})
 
-    def _act_on(self, command: Mapping[str, Any]) -> None:
+    def _signal_or_limit(self, command: Mapping[str, Any]) -> None:
         """Signal a child or limit its threads."""
-        for process, place in self._children.items():
-            if place == command["place"]:  # not reaped yet, so its number is still its own
+        for process, slot in self._children.items():
+            if slot == command["slot"]:  # not reaped yet, so the kernel has not reused its pid
                 with contextlib.suppress(OSError, ValueError):
                     if command["do"] == "signal":
                         os.kill(process, command["signal"])
@@ -509,17 +520,17 @@ class ForkServer:
                         resource.prlimit(process, resource.RLIMIT_NPROC, (command["threads"], hard))
 
     def _reap(self) -> None:
-        """Report the children that have ended, and end the processes that they left behind."""
-        while (ended := _ended_child()) is not None:
+        """Report the children that have ended, and kill the processes that they left behind."""
+        while (ended := _reap_child()) is not None:
             process, exit_code = ended
-            index = self._children.pop(process, None)
+            slot = self._children.pop(process, None)
             self._kill_orphans()
-            if index is not None:
-                self._places[index].retire()
-                self._send({"is": "ended", "place": index, "exit_code": exit_code})
+            if slot is not None:
+                self._workspaces[slot].retire()
+                self._send({"is": "ended", "slot": slot, "exit_code": exit_code})
 
     def _kill_orphans(self) -> None:
-        """Kill adopted processes: one that left its group and lost its parent comes here (PR_SET_CHILD_SUBREAPER)."""
+        """Kill processes that left their group and lost their parent, which this process adopts as a subreaper."""
         with contextlib.suppress(OSError):
             listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             for process in set(map(int, listed)) - self._children.keys():
@@ -530,28 +541,28 @@ class ForkServer:
         self._commands.send(json.dumps(message).encode())
 
 
-def _ended_child() -> tuple[int, int] | None:
-    """Reap a child that has ended: its process and exit code."""
+def _reap_child() -> tuple[int, int] | None:
+    """Reap a child that has ended, with its whole group; return its pid and exit code, or None."""
     found = None
     try:
         if hasattr(os, "waitid"):  # not on macOS before Python 3.13
             found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is None:
                 return None
-            _kill(found.si_pid)  # its whole group, while its number can't be another's
+            _kill_group(found.si_pid)  # before reaping, while the kernel can't reuse the group's id
         process, status = os.waitpid(found.si_pid if found is not None else -1, os.WNOHANG)
     except ChildProcessError:
         return None
     return (process, os.waitstatus_to_exitcode(status)) if process else None
 
 
-def _kill(process: int) -> None:
+def _kill_group(process: int) -> None:
     with contextlib.suppress(OSError):
         os.killpg(process, signal.SIGKILL)
 
 
 def main() -> None:
-    """Run as a process: arguments are the number of the command socket and the settings in JSON."""
+    """Run as a process; the arguments are the descriptor of the command socket and the settings in JSON."""
     started = time.monotonic()
     commands = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
@@ -564,11 +575,11 @@ def main() -> None:
     confinement = Confinement(settings["libraries"], limits, settings["disabled"], programs=programs)
     confinement.open_folders()
     sys.meta_path.append(LibraryFinder(confinement.library_folders()))
-    # code can import what is in `sys.modules`, whatever the kernel confines: this package is not for it
+    # code could import this package from `sys.modules`, despite the kernel's confinement
     for name in [name for name in sys.modules if name.partition(".")[0] == __package__.partition(".")[0]]:
         del sys.modules[name]
     preload(settings["preload"])
-    _settle(confinement, settings)
+    _test_layers(confinement, settings)
     gc.disable()
     gc.collect()
     gc.freeze()
@@ -577,8 +588,8 @@ def main() -> None:
     ForkServer(commands, confinement, settings["root"]).serve(facts)
 
 
-def _settle(confinement: Confinement, settings: Mapping[str, Any]) -> None:
-    """Try the layers in a real child, and do without those that don't hold."""
+def _test_layers(confinement: Confinement, settings: Mapping[str, Any]) -> None:
+    """Test the layers in a real child, and mark those that don't hold as missing."""
     for attempt in range(8):
         if confinement.changes_root:
             preload_everything(settings["preload"])
@@ -587,7 +598,7 @@ def _settle(confinement: Confinement, settings: Mapping[str, Any]) -> None:
             return
         layer, reason = broken
         if layer != "reading":
-            confinement.give_up(layer, reason)
-        elif not confinement.may_read_as_root():
-            confinement.give_up("user", reason)
+            confinement.mark_missing(layer, reason)
+        elif not confinement.grant_root_reads():
+            confinement.mark_missing("user", reason)
     raise RuntimeError("the self-test of the sandbox never passed")

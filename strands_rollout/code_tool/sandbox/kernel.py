@@ -1,6 +1,6 @@
-"""Linux without a wrapper: system calls and their numbers, resource limits, another user, no capabilities, Landlock.
+"""Linux interfaces that Python does not wrap: system calls by number, limits, users, capabilities, Landlock.
 
-Can be imported on every POSIX system; only Linux has the calls.
+The module can be imported on every POSIX system; the calls need Linux.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Final
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PRCTL_ARGUMENTS = 5  # prctl refuses some options unless what they don't use is zero
+_PRCTL_ARGUMENTS = 5  # prctl refuses some options unless their unused arguments are zero
 
 
-def _called(name: str, result: type[ctypes.c_int] | type[ctypes.c_long], *args: int) -> int:
-    """Call a function of the C library with integers as wide as a register."""
+def _call_libc(name: str, result: type[ctypes.c_int] | type[ctypes.c_long], *args: int) -> int:
+    """Call a function of the C library with arguments as wide as a register; raise OSError if it returns -1."""
     if sys.platform != "linux":
         raise OSError(errno.ENOSYS, f"{name} was called on {sys.platform}; it needs Linux")
     function = getattr(_LIBC, name)
@@ -34,17 +34,17 @@ def _called(name: str, result: type[ctypes.c_int] | type[ctypes.c_long], *args: 
 
 
 def syscall(number: int, *args: int) -> int:
-    """Make a system call; pointers are given as addresses, of memory that the caller keeps alive."""
-    return _called("syscall", ctypes.c_long, number, *args)
+    """Make a system call; a pointer is passed as the address of memory that the caller keeps alive."""
+    return _call_libc("syscall", ctypes.c_long, number, *args)
 
 
 def prctl(option: int, *args: int) -> int:
-    """Call prctl; arguments that are left out are zero."""
+    """Call the function of this name in the C library; missing arguments are zero."""
     padding = (0,) * (_PRCTL_ARGUMENTS - 1 - len(args))
-    return _called("prctl", ctypes.c_int, option, *args, *padding)
+    return _call_libc("prctl", ctypes.c_int, option, *args, *padding)
 
 
-# A number is that of the name after it; the names that follow count on from there.
+# names in the order of their numbers; a number gives that of the next name
 _SHARED: Final = """
     424 pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen fsconfig
     fsmount fspick pidfd_open clone3 close_range openat2 pidfd_getfd faccessat2 process_madvise epoll_pwait2
@@ -118,8 +118,8 @@ _AARCH64_OWN: Final = """
 """
 
 
-def _numbered(listing: str) -> dict[str, int]:
-    """Read a listing."""
+def _parse_table(listing: str) -> dict[str, int]:
+    """Parse a listing of names and numbers."""
     table: dict[str, int] = {}
     number = 0
     for word in listing.split():
@@ -131,13 +131,13 @@ def _numbered(listing: str) -> dict[str, int]:
     return table
 
 
-X86_64: Final = _numbered(_X86_64_OWN + _SHARED)
-AARCH64: Final = _numbered(_AARCH64_OWN + _SHARED)
+X86_64: Final = _parse_table(_X86_64_OWN + _SHARED)
+AARCH64: Final = _parse_table(_AARCH64_OWN + _SHARED)
 _TABLES: Final = {"x86_64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
 def syscall_numbers(machine: str) -> dict[str, int]:
-    """The table of a machine, as `platform.machine()` names it: name -> number."""
+    """Return the system calls of a machine, as `platform.machine()` names it: name -> number."""
     if machine not in _TABLES:
         raise ValueError(f"no table of system calls for the machine {machine!r}; expected one of {', '.join(_TABLES)}")
     return _TABLES[machine]
@@ -151,26 +151,30 @@ _MEBIBYTE: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ChildLimits:
-    """What one process may use."""
+    """Resource limits of one process."""
 
     memory_mb: int  # address space; macOS ignores it
     file_mb: int  # largest file
-    max_threads: int  # where the process has a user of its own; else see `shared_thread_limit`
-    cpu_s: int  # the last resort, since wall-clock limits are its supervisor's
+    max_threads: int  # for a process with a user of its own; otherwise see `shared_thread_limit`
+    cpu_s: int  # last resort: the supervisor enforces wall-clock limits
 
-    def impose(self, *, own_user: bool) -> None:
-        """Limit the calling process, hard limits included; threads and signals are counted by user."""
+    def apply(self, *, own_user: bool) -> None:
+        """Set soft and hard limits of the calling process.
+
+        Args:
+            own_user: The process has a user of its own, by which the kernel counts its threads.
+        """
         wanted = {
             resource.RLIMIT_AS: self.memory_mb * _MEBIBYTE,
             resource.RLIMIT_FSIZE: self.file_mb * _MEBIBYTE,
             resource.RLIMIT_CPU: self.cpu_s,
             resource.RLIMIT_NOFILE: OPEN_FILES,
             resource.RLIMIT_STACK: _STACK_BYTES,
-            resource.RLIMIT_CORE: 1,  # 0 would not keep a dump from a program that takes it through a pipe
+            resource.RLIMIT_CORE: 1,  # 0 would still pass a core dump to a program that reads it through a pipe
         }
         if own_user:
             wanted[resource.RLIMIT_NPROC] = self.max_threads
-        elif (threads := shared_thread_limit(self.max_threads)) is not None:  # only the soft one: it is adjusted later
+        elif (threads := shared_thread_limit(self.max_threads)) is not None:  # soft limit only: it is adjusted later
             resource.setrlimit(resource.RLIMIT_NPROC, (threads, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
         if sys.platform == "linux":
             wanted |= {resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0, resource.RLIMIT_RTPRIO: 0}
@@ -184,11 +188,11 @@ class ChildLimits:
 
 
 def shared_thread_limit(more: int) -> int | None:
-    """RLIMIT_NPROC for a process whose user has other processes: the threads that there are, and so many more.
+    """Return RLIMIT_NPROC for a process whose user has other processes: the existing threads plus `more`.
 
-    The kernel counts all threads of a user, also those in other containers, and does not show how many there are: all
-    threads of the machine are taken for them. An eighth of the user's own limit, but at most 1024, is left to others.
-    None where the limit is not known or means nothing.
+    The kernel counts all threads of a user, including those in other containers, and does not report the count; all
+    threads of the machine serve as an upper bound. An eighth of the user's limit, at most 1024, is reserved for others.
+    None if the limit is unknown or has no effect.
     """
     if sys.platform != "linux" or os.geteuid() == 0:
         return None
@@ -196,7 +200,7 @@ def shared_thread_limit(more: int) -> int | None:
         present = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
     except (OSError, IndexError, ValueError):
         return None
-    if present < 2:  # this process and its parent: an emulated kernel does not count
+    if present < 2:  # this process and its parent exist, so the (emulated) kernel does not count
         return None
     ceiling = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     if ceiling == resource.RLIM_INFINITY:
@@ -210,30 +214,30 @@ _PR_SET_KEEPCAPS: Final = 8
 _CLONE_NEWUSER: Final = 0x1000_0000
 
 
-def can_become(user: int) -> bool:
-    """Whether a child of this process can change its user to this number; tried in one."""
+def can_change_user(user: int) -> bool:
+    """Return whether this process may change its user to this id, by trying it in a child."""
     child = os.fork()
     if child == 0:
         try:
-            become(user)
+            change_user(user)
             os._exit(0)
-        finally:  # this fork must not return, whatever was raised
+        finally:  # this fork must not return after any error
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def become(user: int) -> None:
-    """Change user and group for good, and leave all other groups; as root this drops all capabilities as well."""
+def change_user(user: int) -> None:
+    """Change user and group irrevocably, and leave all other groups; for root this also drops all capabilities."""
     os.setgroups([])
-    os.setgid(user)  # for root these change the real, the effective and the saved one
+    os.setgid(user)  # for root this and setuid change the real, the effective and the saved id
     os.setuid(user)
 
 
-def become_reading_as_root(user: int) -> None:
-    """Change the user for good, but for the right to files, which stays root's; for use under Landlock alone.
+def change_user_reading_as_root(user: int) -> None:
+    """Change the user irrevocably, but keep accessing files as root; only for use under Landlock.
 
-    For a Python whose files only root may read. File access goes by a user of its own (setfsuid(2)); signals, limits
-    and everything else go by the new one, and no capability is left.
+    For a Python whose files only root may read. The kernel checks file access against a separate user id (setfsuid(2));
+    signals, limits and everything else use the new user, and no capability is left.
     """
     numbers = syscall_numbers(os.uname().machine)
     prctl(_PR_SET_KEEPCAPS, 1)
@@ -242,14 +246,14 @@ def become_reading_as_root(user: int) -> None:
     os.setuid(user)
     set_capabilities(1 << _CAP_SETUID)
     syscall(numbers["setfsuid"], 0)
-    if syscall(numbers["setfsuid"], 0) != 0:  # it returns the one before, and no errors
+    if syscall(numbers["setfsuid"], 0) != 0:  # returns the previous id, and never an error
         raise PermissionError("setfsuid(0) had no effect")
     set_capabilities(0)
 
 
 @contextlib.contextmanager
 def files_as(user: int | None) -> Iterator[None]:
-    """Be another user and group to the file system, in this thread alone; what is called must not wait."""
+    """Access files as another user and group, in this thread only; the context must not await."""
     if user is None:
         yield
         return
@@ -263,10 +267,10 @@ def files_as(user: int | None) -> Iterator[None]:
         syscall(numbers["setfsgid"], group_before)
 
 
-def be_counted_alone() -> bool:
-    """Enter a user namespace, in which limits by user count the caller alone; False where that is not allowed.
+def enter_user_namespace() -> bool:
+    """Enter a user namespace, in which per-user limits count only the caller; return False if that is not allowed.
 
-    The user stays the same to everybody else; to the caller it has no name, and no capability comes with it.
+    Outside the namespace the user stays the same; inside it has no name, and the caller gets no capabilities.
     """
     if sys.platform != "linux":
         return False
@@ -279,7 +283,7 @@ def be_counted_alone() -> bool:
 
 
 def set_capabilities(mask: int) -> None:
-    """Make these the effective and the permitted capabilities of the calling process; capabilities(7) of up to 32."""
+    """Set the effective and permitted capabilities of the calling process; a mask of the first 32 (capabilities(7))."""
     header = ctypes.create_string_buffer(struct.pack("Ii", _CAPABILITY_VERSION_3, 0))
     sets = ctypes.create_string_buffer(struct.pack("6I", mask, mask, 0, 0, 0, 0))
     number = syscall_numbers(os.uname().machine)["capset"]
@@ -313,7 +317,7 @@ _SCRATCH: Final = _READ_FILE | _READ_DIR | _WRITE_FILE | _REMOVE_DIR | _REMOVE_F
 _CREATE_RULESET: Final = 444
 _ADD_RULE: Final = 445
 _RESTRICT_SELF: Final = 446
-_ASK_VERSION: Final = 1
+_QUERY_VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 _LOG_SAME_EXEC_OFF: Final = 1  # ABI 7
 PR_SET_NO_NEW_PRIVS: Final = 38
@@ -321,23 +325,25 @@ _O_PATH: Final[int] = getattr(os, "O_PATH", 0)  # only Linux has it
 
 
 def landlock_abi() -> int:
-    """The version of Landlock's interface that the kernel offers; 0 where it has none, or doesn't let us use it."""
+    """Return the version of Landlock's interface; 0 if the kernel has none or refuses its use."""
     try:
-        return syscall(_CREATE_RULESET, 0, 0, _ASK_VERSION)
+        return syscall(_CREATE_RULESET, 0, 0, _QUERY_VERSION)
     except OSError:
-        return 0  # ENOSYS, EOPNOTSUPP (not enabled), EPERM (a container's filter): no error makes it usable
+        return 0  # ENOSYS; EOPNOTSUPP if not enabled; EPERM from a container's filter
 
 
 class Ruleset:
-    """A Landlock ruleset: what a process may do with files, whatever its user.
+    """A Landlock ruleset: the access to files that a process has, independent of its user.
 
-    Made once, then taken on by any number of forked children. What no rule admits is refused, with EACCES:
-    execution, TCP ports (from ABI 4 on); and with EPERM (from ABI 6 on): no abstract Unix socket reached, no
-    process outside signalled.
+    It is made once and then applied by any number of forked children. It handles every right that the ABI defines, so
+    that access without a rule is refused: files, execution, and TCP ports (from ABI 4) with EACCES; abstract Unix
+    sockets and signals to processes outside (from ABI 6) with EPERM.
 
-    Handles every right that the ABI knows, so that what no rule admits is refused. The creator's own rights decide
-    nothing: rules hold for files and directories as they are found, beneath all names that they have. Without an `abi`
-    it is what the kernel offers, at most the newest known; `fd` is closed on exec, and not in forks; -1 if closed.
+    A rule holds for a file or directory itself, under all its names. The creator's own permissions do not matter.
+
+    Attributes:
+        abi: The ABI in use: the argument, or the kernel's, but at most the newest that this class knows.
+        fd: The ruleset's descriptor, closed on exec but not in forks; -1 if closed.
     """
 
     def __init__(self, abi: int | None = None) -> None:
@@ -350,7 +356,7 @@ class Ruleset:
         self._handled = _FILE_RIGHTS
         for since, right in _FILE_RIGHTS_SINCE.items():
             self._handled |= right if self.abi >= since else 0
-        attributes = struct.pack("=Q", self._handled)  # an older kernel refuses what it doesn't know, by its size
+        attributes = struct.pack("=Q", self._handled)  # an older kernel refuses a longer structure
         if self.abi >= 4:
             attributes += struct.pack("=Q", _BIND_TCP | _CONNECT_TCP)
         if self.abi >= 6:
@@ -359,37 +365,37 @@ class Ruleset:
         self.fd = syscall(_CREATE_RULESET, ctypes.addressof(memory), len(attributes), 0)
 
     def allow_read(self, path: str, *, run: bool = False) -> None:
-        """Admit reading a file, or all that lies beneath a directory; and its execution, where it is to be run."""
-        with _opened(path) as descriptor:
+        """Allow reading a file or everything below a directory; with `run`, executing it too."""
+        with _open_path(path) as descriptor:
             is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
             self._add(descriptor, _READ_FILE | (_READ_DIR if is_directory else 0) | (_EXECUTE if run else 0))
 
     def allow_scratch(self, path: str, *, run: bool = False) -> None:
-        """Admit all ordinary work beneath a directory, but no devices, sockets or FIFOs; execution where `run`."""
-        with _opened(path, os.O_DIRECTORY) as descriptor:
+        """Allow all ordinary work below a directory, but no devices, sockets or FIFOs; execution only with `run`."""
+        with _open_path(path, os.O_DIRECTORY) as descriptor:
             self._add(descriptor, _SCRATCH | (_EXECUTE if run else 0))
 
     def allow_device(self, path: str) -> None:
-        """Admit reading and writing one node, such as /dev/null."""
-        with _opened(path) as descriptor:
+        """Allow reading and writing a device such as /dev/null."""
+        with _open_path(path) as descriptor:
             if stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 raise IsADirectoryError(errno.EISDIR, "a device was expected; this is a directory", path)
             self._add(descriptor, _READ_FILE | _WRITE_FILE)
 
     def restrict_self(self) -> None:
-        """Put the calling thread, and all that it starts from now on, under the rules for good.
+        """Apply the rules irrevocably to the calling thread and to all threads and processes that it starts.
 
-        Other threads of the process are left free: the caller should have none. No set-user-id program works
-        afterwards. Descriptors that are already open keep their rights. May be called in any number of processes.
+        Other threads of the process stay unrestricted: the caller should have none. Set-user-id programs have no
+        effect afterwards. Open descriptors keep their rights. May be called in any number of processes.
         """
         if self.fd < 0:
             raise OSError(errno.EBADF, f"{os.strerror(errno.EBADF)}: the ruleset is closed")
         prctl(PR_SET_NO_NEW_PRIVS, 1)
-        # a refusal is everyday life here, and would fill the machine's audit log
+        # refusals are common here, and would fill the machine's audit log
         syscall(_RESTRICT_SELF, self.fd, _LOG_SAME_EXEC_OFF if self.abi >= 7 else 0)
 
     def close(self) -> None:
-        """Close the descriptor; processes that are under the rules stay under them. Safe to call twice."""
+        """Close the descriptor; restricted processes stay restricted. Safe to call twice."""
         descriptor, self.fd = self.fd, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -400,7 +406,7 @@ class Ruleset:
 
 
 @contextlib.contextmanager
-def _opened(path: str, flags: int = 0) -> Iterator[int]:
+def _open_path(path: str, flags: int = 0) -> Iterator[int]:
     descriptor = os.open(path, _O_PATH | os.O_CLOEXEC | flags)
     try:
         yield descriptor

@@ -1,10 +1,8 @@
-"""The directories in which code works: measured while it runs, deleted afterwards.
+"""Measures and deletes the directories in which code works, and keeps access times of shared files from changing.
 
-Also the access times of shared files, in which code could leave messages: see `settle`.
-
-The code may change its directory at any moment. Every step therefore goes by directory descriptors and follows no link:
-what is measured or deleted lies in the directory, whatever is renamed meanwhile. No depth of nesting, number of files
-or missing permission stops the deletion.
+The code may change its directory at any moment. Every step therefore uses directory descriptors and follows no links,
+so that only entries of the directory itself are measured or deleted, even if they are renamed meanwhile. No depth of
+nesting, number of files or missing permission stops the deletion.
 """
 
 import contextlib
@@ -19,25 +17,25 @@ from typing import Final
 
 RESERVE_BYTES: Final = 256 * 1024 * 1024  # a disk with less than this free counts as full
 RESERVE_FILES: Final = 1024
-MAX_DEPTH: Final = 32  # directories inside each other; while they are measured each costs a descriptor
+MAX_DEPTH: Final = 32  # nested directories; measuring holds a descriptor for each
 
 _SLICE: Final = 128  # entries of one directory between two yields: well below a millisecond
-_ENDLESS: Final = 1 << 62
-_OPEN: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_UNLIMITED: Final = 1 << 62
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _O_NOATIME: Final[int] = getattr(os, "O_NOATIME", 0)  # only Linux has these two
 _O_PATH: Final[int] = getattr(os, "O_PATH", 0)
-_MOVED: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # it was there when it was listed
-_OUT_OF_MEANS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_VANISHED_ERRORS: Final = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}  # the entry has been replaced since it was listed
+_RESOURCE_ERRORS: Final = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 
 @dataclass(slots=True)
 class Usage:
-    """What a directory holds."""
+    """Disk usage of a directory."""
 
-    disk_bytes: int = 0  # allocated; a file counts once, whatever number of names it has
+    disk_bytes: int = 0  # allocated; a file with several names counts once
     entries: int = 0  # files, directories and links
-    moved: bool = False  # something vanished while it was measured, so that something else may have been missed
-    fault: str | None = None  # what the code did that keeps the directory from being measured
+    is_incomplete: bool = False  # an entry vanished during the measurement, so that another may have been missed
+    fault: str | None = None  # why the directory can't be measured, through the code's fault; text for `killed_by`
     _seen: set[int] = field(default_factory=set, repr=False)
 
     def count(self, entry: os.stat_result) -> None:
@@ -48,42 +46,42 @@ class Usage:
             self.disk_bytes += entry.st_blocks * 512
 
 
-class _EnoughError(Exception):
-    """Nothing more needs to be measured."""
+class _StopMeasuringError(Exception):
+    """The measurement can stop early."""
 
 
 def free_space(folder: str) -> tuple[int, int]:
-    """Bytes and files that ordinary users can still have on a directory's file system."""
+    """Return how many bytes and files ordinary users can still add to a directory's file system."""
     status = os.statvfs(folder)
-    free_bytes = status.f_bavail * status.f_frsize if status.f_blocks else _ENDLESS  # a tmpfs may have no limit
-    return free_bytes, status.f_favail if status.f_files else _ENDLESS
+    free_bytes = status.f_bavail * status.f_frsize if status.f_blocks else _UNLIMITED  # a tmpfs may have no limit
+    return free_bytes, status.f_favail if status.f_files else _UNLIMITED
 
 
 def is_scarce(free: tuple[int, int]) -> bool:
-    """Whether this much, as `free_space` gives it, counts as a full disk."""
+    """Return whether free space, as (bytes, files), is so little that the disk counts as full."""
     return free[0] < RESERVE_BYTES or free[1] < RESERVE_FILES
 
 
 def measure(folder: str, max_bytes: int, max_entries: int) -> Generator[Usage, None, None]:
-    """Measure a directory slice by slice; ends soon after a limit is passed, however much there is.
+    """Measure a directory in slices; stops soon after a limit is exceeded.
 
     Yields:
-        The same `Usage` each time, complete when nothing follows. Close the iterator if it is not exhausted: it holds
+        The same `Usage` after each slice, complete at the end. Close the iterator if it is not exhausted: it holds
         descriptors.
     """
     used = Usage()
-    with contextlib.suppress(_EnoughError):
-        yield from _measured(used, (max_bytes, max_entries), folder, None, 0)
+    with contextlib.suppress(_StopMeasuringError):
+        yield from _measure_folder(used, (max_bytes, max_entries), folder, None, 0)
     yield used
 
 
-def _measured(used: Usage, limits: tuple[int, int], name: str, parent: int | None, depth: int) -> Iterator[Usage]:
+def _measure_folder(used: Usage, limits: tuple[int, int], name: str, parent: int | None, depth: int) -> Iterator[Usage]:
     if depth > MAX_DEPTH:
         used.fault = f"more than {MAX_DEPTH} folders inside each other"
-        raise _EnoughError
+        raise _StopMeasuringError
     inner = []
     try:
-        with _opened(name, parent) as folder:
+        with _open_folder(name, parent) as folder:
             with os.scandir(folder) as listing:
                 for number, entry in enumerate(listing, 1):
                     try:
@@ -91,35 +89,35 @@ def _measured(used: Usage, limits: tuple[int, int], name: str, parent: int | Non
                         if entry.is_dir(follow_symlinks=False):
                             inner.append(entry.name)
                     except OSError as e:
-                        _note(used, e)
+                        _record_error(used, e)
                     if used.disk_bytes > limits[0] or used.entries > limits[1]:
-                        raise _EnoughError
+                        raise _StopMeasuringError
                     if number % _SLICE == 0:
                         yield used
             for inside in inner:
-                yield from _measured(used, limits, inside, folder, depth + 1)
+                yield from _measure_folder(used, limits, inside, folder, depth + 1)
     except OSError as e:
-        _note(used, e)
+        _record_error(used, e)
     yield used
 
 
-def _note(used: Usage, error: OSError) -> None:
-    """Take an error as what it says about the code."""
-    if error.errno in _OUT_OF_MEANS:
+def _record_error(used: Usage, error: OSError) -> None:
+    """Record an error of a system call in `used`, unless it is caused by a lack of resources; then raise it."""
+    if error.errno in _RESOURCE_ERRORS:
         raise error
-    if error.errno not in _MOVED:
+    if error.errno not in _VANISHED_ERRORS:
         used.fault = f"a folder that can't be looked into ({error.strerror})"
-        raise _EnoughError
-    used.moved = True
+        raise _StopMeasuringError
+    used.is_incomplete = True
 
 
 @contextlib.contextmanager
-def _opened(name: str, parent: int | None) -> Iterator[int]:
-    """A descriptor of a directory; looking through it leaves no access time, by which the code could see the look."""
+def _open_folder(name: str, parent: int | None) -> Iterator[int]:
+    """Open a directory, if possible without an update of its access time, which would reveal the measurement."""
     try:
-        folder = os.open(name, _OPEN | _O_NOATIME, dir_fd=parent)
-    except PermissionError:  # for O_NOATIME one must own it, or be root with CAP_FOWNER
-        folder = os.open(name, _OPEN, dir_fd=parent)
+        folder = os.open(name, _OPEN_FLAGS | _O_NOATIME, dir_fd=parent)
+    except PermissionError:  # O_NOATIME is for the owner, and root with CAP_FOWNER
+        folder = os.open(name, _OPEN_FLAGS, dir_fd=parent)
     try:
         yield folder
     finally:
@@ -127,21 +125,22 @@ def _opened(name: str, parent: int | None) -> Iterator[int]:
 
 
 def delete(folder: str) -> bool:
-    """Delete a directory with all that it holds; False where something can't be deleted.
+    """Delete a directory with its contents; return False if something can't be deleted.
 
-    Deep trees are flattened level by level instead of being descended: neither descriptors nor recursion run out.
+    Deep trees are flattened level by level instead of being descended, so that neither descriptors nor recursion depth
+    run out.
     """
     try:
-        os.rmdir(folder)  # noqa: PTH106 - most code leaves nothing there
+        os.rmdir(folder)  # noqa: PTH106 - most directories are empty
     except FileNotFoundError:
         return True
     except OSError:
         try:
             _make_accessible(folder, None)
-            with _opened(folder, None) as top:
+            with _open_folder(folder, None) as top:
                 _empty(top)
             os.rmdir(folder)  # noqa: PTH106
-        except OSError:  # in a weaker mode a process that escaped may still be at work in it
+        except OSError:  # in a weaker mode, a process that escaped may still be using it
             return False
     return True
 
@@ -150,20 +149,20 @@ def _empty(top: int) -> None:
     prefix, serial = secrets.token_hex(8), 0
     while names := os.listdir(top):
         for name in names:
-            if _removed(name, top):
+            if _try_remove(name, top):
                 continue
             _make_accessible(name, top)
-            with _opened(name, top) as folder:
+            with _open_folder(name, top) as folder:
                 for inner in os.listdir(folder):  # noqa: PTH208 - a descriptor
-                    if not _removed(inner, folder):
-                        _make_accessible(inner, folder)  # moving rewrites its "..", which needs the right to write
+                    if not _try_remove(inner, folder):
+                        _make_accessible(inner, folder)  # a rename rewrites its "..", which needs write permission
                         serial += 1
                         os.rename(inner, f"{prefix}-{serial}", src_dir_fd=folder, dst_dir_fd=top)
             os.rmdir(name, dir_fd=top)
 
 
-def _removed(name: str, parent: int) -> bool:
-    """Delete what is no directory, or an empty one."""
+def _try_remove(name: str, parent: int) -> bool:
+    """Delete a file, a link or an empty directory; return False for a directory that is not empty."""
     try:
         os.unlink(name, dir_fd=parent)
     except (IsADirectoryError, PermissionError):  # the latter on macOS
@@ -175,11 +174,11 @@ def _removed(name: str, parent: int) -> bool:
 
 
 def _make_accessible(name: str, parent: int | None) -> None:
-    """Take all rights to a directory; never those of what a link leads to."""
+    """Give the owner all permissions on a directory, without following a link."""
     if not _O_PATH:
         os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
         return
-    folder = os.open(name, _OPEN | _O_PATH, dir_fd=parent)
+    folder = os.open(name, _OPEN_FLAGS | _O_PATH, dir_fd=parent)
     try:
         if os.fstat(folder).st_mode & 0o700 != 0o700:
             os.chmod(f"/proc/self/fd/{folder}", 0o700)  # noqa: PTH101 - fchmod refuses such a descriptor
@@ -188,38 +187,41 @@ def _make_accessible(name: str, parent: int | None) -> None:
 
 
 _DAY_S: Final = 24 * 3600
-_LEAST_WAIT_S: Final = 10.0
+_MIN_WAIT_S: Final = 10.0
 
 
-def settle(paths: Iterable[str]) -> float:
-    """Read all that would get a new access time when it is read, in files and directories with all that lies beneath.
+def refresh_access_times(paths: Iterable[str]) -> float:
+    """Read every file below `paths` whose access time the next read would change.
 
-    No run may leave a message in the times of files that all code may read. With `relatime`, Linux's default, reading a
-    file changes its access time only if that is a day old, or older than the file's last change. Whatever is in this
-    state is therefore read before code does it; after that nothing that code reads changes any time for a day.
+    A run must not leave a message in the access times of files that all code can read. With `relatime`, Linux's
+    default, reading a file changes its access time only if that is a day old, or older than the file's last change.
+    After this function has read all such files, nothing that code reads changes an access time for a day.
+
+    Args:
+        paths: Files and directories.
 
     Returns:
-        Seconds after which this should be done again.
+        Seconds after which to call this again.
     """
     now = time.time()
     oldest = now
     pending = list(paths)
     while pending:
         path = pending.pop()
-        with contextlib.suppress(OSError):  # what can't be read here can't be read by code
+        with contextlib.suppress(OSError):  # a file that is unreadable here is unreadable for code
             status = os.lstat(path)
             is_due = status.st_atime <= max(status.st_mtime, status.st_ctime) or now - status.st_atime >= _DAY_S
             if stat.S_ISDIR(status.st_mode):
-                with os.scandir(path) as listing:  # leaves a time
+                with os.scandir(path) as listing:  # updates the directory's access time
                     pending += [entry.path for entry in listing]
             elif is_due and stat.S_ISLNK(status.st_mode):
                 os.readlink(path)  # noqa: PTH115
             elif is_due and stat.S_ISREG(status.st_mode):
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
-                    os.pread(file, 1, status.st_size)  # at the end: leaves the time, and needs none of the content
+                    os.pread(file, 1, status.st_size)  # at the end: updates the access time, but reads no content
                 finally:
                     os.close(file)
             if not is_due:
                 oldest = min(oldest, status.st_atime)
-    return max(_LEAST_WAIT_S, oldest + _DAY_S - time.time())
+    return max(_MIN_WAIT_S, oldest + _DAY_S - time.time())

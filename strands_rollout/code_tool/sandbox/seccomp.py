@@ -1,12 +1,12 @@
-"""Which system calls sandboxed code may make, as seccomp filters.
+"""Seccomp filters: the system calls that sandboxed code may make.
 
-`ALONE`, for code that starts no programs, is a list of what is allowed; `WITH_PROGRAMS`, for code that does, of what is
-refused.
+`WITHOUT_PROGRAMS`, for code that can't start programs, lists allowed system calls; `WITH_PROGRAMS`, for code that can,
+lists refused ones.
 
-What `ALONE` does not list is refused with EPERM. Calls that C libraries try first, and replace by an older one on
-ENOSYS, get that, as do numbers that are not known here; what file systems and older kernels need not have is answered
-as they would answer. Advice about the page cache and byte-range locks are answered with success and have no effect. A
-call by another architecture's convention ends the process.
+`WITHOUT_PROGRAMS` refuses an unlisted system call with EPERM. Unknown numbers get ENOSYS, and so do calls that C
+libraries try first and replace by an older call on ENOSYS. Calls that file systems and older kernels may lack get the
+error that those would return. Advice about the page cache and byte-range locks succeed without effect. A call in
+another architecture's convention ends the process.
 """
 
 import ctypes
@@ -39,16 +39,16 @@ _ALLOWED_NAMES: Final = """
 """
 ALLOWED: Final = frozenset(_ALLOWED_NAMES.split())
 ANSWERS: Final[dict[str, int]] = {
-    # the goals of links outside can't be asked for either: the answer is that of a file that is no link
+    # the targets of links must stay secret too: the error is that for a file that is not a link
     **dict.fromkeys(("readlink", "readlinkat"), errno.EINVAL),
-    # what the first two are asked lies in memory, where a filter can't look; libraries do without the others
+    # a filter can't read the memory that holds the arguments of the first two; libraries do without the others
     **dict.fromkeys(("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake", "futex_requeue"), errno.ENOSYS),
-    # space that is taken at once is not measured in time; attributes tell of files that may not be read
+    # fallocate takes space faster than it is measured; attributes reveal files that may not be read
     **dict.fromkeys(
         ("fallocate", "getxattr", "lgetxattr", "fgetxattr", "listxattr", "llistxattr", "flistxattr"), errno.EOPNOTSUPP
     ),
-    # They move pages by reference: a byte that waits in a socket or a pipe keeps up to 2 MiB of the page cache, which
-    # is no process's memory, also when the file is gone. With these answers Python's copies go on by read and write.
+    # These move pages by reference: a byte that waits in a socket or a pipe keeps up to 2 MiB of the page cache, which
+    # counts as no process's memory, even after the file is deleted. On these errors Python copies by read and write.
     "sendfile": errno.ENOTSOCK,
     "copy_file_range": errno.EXDEV,
 }
@@ -63,45 +63,45 @@ _CLONE_REFUSED: Final = 0x2000 | 0x8000 | 0x1000 | 0x80_0000 | 0x7E02_0000
 
 
 class Condition(NamedTuple):
-    """One half of an argument, masked, must be one of a few values, or none of them; else the call is not made."""
+    """A condition on one 32-bit half of an argument: masked, it must be one of the values, or the call is not made."""
 
-    argument: int
+    argument: int  # index
     values: tuple[int, ...]
     mask: int = _LOW
-    high: bool = False
-    error: int = errno.EPERM  # that the caller sees instead; 0 for success, as if the call had been made
-    refuses: bool = False  # it must be none of the values
+    high: bool = False  # compare the upper half
+    error: int = errno.EPERM  # returned instead of making the call; 0 pretends success
+    refuses: bool = False  # inverted: the argument must be none of the values
 
 
 _SUCCESS: Final = 0
 _SELF: Final = Condition(0, (_OWN_PID,))
 _SELF_OR_ZERO: Final = Condition(0, (0, _OWN_PID))
-# a clock that is negative and not a thread's is the CPU time of a process, which may be another
+# a negative clock id that is not a thread's means the CPU time of a process, possibly another one's
 _CLOCKS: Final = Condition(0, (0, 4, 0x8000_0004), 0x8000_0004, error=errno.EINVAL)
-# MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB, which nobody needs on
-# such a socket and whose code in the kernel has had holes.
+# MSG_PEEK, MSG_TRUNC, MSG_DONTWAIT, MSG_EOR, MSG_WAITALL, MSG_NOSIGNAL, MSG_MORE. Not MSG_OOB, which is of no use on
+# these sockets and whose implementation in the kernel has had vulnerabilities.
 _MESSAGE_FLAGS: Final = 0x2 | 0x20 | 0x40 | 0x80 | 0x100 | 0x4000 | 0x8000
 _MESSAGES: Final = Condition(3, (0,), _LOW & ~_MESSAGE_FLAGS, error=errno.EOPNOTSUPP)
-# O_TRUNC only with O_WRONLY or O_RDWR: Landlock before its ABI 3 lets a file that may only be read be truncated.
-# No __O_TMPFILE: such a file never has a name, and libraries take one that has for a file system without.
+# O_TRUNC only with O_WRONLY or O_RDWR: before its ABI 3, Landlock does not protect a read-only file from truncation.
+# No __O_TMPFILE, whose files have no name; libraries then use a named file, as on a file system without it.
 _OPENS: Final = ((0, 1, 2, 3, 0x201, 0x202), 0x203 | 0x40_0000)
 _FICLONE: Final = 0x4004_9409
 CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clone": (Condition(0, (_THREAD,), _THREAD | _CLONE_REFUSED),),
     "close_range": (Condition(2, (0, 4)),),  # not CLOSE_RANGE_UNSHARE
-    # no sendmsg and recvmsg: a file that is on its way in a socket is in nobody's table of descriptors.
-    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. None can be set: what lies in the
-    # buffers counts as nobody's memory, and a machine may allow megabytes for each.
+    # no sendmsg and recvmsg: a file descriptor in transit in a socket is in no process's table, and would not be found.
+    # SOL_SOCKET: SO_TYPE, SO_ERROR, SO_SNDBUF, SO_RCVBUF, SO_PROTOCOL, SO_DOMAIN. None can be set: the buffers count as
+    # no process's memory, and a machine may allow megabytes for each.
     "getsockopt": (Condition(1, (1,)), Condition(2, (3, 4, 7, 8, 38, 39))),
     "sendto": (_MESSAGES,),
     "recvfrom": (_MESSAGES,),
-    # AF_UNIX, SOCK_STREAM: unlike a datagram, what is written to a connected stream can't be given another address
+    # AF_UNIX, SOCK_STREAM: data written to a connected stream, unlike a datagram, can't be sent to another address
     "socketpair": (Condition(0, (1,)), Condition(1, (1,), 0xF)),
     "open": (Condition(1, *_OPENS),),
     "openat": (Condition(2, *_OPENS),),
     "kill": (_SELF,),
     "tgkill": (_SELF,),
-    # a C library asks for a thread's affinity by its number, which can't be known here, and takes ENOSYS for an answer
+    # C libraries ask for a thread's affinity by its id, which the filter can't know, and they accept ENOSYS
     "sched_getaffinity": (_SELF_OR_ZERO._replace(error=errno.ENOSYS),),
     "sched_setaffinity": (_SELF_OR_ZERO,),
     "sched_getparam": (_SELF_OR_ZERO,),
@@ -112,41 +112,42 @@ CONDITIONAL: Final[dict[str, tuple[Condition, ...]]] = {
     "clock_gettime": (_CLOCKS,),
     "clock_getres": (_CLOCKS,),
     "clock_nanosleep": (_CLOCKS,),
-    # WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET: nothing that passes on priorities
+    # WAIT, WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAIT_BITSET, WAKE_BITSET; no operation with priority inheritance
     "futex": (Condition(1, (0, 1, 3, 4, 5, 9, 10), _LOW & ~0x180, error=errno.ENOSYS),),
-    # No MAP_HUGETLB: that pool is somebody's. MAP_SHARED and MAP_SHARED_VALIDATE of files, MAP_PRIVATE, and with
-    # MAP_ANONYMOUS only that: of shared memory the kernel keeps all as long as a page of it is mapped, and no process
-    # is charged for more than the page.
+    # No MAP_HUGETLB: that pool is reserved for other programs. MAP_SHARED and MAP_SHARED_VALIDATE for files;
+    # MAP_PRIVATE, which is the only type with MAP_ANONYMOUS: the kernel keeps all of a shared mapping while one of its
+    # pages is mapped, and charges the process for that page only.
     "mmap": (
         Condition(3, (0,), 0x4_0000, error=errno.ENOMEM),
         Condition(3, (0x1, 0x2, 0x3, 0x22), 0x2F, error=errno.ENOMEM),
     ),
     # NORMAL to DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE to KEEPONFORK, POPULATE_*, GUARD_*. Not PAGEOUT, COLD and
-    # COLLAPSE, which change what is cached of files that all runs read, nor MERGEABLE.
+    # COLLAPSE, which change the page cache of files that all runs read, nor MERGEABLE.
     "madvise": (Condition(2, (*range(5), 8, 10, 11, *range(14, 20), 22, 23, 102, 103), error=errno.EINVAL),),
-    # Whether a page of such a file is cached would be a message from an earlier run: no flags to ask without reading
-    # (RWF_NOWAIT) or to read without keeping (RWF_DONTCACHE), no advice to let go. To write, RWF_DSYNC, SYNC, APPEND.
+    # An earlier run could leave a message in which pages of such a file are cached: no flag to query the cache
+    # (RWF_NOWAIT) or to read without caching (RWF_DONTCACHE), and no advice to drop pages. For writes: RWF_DSYNC,
+    # RWF_SYNC, RWF_APPEND.
     "preadv2": (Condition(5, (0,), error=errno.EOPNOTSUPP),),
     "pwritev2": (Condition(5, (0,), _LOW & ~0x16, error=errno.EOPNOTSUPP),),
     "fadvise64": (Condition(3, (0, 1, 2, 3), error=_SUCCESS),),
     "renameat2": (Condition(4, (0, 1, 2), error=errno.EINVAL),),  # NOREPLACE, EXCHANGE; no WHITEOUT
     "prctl": (Condition(0, (15, 16)),),  # PR_SET_NAME, PR_GET_NAME
     "prlimit64": (_SELF_OR_ZERO, Condition(2, (0,)), Condition(2, (0,), high=True)),  # to read, not to set
-    # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; FICLONE as on a file system that has none, as most
+    # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX; FICLONE fails as on the many file systems without it
     "ioctl": (
         Condition(1, (0x5401, 0x541B, 0x5421, 0x5450, 0x5451, _FICLONE)),
         Condition(1, (_FICLONE,), error=errno.EOPNOTSUPP, refuses=True),
     ),
-    # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG: with them the kernel sends a signal
-    # of one's choice to any process of the same user. F_SETLK and F_SETLKW succeed without a lock: any number of them
-    # lies in the kernel's memory, and the locks of one process never exclude each other, which is all that SQLite sees.
+    # F_DUPFD to F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ. Not F_SETOWN and F_SETSIG, which make the kernel send any
+    # signal to any process of the same user. F_SETLK and F_SETLKW succeed without taking a lock: locks occupy kernel
+    # memory without a limit, and SQLite needs none, since locks of one process never exclude each other.
     "fcntl": (Condition(1, (*range(8), 1030, 1032)), Condition(1, (*range(6), 1030, 1032), error=_SUCCESS)),
 }
 
-# Landlock and a user of its own do not reach these: sockets (it knows TCP by bind and connect alone: not by
-# MSG_FASTOPEN, not MPTCP, not Unix sockets with a path), what watches files without opening them, attributes of files,
-# memory and messages that outlive who made them, and the ring that does all of this by itself.
-_NOT_THERE: Final = """
+# Neither Landlock nor a separate user covers these: sockets (Landlock checks TCP bind and connect only: not
+# MSG_FASTOPEN, not MPTCP, not Unix sockets with a path), watching files without opening them, attributes of files,
+# memory and messages that outlive their creator, and io_uring, which can do all of this itself.
+_UNAVAILABLE: Final = """
     io_uring_setup io_uring_enter io_uring_register io_setup io_submit clone3
     inotify_init inotify_init1 inotify_add_watch fanotify_init fanotify_mark
     shmget shmat shmctl shmdt msgget msgsnd msgrcv msgctl semget semop semctl semtimedop
@@ -157,19 +158,19 @@ _ATTRIBUTES: Final = """
     getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr getxattrat listxattrat setxattr lsetxattr fsetxattr
     removexattr lremovexattr fremovexattr setxattrat removexattrat file_getattr file_setattr
 """
-# The first two: a file that is on its way in a socket is in no process's table of descriptors, where it would be
-# measured.
+# sendmsg and sendmmsg: a file descriptor in transit in a socket is in no process's table, so that its file would not be
+# measured
 _FORBIDDEN: Final = """
     sendmsg sendmmsg setns mount umount2 pivot_root move_mount open_tree open_tree_attr fsopen fsconfig fsmount fspick
     mount_setattr migrate_pages move_pages quotactl quotactl_fd syslog
 """
-_OWNERS: Final = """
+_OWNERSHIP: Final = """
     chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat utime utimes futimesat utimensat
 """
 _NEW_NAMESPACES: Final = 0x7E02_0000
 _NEW_TIME_NAMESPACE: Final = 0x80
 _PROGRAMS_ANSWERS: Final[dict[str, int]] = {
-    **dict.fromkeys(_NOT_THERE.split(), errno.ENOSYS),
+    **dict.fromkeys(_UNAVAILABLE.split(), errno.ENOSYS),
     **dict.fromkeys(_ATTRIBUTES.split(), errno.EOPNOTSUPP),
     **dict.fromkeys(_FORBIDDEN.split(), errno.EPERM),
     **dict.fromkeys(
@@ -177,23 +178,23 @@ _PROGRAMS_ANSWERS: Final[dict[str, int]] = {
     ),  # see `ANSWERS`; theirs for "not with these"
     "socket": errno.EAFNOSUPPORT,
 }
-_ITSELF: Final = Condition(0, (0,))
+_SELF_AS_ZERO: Final = Condition(0, (0,))
 _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
-    # and one table of descriptors for all threads of a process: one of them is looked at
+    # one table of descriptors for all threads of a process, since only one thread's table is read
     "clone": (
         Condition(0, (0,), _NEW_NAMESPACES),
         Condition(0, (0, _CLONE_FILES, _CLONE_FILES | _CLONE_THREAD), _CLONE_FILES | _CLONE_THREAD),
     ),
     "unshare": (Condition(0, (0,), _NEW_NAMESPACES | _NEW_TIME_NAMESPACE | _CLONE_FILES),),
     "close_range": CONDITIONAL["close_range"],
-    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: what is written to such a pair can't be given another address
+    # AF_UNIX, SOCK_STREAM and SOCK_SEQPACKET: data written to such a pair can't be sent to another address
     "socketpair": (Condition(0, (1,), error=errno.EAFNOSUPPORT), Condition(1, (1, 5), 0xF, error=errno.EOPNOTSUPP)),
-    # PR_SET_DUMPABLE, which would hide open files from who measures them; PR_SET_THP_DISABLE, see `Confinement.apply`
+    # not PR_SET_DUMPABLE, which would hide open files from the measurement; not PR_SET_THP_DISABLE: see `Confinement`
     "prctl": (Condition(0, (4, 41), refuses=True),),
-    "fcntl": (Condition(1, (1024,), refuses=True),),  # F_SETLEASE: who opens a file that is leased waits
-    # of the caller alone: where it has its user in common with others, theirs could be changed
+    "fcntl": (Condition(1, (1024,), refuses=True),),  # not F_SETLEASE: opening a leased file blocks
+    # for the caller only: other processes of the same user could be changed otherwise
     **dict.fromkeys(
-        ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), (_ITSELF,)
+        ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"), (_SELF_AS_ZERO,)
     ),
     **dict.fromkeys(("setpriority", "ioprio_set"), (Condition(1, (0,)),)),
 }
@@ -201,12 +202,12 @@ _PROGRAMS_CONDITIONS: Final[dict[str, tuple[Condition, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A verdict on each system call.
+    """The verdict on each system call.
 
     Attributes:
-        answers: Name -> the error that the caller sees.
-        conditions: Name -> what its arguments must be.
-        allowed: Names of the others that are let through; the rest is refused with EPERM. None for all that are known.
+        answers: Name -> error that the caller gets.
+        conditions: Name -> conditions on its arguments.
+        allowed: Further names that are allowed; the rest is refused with EPERM. None to allow all known names.
     """
 
     answers: Mapping[str, int]
@@ -214,11 +215,11 @@ class Rules:
     allowed: Collection[str] | None = None
 
 
-ALONE: Final = Rules(ANSWERS, CONDITIONAL, ALLOWED)
+WITHOUT_PROGRAMS: Final = Rules(ANSWERS, CONDITIONAL, ALLOWED)
 WITH_PROGRAMS: Final = Rules(_PROGRAMS_ANSWERS, _PROGRAMS_CONDITIONS)
-# as the owner of all of root's files, which code is whose Python only root may read: see `become_reading_as_root`
+# for code that accesses files as root: it must not change their owner, mode or times; see `kernel`
 WITH_PROGRAMS_AS_OWNER: Final = Rules(
-    _PROGRAMS_ANSWERS | dict.fromkeys(_OWNERS.split(), errno.EPERM), _PROGRAMS_CONDITIONS
+    _PROGRAMS_ANSWERS | dict.fromkeys(_OWNERSHIP.split(), errno.EPERM), _PROGRAMS_CONDITIONS
 )
 
 _AUDIT_ARCH: Final = {"x86_64": 0xC000_003E, "aarch64": 0xC000_00B7, "arm64": 0xC000_00B7}
@@ -243,7 +244,7 @@ _ARGUMENTS_OFFSET: Final = 16
 
 
 class _Instruction(NamedTuple):
-    """Of classic BPF; jumps count the instructions to skip."""
+    """An instruction of classic BPF; jumps are numbers of instructions to skip."""
 
     code: int
     value: int
@@ -251,18 +252,18 @@ class _Instruction(NamedTuple):
     if_false: int = 0
 
 
-_Block = list[_Instruction]  # ends in a return on every path, so that blocks can be put in a row
+_Block = list[_Instruction]  # returns on every path, so that blocks can be concatenated
 
 
 @dataclass(frozen=True, slots=True)
 class SyscallFilter:
-    """A filter for one architecture, compiled once; each process gets it with its own number filled in."""
+    """A filter for one architecture, compiled once; `program` fills in a process's own id."""
 
     template: bytes
     pid_offsets: tuple[int, ...]
 
     @classmethod
-    def for_machine(cls, machine: str, rules: Rules = ALONE) -> Self:
+    def for_machine(cls, machine: str, rules: Rules = WITHOUT_PROGRAMS) -> Self:
         """Compile the filter for a machine, as `platform.machine()` names it."""
         block = _search(_verdicts(syscall_numbers(machine), rules))
         if machine == "x86_64":
@@ -277,7 +278,7 @@ class SyscallFilter:
         return cls(packed, tuple(8 * i + 4 for i, (_, value, *_) in enumerate(block) if value == _OWN_PID))
 
     def program(self, own_pid: int) -> bytes:
-        """The filter for the process of that number, as the kernel sees it: eight bytes an instruction."""
+        """Return the filter for the process with this id, in the kernel's format: eight bytes per instruction."""
         program = bytearray(self.template)
         for offset in self.pid_offsets:
             struct.pack_into("<I", program, offset, own_pid)
@@ -285,20 +286,21 @@ class SyscallFilter:
 
 
 def is_supported() -> bool:
-    """Whether this machine is known and its kernel takes filters; changes nothing."""
+    """Return whether this machine's architecture is known and its kernel accepts filters."""
     if sys.platform != "linux" or sys.maxsize < 2**32 or os.uname().machine not in _AUDIT_ARCH:
         return False
     try:
         prctl(_PR_SET_SECCOMP, _MODE_FILTER, 0)
     except OSError as e:
-        return e.errno == errno.EFAULT  # it would take a filter, if there were one at address zero
+        return e.errno == errno.EFAULT  # the kernel tried to read a filter at address zero, so it accepts filters
     return False
 
 
 def install(program: bytes) -> None:
-    """Put the calling thread, and all that it starts from now on, under a program for good.
+    """Apply a program irrevocably to the calling thread and to all threads and processes that it starts.
 
-    Other threads of the process are left free: the caller should have none. No set-user-id program works afterwards.
+    Other threads of the process stay unrestricted: the caller should have none. Set-user-id programs have no effect
+    afterwards.
     """
     instructions = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(instructions)))
@@ -307,7 +309,7 @@ def install(program: bytes) -> None:
 
 
 def _verdicts(numbers: dict[str, int], rules: Rules) -> list[tuple[int, _Block]]:
-    """What becomes of every number: first number of a range and its verdict, ascending."""
+    """Return the verdict on every number, as ascending pairs of a range's first number and its verdict."""
     by_number = {number: _verdict(name, rules) for name, number in numbers.items()}
     last = max(by_number)
     verdicts = [(number, by_number.get(number, _returns(_ERRNO | errno.EPERM))) for number in range(last + 1)]
@@ -327,7 +329,7 @@ def _verdict(name: str, rules: Rules) -> _Block:
 
 
 def _check(condition: Condition) -> _Block:
-    """Return the error, or go on with what follows."""
+    """Return the error if the condition fails, or continue with the instructions that follow."""
     argument, values, mask, high, error, refuses = condition
     loads = [_Instruction(_LOAD, _ARGUMENTS_OFFSET + 8 * argument + 4 * high)]
     if mask != _LOW:
@@ -339,7 +341,7 @@ def _check(condition: Condition) -> _Block:
 
 
 def _search(ranges: list[tuple[int, _Block]]) -> _Block:
-    """Find the range that the loaded number is in by halving."""
+    """Find the range of the loaded number by binary search."""
     if len(ranges) == 1:
         return ranges[0][1]
     middle = len(ranges) // 2
@@ -347,7 +349,7 @@ def _search(ranges: list[tuple[int, _Block]]) -> _Block:
 
 
 def _branch(code: int, value: int, if_true: _Block, if_false: _Block) -> _Block:
-    """Go one way or the other; a conditional jump reaches 255 instructions, an unconditional one any."""
+    """Branch on a comparison; a conditional jump can skip 255 instructions, an unconditional jump any number."""
     if len(if_true) <= 255:
         return [_Instruction(code, value, 0, len(if_true)), *if_true, *if_false]
     return [_Instruction(code, value, 1, 0), _Instruction(_JUMP, len(if_true)), *if_true, *if_false]

@@ -1,4 +1,7 @@
-"""slime's reward function: a sample in, a number or a dict of plain JSON values out; it raises only what ends a run."""
+"""slime's reward function: it takes a sample and returns a number, or a dict of plain JSON values.
+
+It raises only what must end the run; every other failure is a reward with the reason. `reward_func` is the entry.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,11 @@ if TYPE_CHECKING:
     from strands_rollout.slime_plugin.own_reward import Scored
 
 _LOGGER = logging.getLogger(__name__)
-_GRADING_THREADS: Final = 2  # beside the loop's own, which tools may hold for long
-_LONGEST_SHOWN_CHARS: Final = 200
-_DEEPEST_LIST: Final = 8
-_CUTTING_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
+_GRADING_THREADS: Final = 2  # apart from the event loop's own threads, which tools may occupy for long
+_MAX_SHOWN_CHARS: Final = 200
+_MAX_LIST_DEPTH: Final = 8
+_CUT_REASONS: Final = frozenset({"turn_length", "response_length", "context_length"})
 _CUT_STATUSES: Final = frozenset({"truncated", "aborted"})
-_OWN_PATHS: Final = ("strands_rollout.reward_func", f"{__name__}.reward_func")
 
 T = TypeVar("T")
 RewardDict: TypeAlias = dict[str, float | str]
@@ -57,177 +59,181 @@ RewardList: TypeAlias = "list[Reward | RewardList]"
 async def reward_func(args: object, sample: Any, **kwargs: object) -> Reward | RewardList:  # noqa: ANN401 - one or a list
     """Grade the last assistant turn of a sample, or of each sample of a list; slime's `--custom-rm-path`.
 
-    In a list, the siblings of a fan-out (one `rollout_id`) have one outcome, that of their main agent: its sample is
-    graded, once, and each gets a copy of its reward. Where the main agent's sample is not in the list, each is graded
-    by itself.
+    In a list, the siblings of a fan-out (the samples with one `rollout_id`) share the reward of their main agent: its
+    sample is graded once, and each sibling gets a copy. If the main agent's sample is not in the list, each sibling is
+    graded by itself.
 
-    Run slime with `--reward-key score --eval-reward-key acc`. Where slime reads no key, its reward is the number alone.
+    Run slime with `--reward-key score --eval-reward-key acc`. Without these keys, slime gets the score alone.
 
     Args:
-        args: slime's; `args.strands_rollout["reward"]` is read, see `RewardSettings`, and the names of the keys.
-        sample: slime's Sample, or any object with some of its fields. The text is
-            `metadata["strands_rollout"]["final_text"]` where there is one (the last model turn's own text, with
-            `final_in_reasoning` true beside it if the prompt had opened reasoning, and `tool_parser`), else cut out of
-            `response`. An answer that a cut turn ends in is none, see `grading.extract_answer`: the turn is cut if
-            `final_is_cut` is true beside the text, or where there are no such facts, if the status is TRUNCATED.
-            `label` may be whatever `grading.label_texts` takes. Lists may hold lists, as slime's groups do.
-        kwargs: Ignored: slime may pass more.
+        args: slime's args. `strands_rollout["reward"]` (see `RewardSettings`), `reward_key` and `eval_reward_key` are
+            read.
+        sample: slime's Sample, or any object with some of its fields; or a list of these, nested as slime's groups are.
+            The answer is taken from the fact `final_text` in `metadata["strands_rollout"]`, together with the facts
+            `final_in_reasoning` and `tool_parser`; without that fact, from the end of `response`. An answer at the end
+            of a cut turn does not count (see `grading.extract_answer`): a turn is cut if the fact `final_is_cut` says
+            so or, without facts, if the status is TRUNCATED. `label` may be any value that `grading.label_texts` takes.
+        kwargs: Ignored; slime may pass more.
 
     Returns:
-        For each sample, in lists like those given, a dict with the keys `score` (the settings' `correct` or `wrong`,
-        perhaps shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for none), `label`, `method` (what
-        decided), `error` (why the answer could not be judged; else ""), and `parts/NAME` for each further number of the
-        user's reward or of an environment. A sample whose reward failed (method `error` or `no_judge`) is not trained
-        (`remove_sample`). Or only its `score`, a float, where slime's args name no key to read from a dict: neither
-        `reward_key` nor `eval_reward_key`, or, of a sample in training, only the latter; the dict is then kept in
-        `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and mean the dict.
+        A reward for each sample, in lists nested as the samples are. A reward is a dict with the keys `score` (the
+        settings' `correct` or `wrong`, possibly shaped), `acc` (1.0 or 0.0), `pred` (the answer as written, "" for
+        none), `label`, `method` (the rule that decided), `error` (why the answer could not be judged, else ""), and
+        `parts/NAME` for each further number of the user's reward or of an environment. A sample whose reward failed
+        (method `error` or `no_judge`) is not trained (`remove_sample`).
+
+        The reward is the `score` alone, a float, if slime reads no key from a dict: its args set neither `reward_key`
+        nor `eval_reward_key`, or only the latter and the sample is for training. The dict is then kept in
+        `metadata["strands_rollout"]["reward"]`. Args that lack both attributes are not slime's, and get the dict.
 
     Raises:
         asyncio.CancelledError: The caller was cancelled.
-        FailedGroupsError: So many groups of training samples in a row have nothing to train on, as while a judge is
-            away, that the run is to be ended; see `FailedGroups`. Nothing else is raised: slime's run would die of it.
+        FailedGroupsError: Too many groups of training samples in a row have nothing to train on, for example while a
+            judge is down; the run must end (see `FailedGroups`). Nothing else is raised, since it would end slime's
+            run.
     """
     del kwargs
     if not isinstance(sample, list | tuple):
-        graded = await _graded(args, sample)
-        reward = _as_read(args, sample, graded.details)
-        _count(args, [graded])
+        graded = await _grade(args, sample)
+        reward = _for_slime(args, sample, graded.details)
+        _count_rewards(args, [graded])
         return reward
     flat: list[Any] = []
-    _visited(sample, flat.append)
-    graders = _graders(flat)
-    tasks: dict[int, asyncio.Task[_Graded]] = {}
+    _map_nested(sample, flat.append)
+    graded_positions = _graded_positions(flat)
+    tasks: dict[int, asyncio.Task[_GradedSample]] = {}
     async with asyncio.TaskGroup() as group:
-        for position in dict.fromkeys(graders):
-            tasks[position] = group.create_task(_graded(args, flat[position]))
-            await asyncio.sleep(0)  # one sample per turn of the loop: a long list must not hold it
-    details = (dict(tasks[position].result().details) for position in graders)
-    rewards = _visited(sample, lambda one: _as_read(args, one, next(details)))
-    _count(args, [task.result() for task in tasks.values()])
+        for position in dict.fromkeys(graded_positions):
+            tasks[position] = group.create_task(_grade(args, flat[position]))
+            await asyncio.sleep(0)  # one sample in each pass of the event loop: a long list must not block it
+    details = (dict(tasks[position].result().details) for position in graded_positions)
+    rewards = _map_nested(sample, lambda each: _for_slime(args, each, next(details)))
+    _count_rewards(args, [task.result() for task in tasks.values()])
     return rewards
 
 
 @dataclass(frozen=True, slots=True)
-class _Graded:
+class _GradedSample:
     sample: Any
     details: RewardDict
-    number: int | None  # of its episode; None in an evaluation
+    episode_number: int | None  # None in an evaluation
 
 
-async def _graded(args: object, sample: object) -> _Graded:
-    """Grade one sample; until its reward is known its episode is one that may still succeed."""
+async def _grade(args: object, sample: object) -> _GradedSample:
+    """Grade one sample; its training episode counts as running meanwhile, since it may still succeed."""
     try:
         with exits_as_errors("the sample", RuntimeError):
-            is_counted, number = not _is_evaluated(sample), take_episode_number(sample)
+            is_counted, number = not _is_evaluation(sample), take_episode_number(sample)
     except Exception:  # a foreign sample may raise anything
         is_counted, number = False, None
     if not is_counted:
-        return _Graded(sample, await _reward(args, sample), None)
+        return _GradedSample(sample, await _compute_reward(args, sample), None)
     with failed_groups_of(args).running_episode(number) as number:
-        return _Graded(sample, await _reward(args, sample), number)
+        return _GradedSample(sample, await _compute_reward(args, sample), number)
 
 
-def _count(args: object, all_graded: Sequence[_Graded]) -> None:
-    """Count rewards of training samples, each of which is set by now.
+def _count_rewards(args: object, all_graded: Sequence[_GradedSample]) -> None:
+    """Count the rewards of training samples, after all of them are set.
 
     Raises:
-        FailedGroupsError: The run is to be ended.
+        FailedGroupsError: Too many groups failed in a row; the run must end.
     """
-    for one in all_graded:
-        failure = str(one.details["error"]) if one.details["method"] in FAILED_METHODS else None
+    for graded in all_graded:
+        failure = str(graded.details["error"]) if graded.details["method"] in FAILED_METHODS else None
         try:
-            with exits_as_errors("it", RuntimeError):
-                if one.number is not None:
-                    count_reward(args, one.number, one.sample, failure)
+            with exits_as_errors("the sample", RuntimeError):
+                if graded.episode_number is not None:
+                    count_reward(args, graded.episode_number, graded.sample, failure)
         except FailedGroupsError:
             raise
         except Exception:  # a foreign sample may raise anything
             _LOGGER.debug("a sample can't be counted", exc_info=True)
 
 
-def _visited(samples: Sequence[Any], visit: Callable[[Any], T], depth: int = 0) -> list[Any]:
-    """What `visit` returns for each sample in order, in lists like those given.
+def _map_nested(samples: Sequence[Any], function: Callable[[Any], T], depth: int = 0) -> list[Any]:
+    """Apply a function to each sample in order, and return the results in lists nested as the samples are.
 
-    A list that is nested deeper than any of slime's, or in itself, is visited as a bad sample.
+    A list that is nested deeper than slime's lists, or that holds itself, is passed to the function as a bad sample.
     """
-    is_list = [isinstance(one, list | tuple) and depth < _DEEPEST_LIST for one in samples]
+    is_list = [isinstance(each, list | tuple) and depth < _MAX_LIST_DEPTH for each in samples]
     pairs = zip(samples, is_list, strict=True)
-    return [_visited(one, visit, depth + 1) if nested else visit(one) for one, nested in pairs]
+    return [_map_nested(each, function, depth + 1) if nested else function(each) for each, nested in pairs]
 
 
-def _as_read(args: object, sample: SampleLike, details: RewardDict) -> Reward:
-    """The reward in the form in which slime reads it from this sample."""
+def _for_slime(args: object, sample: SampleLike, details: RewardDict) -> Reward:
+    """Return the reward in the form in which slime reads it from this sample: the dict or the score."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             if details["method"] in FAILED_METHODS:  # not the policy's fault
                 sample.remove_sample = True
-            if _reads_a_key(args, sample):
+            if _reads_reward_key(args, sample):
                 return details
             if isinstance(sample.metadata, dict):
                 add_facts(sample, EpisodeFacts(reward=details))
     except Exception as e:  # a foreign sample may raise anything
-        _report(e)
+        _log_failure(e)
     return float(details["score"])
 
 
-def _reads_a_key(args: object, sample: object) -> bool:
-    """Whether slime reads an entry of this sample's reward; it doesn't tell a reward function."""
+def _reads_reward_key(args: object, sample: object) -> bool:
+    """Return whether slime reads an entry of this sample's reward, which it does not tell a reward function."""
     if not (hasattr(args, "reward_key") or hasattr(args, "eval_reward_key")) or getattr(args, "reward_key", None):
-        return True  # without a key of its own, an evaluation reads that of training
+        return True  # an evaluation without a key of its own reads the key of training
     if not getattr(args, "eval_reward_key", None):
         return False
-    return _is_evaluated(sample)
+    return _is_evaluation(sample)
 
 
-def _is_evaluated(sample: object) -> bool:
-    """Whether it is a sample of an evaluation."""
+def _is_evaluation(sample: object) -> bool:
+    """Return whether the sample is of an evaluation."""
     facts = facts_of(sample)
-    # only in training slime gives samples a group; this package's `generate` notes which it is
+    # this package's `generate` records it; of other samples, slime gives only those for training a group
     return bool(facts.evaluation) if facts.stop_reason is not None else getattr(sample, "group_index", None) is None
 
 
-def _graders(samples: Sequence[object]) -> list[int]:
-    """For each sample the position of the one whose reward it gets: its main agent's, else its own."""
-    fan_outs = [_fan_out(sample) for sample in samples]
+def _graded_positions(samples: Sequence[object]) -> list[int]:
+    """Return for each sample the position of the sample whose reward it gets: its main agent's, else its own."""
+    fan_outs = [_fan_out_key(sample) for sample in samples]
     mains = {key: position for position, (key, part) in enumerate(fan_outs) if part == 0}
     return [position if part is None else mains.get(key, position) for position, (key, part) in enumerate(fan_outs)]
 
 
-def _fan_out(sample: object) -> tuple[Hashable, int | None]:
-    """What siblings share, and which of them the sample is; (None, None) for a sample of no fan-out."""
+def _fan_out_key(sample: object) -> tuple[Hashable, int | None]:
+    """Return a key that siblings share, and the sample's number among them; (None, None) without a fan-out."""
     try:
         with exits_as_errors("the sample", RuntimeError):
             part, rollout_id = fan_out_part(sample), rollout_id_of(sample)
             key = (getattr(sample, "group_index", None), rollout_id)
             hash(key)
             return (None, None) if rollout_id is None else (key, part)
-    except Exception:  # whatever a foreign sample raises when it is read, it is still graded, by itself
+    except Exception:  # a foreign sample may raise anything; it is graded by itself then
         return None, None
 
 
 async def grade_ahead(args: object, sample: SampleLike) -> None:
-    """Grade a sample in an episode worker, if slime asks this reward function for it next, which then finds it."""
-    is_asked = uses_reward_func(args, sample) and not getattr(args, "group_rm", False)
-    if is_asked and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
+    """Grade a sample in an episode worker if slime will call `reward_func` next, which then reuses the reward."""
+    will_be_graded = uses_reward_func(args, sample) and not getattr(args, "group_rm", False)
+    if will_be_graded and sample.reward is None and sample.status is not statuses_of(sample).ABORTED:
         began = time.monotonic()
-        details = await _reward(args, sample)
+        details = await _compute_reward(args, sample)
         add_facts(sample, EpisodeFacts(reward_ahead=details, score_s=time.monotonic() - began))
 
 
-async def _reward(args: object, sample: object) -> RewardDict:
+async def _compute_reward(args: object, sample: object) -> RewardDict:
+    """Return the reward of one sample; of a reward that fails, the lowest score with the error."""
     settings = RewardSettings()
     try:
         with exits_as_errors("the sample", RuntimeError):
             if (ahead := take_fact(sample, "reward_ahead")) is not None:
                 return cast("RewardDict", ahead)
-            ours = getattr(args, "strands_rollout", None)
-            options = ours.get("reward") if isinstance(ours, Mapping) else None
+            run_settings = getattr(args, "strands_rollout", None)
+            options = run_settings.get("reward") if isinstance(run_settings, Mapping) else None
             settings = reward_settings(options)
-            return await (_own_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
+            return await (_user_reward(settings, sample, args) if settings.is_own else _built_in(settings, sample))
     except Exception as e:  # a reward that raises ends slime's training run
         method = NO_JUDGE if isinstance(e, EnvironmentFaultError) else REWARD_FAILED
-        label = _named(getattr(sample, "label", None))
-        return _as_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=method), _report(e))
+        label = _describe(getattr(sample, "label", None))
+        return _as_dict(settings.wrong, Grade(correct=False, pred="", label=label, method=method), _log_failure(e))
 
 
 async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
@@ -237,48 +243,48 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
         return await _default_reward(settings, sample)
     from strands_rollout.slime_plugin.own_reward import parse_score
 
-    return _as_scored(settings, parse_score(scored, "environment_score"), sample, "environment")
+    return _scored_as_dict(settings, parse_score(scored, "environment_score"), sample, "environment")
 
 
-async def _own_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
-    # these import Strands, which this package's own reward does without
+async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
+    # imported here, since the built-in reward works without Strands
     from strands_rollout.slime_plugin.own_reward import GradedAnswer, own_reward, parse_score
     from strands_rollout.user_code import search_beside
 
     async def built_in() -> Scored:
-        found = await _built_in(settings, sample)
-        if found["error"]:
-            raise RolloutError(str(found["error"]))
-        return parse_score({name.removeprefix(PART_PREFIX): value for name, value in found.items()}, "the grade")
+        details = await _built_in(settings, sample)
+        if details["error"]:
+            raise RolloutError(str(details["error"]))
+        return parse_score({name.removeprefix(PART_PREFIX): value for name, value in details.items()}, "the grade")
 
     search_beside(getattr(args, "custom_config_path", None))
     answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))
     scored = await own_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"
-    return _as_scored(settings, scored, sample, method)
+    return _scored_as_dict(settings, scored, sample, method)
 
 
-def _as_scored(settings: RewardSettings, scored: Scored, sample: object, method: str) -> RewardDict:
-    """A score with its parts; right by its `acc` if it has one, else from the score of a right answer on."""
+def _scored_as_dict(settings: RewardSettings, scored: Scored, sample: object, method: str) -> RewardDict:
+    """Return the dict of a score with its parts; without an `acc`, a score of at least `correct` is a right answer."""
     acc = float(scored.score >= settings.correct) if scored.acc is None else scored.acc
-    label = _named(getattr(sample, "label", None))
+    label = _describe(getattr(sample, "label", None))
     parts = {f"{PART_PREFIX}{name}": value for name, value in scored.parts.items()}
     return _as_dict(scored.score, Grade(acc > 0, scored.pred, label, method), "") | {"acc": acc, **parts}
 
 
 async def _default_reward(settings: RewardSettings, sample: object) -> RewardDict:
     loop = asyncio.get_running_loop()
-    verdict = await loop.run_in_executor(_threads(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
+    verdict = await loop.run_in_executor(_grading_pool(os.getpid()), _grade_sample, sample, settings.symbolic_timeout_s)
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
-        # what slime's strands example adds to a failure: negative below two iterations
+        # slime's strands example shapes failures so: negative below two tool iterations
         score += min(TOOL_SHAPING_CEILING, (_tool_iterations(sample) - 2) / 2 * 0.1)
     return _as_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
 
 
 @functools.cache
-def _threads(_pid: int) -> ThreadPoolExecutor:
-    """This process's: a forked one inherits the object without its threads."""
+def _grading_pool(_pid: int) -> ThreadPoolExecutor:
+    """Return the threads of this process; a forked process would inherit the object without its threads."""
     return ThreadPoolExecutor(_GRADING_THREADS, thread_name_prefix="grading")
 
 
@@ -287,38 +293,38 @@ def _grade_sample(sample: object, cpu_s: float) -> Grade:
 
 
 def _is_cut(sample: object) -> bool:
-    """Whether the last turn ended in the middle; of a foreign sample, which has the status alone, whether it may have.
+    """Return whether the last turn ended in the middle; a foreign sample has only its status, which may mean that.
 
-    An episode may be truncated between two turns, so that its last turn is whole.
+    A truncated episode may have a whole last turn, if it ended between two turns.
     """
     facts = facts_of(sample)
     if facts.final_is_cut is not None:
         return facts.final_is_cut
-    if facts.stop_reason is not None:  # of a dump from before that fact
-        return facts.stop_reason in _CUTTING_REASONS
+    if facts.stop_reason is not None:  # an old dump, without the fact `final_is_cut`
+        return facts.stop_reason in _CUT_REASONS
     status = getattr(sample, "status", None)
     return getattr(status, "value", status) in _CUT_STATUSES
 
 
 def _answer_text(sample: object) -> str:
-    """What the last assistant message says, without reasoning and calls."""
+    """Return the text of the last assistant message, without reasoning and calls."""
     facts = facts_of(sample)
     if facts.final_text is not None:
-        return _said(facts.final_text, facts.tool_parser, in_reasoning=bool(facts.final_in_reasoning))
+        return _remove_reasoning(facts.final_text, facts.tool_parser, in_reasoning=bool(facts.final_in_reasoning))
     prompt = getattr(sample, "prompt", None)
     in_reasoning = isinstance(prompt, str) and prompt.rstrip().endswith("<think>")
     return last_assistant_text(_text(getattr(sample, "response", None)), in_reasoning=in_reasoning)
 
 
-def _said(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
-    """A turn's `spoken_text`; in a format whose reasoning has other tags than `<think>`, as its parser reads it."""
+def _remove_reasoning(turn: str, tool_parser: str | None, *, in_reasoning: bool) -> str:
+    """Return a turn's `spoken_text`; if its reasoning has other tags than `<think>`, its parser finds the text."""
     parser = get_parser(tool_parser) if tool_parser in parser_names() else None
     if parser is None or getattr(parser, "open_reasoning", "") == "<think>":
         return spoken_text(turn, in_reasoning=in_reasoning)
     parts: Sequence[Segment] = ()
     try:
         parts = parser.segments(turn, in_reasoning)
-    except Exception:  # a user's parser may raise anything, by which the policy must not avoid training
+    except Exception:  # a user's parser may raise anything; the policy must not avoid training by provoking that
         _LOGGER.debug("a parser failed", exc_info=True)
     texts = [part.text for part in parts if isinstance(part, Text)]
     return "".join(texts).strip() if parts and isinstance(parts[-1], Text) else ""
@@ -335,24 +341,24 @@ def _as_dict(score: float, verdict: Grade, error: str) -> RewardDict:
     return {
         "score": float(score),
         "acc": 1.0 if verdict.correct else 0.0,
-        "pred": _shown(verdict.pred),
-        "label": _shown(verdict.label),
+        "pred": _shorten(verdict.pred),
+        "label": _shorten(verdict.label),
         "method": verdict.method,
-        "error": _shown(error),
+        "error": _shorten(error),
     }
 
 
-def _shown(text: str) -> str:
-    """Short enough for a log, and encodable: a lone surrogate would break a JSON dump."""
-    return text[:_LONGEST_SHOWN_CHARS].encode("utf-8", "replace").decode("utf-8")
+def _shorten(text: str) -> str:
+    """Cut a text to the length of a log line, and replace lone surrogates, which would break a JSON dump."""
+    return text[:_MAX_SHOWN_CHARS].encode("utf-8", "replace").decode("utf-8")
 
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else "" if value is None else str(value)
 
 
-def _named(value: object) -> str:
-    """A value in a message: "" for None, shortened where it is large or recursive, its type where it can't be shown."""
+def _describe(value: object) -> str:
+    """Return a value for a message: "" for None, a shortened form if it is large, its type if `repr` fails."""
     if value is None or isinstance(value, str):
         return value or ""
     try:
@@ -362,14 +368,18 @@ def _named(value: object) -> str:
 
 
 def _tool_iterations(sample: object) -> float:
-    found = facts_of(sample).tool_iterations
-    return (usable_number(getattr(sample, "tool_iters", 0)) if found is None else float(found)) or 0.0
+    iterations = facts_of(sample).tool_iterations
+    return (usable_number(getattr(sample, "tool_iters", 0)) if iterations is None else float(iterations)) or 0.0
 
 
-def _report(error: Exception) -> str:
-    """The error's text, logged once per kind, since a wrong setting fails every sample; a bug with its traceback."""
-    text = f"{type(error).__name__}: {_named(error)}"
-    kind = text[:_LONGEST_SHOWN_CHARS]
+def _log_failure(error: Exception) -> str:
+    """Log an error once per text, since a wrong setting fails every sample, and a bug with its traceback.
+
+    Returns:
+        The text of the error.
+    """
+    text = f"{type(error).__name__}: {_describe(error)}"
+    kind = text[:_MAX_SHOWN_CHARS]
     bug = None if isinstance(error, RolloutError) else error
     log_once(_LOGGER, logging.ERROR, "event=reward_failed error=%s", kind, exc_info=bug)
     return text

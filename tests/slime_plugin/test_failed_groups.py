@@ -292,7 +292,7 @@ def test_the_filter_ends_a_run_whose_own_reward_gives_no_numbers(reward: Any, ju
     assert judge(args, group_of(1.0, 0.0, group=2)).keep
     for group in (3, 4):
         assert not judge(args, group_of(reward, reward, group=group)).keep
-    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: the reward gave"):
+    with pytest.raises(FailedGroupsError, match=r"got 3 failed groups .*: the reward is"):
         judge(args, group_of(reward, reward, group=5))
 
 

@@ -88,11 +88,11 @@ def docs_tables() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if GENERATED.search(TEXTS[name])])
-def test_generated_tables_are_those_of_the_code(name: str) -> None:
+def test_generated_tables_match_code(name: str) -> None:
     assert docs_tables()["updated"](TEXTS[name]) == TEXTS[name], "stale: run python scripts/docs_tables.py"
 
 
-def test_every_generated_table_stands_on_one_page() -> None:
+def test_generated_tables_are_each_on_one_page() -> None:
     placed = re.findall(r"<!-- generated: ([\w-]+) -->", "".join(TEXTS.values()))
     assert sorted(placed) == sorted(docs_tables()["TABLES"])
 
@@ -110,7 +110,7 @@ def test_links_and_anchors_resolve(name: str) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, target
 
 
-def test_the_readme_links_every_page() -> None:
+def test_readme_links_every_page() -> None:
     assert set(PAGES) <= set(re.findall(r"\]\((docs/\w[\w-]*\.md)", TEXTS["README.md"]))
 
 
@@ -143,7 +143,7 @@ def file_names() -> set[str]:
 
 
 @pytest.mark.parametrize("name", USER_TEXTS)
-def test_dotted_paths_in_the_text_resolve(name: str) -> None:
+def test_dotted_paths_resolve(name: str) -> None:
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
     for path in re.findall(r"[`(/ ](strands_rollout(?:\.\w+)+)", prose):
         if path != "strands_rollout.times":  # an attribute of a trace
@@ -158,7 +158,7 @@ def test_dotted_paths_in_the_text_resolve(name: str) -> None:
 
 
 @pytest.mark.parametrize("block", code_blocks("python"))
-def test_python_examples_name_what_exists(block: str) -> None:
+def test_python_examples_import_existing_names(block: str) -> None:
     for optional in ("torchrl", "strands_evals", "strands_harness"):
         if optional in block and find_spec(optional) is None:
             pytest.skip(f"{optional} is not installed")
@@ -197,7 +197,7 @@ def test_row_examples_are_valid_settings(block: str) -> None:
     assert chosen != settings
 
 
-async def test_the_example_of_an_environment_plays() -> None:
+async def test_environments_example_plays() -> None:
     names: dict[str, Any] = {}
     exec(block_with("class GuessingGame", page("environments")), names)
     game = names["GuessingGame"](Task(label="7", **dict.fromkeys(task_fields() - {"label"})))
@@ -213,7 +213,7 @@ def task_fields() -> set[str]:
     return {field.name for field in fields(Task)}
 
 
-async def test_the_example_of_the_executor_alone_is_right() -> None:
+async def test_code_execution_example_prints_its_result() -> None:
     async with LocalExecutor(memory_mb=1024) as executor:
         result = await executor.run("import sympy\nsympy.factorint(360)", timeout_s=60)
     assert repr(result.stdout).replace("'", '"') in block_with("memory_mb=1024", page("code-execution"))
@@ -260,7 +260,7 @@ def options_in(*commands: Any) -> str:
     return " ".join(name for parameter in parameters for name in (*parameter.opts, *parameter.secondary_opts))
 
 
-def test_every_command_exists_and_knows_its_options() -> None:
+def test_commands_exist_with_their_options() -> None:
     seen = set()
     for program, command, *rest in shell_commands():
         if program == "python" and command == "-m":
@@ -290,7 +290,7 @@ def test_every_command_exists_and_knows_its_options() -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_supported_versions_are_those_of_the_package(name: str) -> None:
+def test_supported_versions_match_pyproject(name: str) -> None:
     strands = next(name for name in PROJECT["dependencies"] if name.startswith("strands-agents"))
     lowest, below = re.fullmatch(r"strands-agents>=([\d.]+),<(\d+)", strands).groups()  # type: ignore[union-attr]
     assert f"strands-agents {lowest} or newer, below {below}" in TEXTS[name]
@@ -298,7 +298,7 @@ def test_supported_versions_are_those_of_the_package(name: str) -> None:
     assert f"Python {pythons[0]} to {pythons[-1]}" in TEXTS[name]
 
 
-def test_the_changelog_begins_with_this_version() -> None:
+def test_changelog_begins_with_this_version() -> None:
     first = re.search(r"^## (\S+)", TEXTS["CHANGELOG.md"], re.MULTILINE)
     assert first is not None
     assert first[1] == PROJECT["version"] == importlib.import_module("strands_rollout").__version__
@@ -310,7 +310,7 @@ def flags(text: str, word: str) -> dict[str, str]:
     return dict(zip(words[::2], words[1::2], strict=True))
 
 
-def test_the_pages_that_plug_into_slime_give_it_the_same_flags() -> None:
+def test_readme_and_index_give_slime_the_same_flags() -> None:
     readme, overview = (
         flags(TEXTS[name], "--custom-generate-function-path") for name in ("README.md", "docs/index.md")
     )
@@ -322,7 +322,7 @@ def test_the_pages_that_plug_into_slime_give_it_the_same_flags() -> None:
 # Training and data
 
 
-def test_every_script_of_the_launch_kit_is_listed() -> None:
+def test_launch_scripts_are_all_listed() -> None:
     assert [row[0].strip("`") for row in table_rows(page("training"), "script")] == LAUNCH_SCRIPTS
     files = {row[0].strip("`") for row in table_rows(page("training"), "file in `scripts/launch/`")}
     assert files == {path.name for path in (REPOSITORY / "scripts/launch").iterdir()}
@@ -330,12 +330,12 @@ def test_every_script_of_the_launch_kit_is_listed() -> None:
     assert prepared == set(re.findall(r"data_prep/(\w+\.py)", page("evaluation")))
 
 
-def test_every_configuration_is_listed() -> None:
+def test_configurations_are_all_listed() -> None:
     listed = [row[0].strip("`") for row in table_rows(page("agents"), "file in `configs/`")]
     assert sorted(listed) == sorted(path.name for path in (REPOSITORY / "configs").iterdir())
 
 
-def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
+def test_launch_settings_named_in_docs_exist() -> None:
     text = page("training") + page("evaluation") + page("troubleshooting")
     named = set(re.findall(r"`(?:export )?([A-Z][A-Z_]+[A-Z])(?:=[^`]*)?`", text))
     known = {name for script in LAUNCH_SCRIPTS for name in settings_of(script)}
@@ -344,7 +344,7 @@ def test_every_setting_of_the_launch_scripts_that_is_named_exists() -> None:
     assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
 
 
-def test_the_arguments_read_from_slime_are_all_listed() -> None:
+def test_slime_arguments_that_are_read_are_all_listed() -> None:
     sources = "".join(path.read_text() for path in (REPOSITORY / "strands_rollout").rglob("*.py"))
     read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}
     listed = set(re.findall(r"`(\w+)`", page("settings").partition("## What is read from slime's arguments")[2]))
@@ -356,7 +356,7 @@ def test_the_arguments_read_from_slime_are_all_listed() -> None:
 # Code execution
 
 
-def test_the_table_of_executors_holds_every_name_and_option() -> None:
+def test_executors_table_has_every_name_and_option() -> None:
     rows = {row[0].strip("`"): row[2] for row in table_rows(page("code-execution"), "executor")}
     assert list(rows)[:-1] == list(EXECUTORS)
     for name, path in EXECUTORS.items():
@@ -364,26 +364,26 @@ def test_the_table_of_executors_holds_every_name_and_option() -> None:
         assert options == set(re.findall(r"`(\w+)`", rows[name])), name
 
 
-def test_the_layers_that_are_explained_are_the_layers_there_are() -> None:
+def test_sandbox_layers_table_matches_code() -> None:
     assert [row[0].strip("`") for row in table_rows(page("code-execution"), "layer")] == list(MEANING)
 
 
 # Episodes and rewards
 
 
-def test_every_status_is_explained() -> None:
+def test_episodes_page_explains_every_status() -> None:
     statuses = {status.name for status in Sample.Status} - {"PENDING"}
     assert {row[0] for row in table_rows(page("episodes"), "sample")} == statuses
 
 
-def test_limits_are_documented_in_the_order_of_the_code() -> None:
+def test_episodes_page_has_the_order_of_limits() -> None:
     documented = re.sub(r"\s+", " ", inspect.getdoc(StopReason) or "")
     order = re.search(r"Limits are checked in this order: .*? The first that holds counts\.", documented)
     assert order is not None
     assert order[0] in re.sub(r"\s+", " ", page("episodes"))
 
 
-async def test_the_reward_has_the_keys_that_the_pages_name() -> None:
+async def test_rewards_page_names_the_keys_of_reward_func() -> None:
     shown = re.search(r"returns `\{(.*?)\}` for each sample", page("rewards"))
     reward = await reward_func(SimpleNamespace(), Sample(response="\\boxed{4}", label="4"))
     assert shown is not None
@@ -394,7 +394,7 @@ async def test_the_reward_has_the_keys_that_the_pages_name() -> None:
         assert {given["--reward-key"], given["--eval-reward-key"]} <= set(reward)
 
 
-async def test_the_example_of_a_reward_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rewards_example_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward.py").write_text(block_with("def score(response", page("rewards")))
     monkeypatch.syspath_prepend(tmp_path)
     args = SimpleNamespace(**yaml.safe_load(block_with("reward: reward.score", page("rewards"))))
@@ -404,7 +404,7 @@ async def test_the_example_of_a_reward_scores(tmp_path: Path, monkeypatch: pytes
     assert (reward["score"], reward["acc"], reward["parts/brevity"], reward["error"]) == (1.0, 1.0, 0.25, "")
 
 
-def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
+def test_token_exactness_rules_each_have_a_test() -> None:
     rules = re.findall(r"^(\d+)\. ", page("token-exactness"), re.MULTILINE)
     assert rules == [str(number) for number in range(1, 16)]
     tests = next((REPOSITORY / "tests").rglob("test_token_exactness.py")).read_text()
@@ -427,7 +427,7 @@ def test_the_fifteen_rules_each_have_a_test_named_after_them() -> None:
          ["rollout_id", "args", "data", "extra_metrics"]),
     ],
 )  # fmt: skip
-def test_slime_finds_the_functions_that_pages_name(name: str, flag: str, parameters: list[str]) -> None:
+def test_functions_named_in_docs_have_slimes_signature(name: str, flag: str, parameters: list[str]) -> None:
     function = pkgutil.resolve_name(flags(TEXTS[name], flag)[flag])
     assert list(inspect.signature(function).parameters)[: len(parameters)] == parameters
 
@@ -435,13 +435,13 @@ def test_slime_finds_the_functions_that_pages_name(name: str, flag: str, paramet
 # The model alone, and the engine
 
 
-def test_every_argument_of_the_model_is_named() -> None:
+def test_sglang_model_page_names_every_argument() -> None:
     own = [name for name in inspect.signature(SGLangModel.__init__).parameters if name not in ("self", "model_config")]
     for name in (*own, *SGLangModelConfig.__annotations__):
         assert re.search(rf"`[^`]*\b{name}\b[^`]*`", page("sglang-model")), name
 
 
-def test_the_engine_serves_the_endpoints_that_are_listed() -> None:
+def test_engine_page_lists_served_endpoints() -> None:
     from strands_rollout.engine.http_server import engine_app
 
     engine: Any = None  # routes are made without asking it

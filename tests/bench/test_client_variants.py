@@ -29,7 +29,7 @@ def stage(scripts: list[Script], tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.parametrize(
     "variant", [pytest.param(name, marks=pytest.mark.slow) if name == "openai" else name for name in VARIANTS]
 )
-async def test_a_variant_plays_exactly_the_script(variant, stage):
+async def test_client_variant_plays_the_script(variant, stage):
     if variant in NEEDS:
         pytest.importorskip(NEEDS[variant])
     player = stage.player(variant)
@@ -40,7 +40,7 @@ async def test_a_variant_plays_exactly_the_script(variant, stage):
     assert {script.question for script, _ in done} == {script.question for script in stage.scripts}
 
 
-async def test_an_answer_has_the_shape_of_an_engines_and_other_tokens_are_refused(stage):
+async def test_scripted_engine_refuses_other_tokens(stage):
     ids, turn = stage.scripts[0].prompt_ids, stage.scripts[0].turns[0]
     player = stage.player("floor")
     with pytest.raises(WrongEpisodeError, match="404"):
@@ -64,7 +64,7 @@ async def test_an_answer_has_the_shape_of_an_engines_and_other_tokens_are_refuse
 
 
 @pytest.mark.parametrize("part", ["tokens", "loss_mask", "logprobs"])
-def test_an_episode_with_one_other_value_is_refused(part, scripts):
+def test_check_episode_refuses_one_wrong_value(part, scripts):
     played = perfect(scripts[0])
     check_played(played, scripts[0])
     values = list(getattr(played, part))

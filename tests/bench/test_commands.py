@@ -22,7 +22,7 @@ def run(*options: str, timeout_s: float = 110.0) -> subprocess.CompletedProcess[
     )
 
 
-def test_a_variant_whose_package_is_missing_is_left_out_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_benchmark_leaves_out_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(client.NEEDS, "openai", "no_such_package")
     can_play, sentences = playable_variants(["ours", "openai"])
     assert can_play == ["ours"]
@@ -33,7 +33,7 @@ def test_a_variant_whose_package_is_missing_is_left_out_with_advice(monkeypatch:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_whole_run_of_the_client_benchmark_measures_everything(tmp_path: Path) -> None:
+def test_client_benchmark_measures_everything(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
     few = ["--turns", "1,2", "--concurrency", "2", "--episodes", "2", "--repeats", "1", "--code-episodes", "2"]
     all_measures = ["--variants", "ours", "--measures", "cpu,lag,code,memory,profile"]
@@ -49,7 +49,7 @@ def test_a_whole_run_of_the_client_benchmark_measures_everything(tmp_path: Path)
     assert (requests, result["tokenizer"]["name"]) == ({(1, 2), (2, 3)}, "shipped")
 
 
-def test_the_gateway_benchmark_measures_turns_beside_those_without_a_gateway() -> None:
+def test_gateway_benchmark_compares_with_direct_turns() -> None:
     few = ["--turns", "3", "--concurrency", "2", "--repeats", "1", "--tokenizer", str(SHIPPED_TOKENIZER), "--json"]
     done = run("gateway", *few)
     assert done.returncode == 0, done.stderr
@@ -65,7 +65,7 @@ def test_the_gateway_benchmark_measures_turns_beside_those_without_a_gateway() -
 
 
 @pytest.mark.parametrize(("agent", "measure"), [("plain", "memory"), ("hook", "cpu"), ("gateway", "cpu")])
-def test_checkouts_are_compared_on_the_package_of_each(agent: str, measure: str, tmp_path: Path) -> None:
+def test_checkouts_benchmark_uses_package_of_each(agent: str, measure: str, tmp_path: Path) -> None:
     other = tmp_path / "before"
     other.mkdir()
     (other / "strands_rollout").symlink_to(SHIPPED_TOKENIZER.parents[1])
@@ -80,7 +80,7 @@ def test_checkouts_are_compared_on_the_package_of_each(agent: str, measure: str,
     assert all(row[name] > 0 and row[f"{name}_ratio"] > 0 for row in rows)
 
 
-def test_a_comparison_of_checkouts_is_a_table_of_medians_and_ratios() -> None:
+def test_checkouts_benchmark_prints_medians_and_ratios() -> None:
     rows = [
         {"checkout": "before", "turns": 5, "ms_per_episode": 8.0, "ms_per_episode_ratio": 1.0}
         | {"ms_per_episode_quartiles": [1.0, 1.0], "ms_per_episode_least_ratio": 1.0},
@@ -95,7 +95,7 @@ def test_a_comparison_of_checkouts_is_a_table_of_medians_and_ratios() -> None:
     ]
 
 
-def test_a_version_that_plays_something_else_fails_the_comparison(tmp_path: Path) -> None:
+def test_checkouts_benchmark_fails_on_different_episodes(tmp_path: Path) -> None:
     package = tmp_path / "strands_rollout"
     package.mkdir()
     (package / "__init__.py").write_text("class Sample: ...\n\n\nasync def generate(*given): ...\n")
@@ -105,6 +105,6 @@ def test_a_version_that_plays_something_else_fails_the_comparison(tmp_path: Path
     assert f"the process on {tmp_path} ended" in done.stderr
 
 
-def test_a_folder_without_the_package_is_no_checkout(tmp_path: Path) -> None:
+def test_checkouts_benchmark_refuses_folder_without_package(tmp_path: Path) -> None:
     done = run("checkouts", str(tmp_path), "--tokenizer", str(SHIPPED_TOKENIZER))
     assert (done.returncode, "expected a folder that holds strands_rollout" in done.stderr) == (2, True)

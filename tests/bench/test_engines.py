@@ -20,7 +20,7 @@ def rows() -> list[EngineRow]:
     return run_engine_benchmark(PLAN, ComparedEngines())
 
 
-def test_each_workload_has_a_row_with_its_rate_and_the_cache_was_as_it_says(rows):
+def test_engine_benchmark_has_a_row_per_workload(rows):
     assert [row.workload for row in rows] == PLAN.workloads(2048)
     for row in rows:
         assert row.engine == "embedded"
@@ -35,7 +35,7 @@ def test_each_workload_has_a_row_with_its_rate_and_the_cache_was_as_it_says(rows
     assert found["samples", "flushed", 40] < 5
 
 
-async def test_engines_take_turns_and_a_real_server_is_started_by_the_script_and_stopped_after(monkeypatch, tmp_path):
+async def test_engine_benchmark_starts_and_stops_real_server(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="no engine to measure"):
         await asyncio.to_thread(run_engine_benchmark, PLAN, ComparedEngines(embedded=False))
     script, stopped = tmp_path / "server.sh", tmp_path / "stopped"

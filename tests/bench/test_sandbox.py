@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> None:
+def test_sandbox_benchmark_prints_table_and_json(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     options = ["--quick", "--json", "--out", str(tmp_path / "bench.json")]
     command = [sys.executable, "-m", "benchmarks", "sandbox", *options]
@@ -41,7 +41,7 @@ def test_a_quick_run_prints_a_table_and_all_figures_as_json(tmp_path: Path) -> N
     assert ratios["cold_python"]["sympy_p50_ms"] == pytest.approx(expected, rel=0.01)
 
 
-async def test_a_contender_that_answers_wrongly_is_not_fast() -> None:
+async def test_sandbox_benchmark_refuses_wrong_answers() -> None:
     class Wrong:
         async def run(self, code: str, session: str | None = None) -> str:
             return "6\n"

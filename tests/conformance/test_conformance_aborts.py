@@ -7,7 +7,7 @@ from engine_api import IDS, client_session, in_flight, start_stream, wait_for_lo
 from served_engine import ABORTED, WITNESSES, witnesses
 
 
-async def test_aborting_a_running_request_returns_what_it_has(engine):
+async def test_abort_request_returns_partial_output(engine):
     async with in_flight(engine, "r1", **engine.long, return_logprob=True) as [task]:
         await wait_for_load(engine, 1)
         answer = await engine.post("/abort_request", {"rid": "r1"})
@@ -22,7 +22,7 @@ async def test_aborting_a_running_request_returns_what_it_has(engine):
     assert meta["id"] == "r1"
 
 
-async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
+async def test_abort_request_ends_stream_with_partial_output(engine):
     # an id of its own, since SGLang aborts a stream's id once more, 2 s after its end
     task = await start_stream(engine, rid="stream", **engine.long)
     await engine.post("/abort_request", {"rid": "stream"})
@@ -31,7 +31,7 @@ async def test_aborting_a_stream_ends_it_with_what_it_has(engine):
     assert len(last["output_ids"]) == last["meta_info"]["completion_tokens"] >= 3
 
 
-async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given(engine):
+async def test_abort_request_matches_rid_prefix(engine):
     async with in_flight(engine, "r1", "r10", "x", "r11", **engine.long) as tasks:
         await wait_for_load(engine, 4)
         await engine.post("/abort_request", {"rid": "r1"})
@@ -41,7 +41,7 @@ async def test_an_abort_reaches_every_request_whose_id_begins_with_the_one_given
 
 
 @pytest.mark.parametrize("body", [{"rid": "unknown"}, {"rid": "r"}, {"rid": ""}, {}])
-async def test_aborting_nothing_disturbs_no_one(engine, body):
+async def test_abort_request_with_unknown_rid_has_no_effect(engine, body):
     async with in_flight(engine, "r1", **engine.long) as [task]:
         await wait_for_load(engine, 1)
         assert (await engine.post("/abort_request", body)).status == 200
@@ -49,7 +49,7 @@ async def test_aborting_nothing_disturbs_no_one(engine, body):
         assert not task.done()
 
 
-async def test_a_request_id_in_use_is_refused_and_can_be_used_again(engine):
+async def test_generate_refuses_duplicate_rid_until_it_is_free(engine):
     async with in_flight(engine, "r1", **engine.long):
         await wait_for_load(engine, 1)
         answer = await engine.post("/generate", {"input_ids": IDS, "rid": "r1"})
@@ -59,7 +59,7 @@ async def test_a_request_id_in_use_is_refused_and_can_be_used_again(engine):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_disconnects_has_its_request_aborted(engine, stream):
+async def test_disconnect_aborts_request(engine, stream):
     body = {"input_ids": IDS, "sampling_params": engine.long, "stream": stream}
     async with witnesses(engine), client_session() as session:
 

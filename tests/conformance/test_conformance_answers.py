@@ -17,7 +17,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(SHIPPED_MODEL_DIR / "tokenizer.json"))
 
 
-async def test_an_answer_has_ids_and_text_and_meta_info_and_nothing_else(engine):
+async def test_generate_response_fields(engine):
     await engine.flush()
     answer = await engine.generate(temperature=1.0, max_new_tokens=4, top_p=1.0, top_k=-1, ignore_eos=True, rid="r1")
     meta = answer["meta_info"]
@@ -29,7 +29,7 @@ async def test_an_answer_has_ids_and_text_and_meta_info_and_nothing_else(engine)
     assert 0 < meta["e2e_latency"] < 100
 
 
-async def test_logprobs_come_only_if_asked_for_one_for_each_id(engine):
+async def test_generate_return_logprob_gives_one_logprob_per_id(engine):
     plain = await engine.generate(max_new_tokens=3, ignore_eos=True)
     assert not LOGPROB_KEYS & set(plain["meta_info"])
     answer = await engine.generate(max_new_tokens=3, ignore_eos=True, return_logprob=True)
@@ -40,7 +40,7 @@ async def test_logprobs_come_only_if_asked_for_one_for_each_id(engine):
     assert all(entry[0] <= 0 for entry in meta["output_token_logprobs"])
 
 
-async def test_the_models_end_token_ends_a_turn_and_stays_in_the_ids(shipped, tokenizer):
+async def test_generate_keeps_end_token_in_output_ids(shipped, tokenizer):
     end = tokenizer.token_to_id(END)
     answer = await shipped.generate(TURN, temperature=0, return_logprob=True)
     ids, meta = answer["output_ids"], answer["meta_info"]
@@ -50,7 +50,7 @@ async def test_the_models_end_token_ends_a_turn_and_stays_in_the_ids(shipped, to
     assert answer["text"].endswith("</tool_call>")
 
 
-async def test_a_stop_token_of_the_request_stays_in_the_ids_and_leaves_the_text(shipped, tokenizer):
+async def test_generate_stop_token_ids_stay_in_ids_not_in_text(shipped, tokenizer):
     free = (await shipped.generate(TURN, max_new_tokens=8, temperature=0))["output_ids"]
     stop, where = free[4], free.index(free[4])
     stopped = await shipped.generate(TURN, max_new_tokens=8, temperature=0, stop_token_ids=[stop])
@@ -61,7 +61,7 @@ async def test_a_stop_token_of_the_request_stays_in_the_ids_and_leaves_the_text(
     assert kept["text"] == tokenizer.decode(free[: where + 1])
 
 
-async def test_a_stop_string_leaves_the_text_and_its_tokens_stay(shipped, tokenizer):
+async def test_generate_stop_string_stays_in_ids_not_in_text(shipped, tokenizer):
     free = await shipped.generate(TURN, temperature=0)
     params = {"temperature": 0, "stop": ["never", "</think>"], "return_logprob": True}
     stopped = await shipped.generate(TURN, **params)

@@ -3,7 +3,7 @@
 from engine_api import IDS
 
 
-async def test_exact_repeats_and_extensions_report_what_was_cached(engine):
+async def test_cached_tokens_of_repeated_and_extended_prompts(engine):
     await engine.flush()
     assert (await engine.generate(max_new_tokens=4, temperature=0))["meta_info"]["cached_tokens"] == 0
     repeated = await engine.generate(max_new_tokens=4, temperature=0, ignore_eos=True)

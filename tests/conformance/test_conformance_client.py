@@ -18,7 +18,7 @@ async def client(engine):
         yield client
 
 
-async def test_an_answer_is_accepted_token_by_token(engine, client):
+async def test_sglang_client_generate_accepts_every_token(engine, client):
     await engine.flush()
     generation = await client.generate(IDS, {"max_new_tokens": 8, "ignore_eos": True, "temperature": 0.7}, rid="r1")
     assert len(generation.output_ids) == len(generation.logprobs) == generation.completion_tokens == 8
@@ -27,7 +27,7 @@ async def test_an_answer_is_accepted_token_by_token(engine, client):
     assert (generation.weight_versions, generation.meta_info["id"]) == ([(generation.weight_version, 0, 8)], "r1")
 
 
-async def test_a_request_beyond_the_context_teaches_the_contexts_length(engine, client):
+async def test_sglang_client_learns_context_length_from_refusal(engine, client):
     context = engine.facts.context_length
     too_long = [(random_prompt(context), 1), (random_prompt(context - 20), 21)]
     for prompt, new in too_long:
@@ -38,7 +38,7 @@ async def test_a_request_beyond_the_context_teaches_the_contexts_length(engine, 
         await client.generate(random_prompt(context - 6), {"max_new_tokens": 1})
 
 
-async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
+async def test_sglang_client_continues_aborted_generation(shipped):
     greedy = {**shipped.long, "temperature": 0}
     async with SGLangClient(shipped.base_url) as client:
         task = asyncio.create_task(client.generate(IDS, greedy, rid="r1"))
@@ -52,7 +52,7 @@ async def test_an_aborted_generation_goes_on_from_its_own_tokens(shipped):
     assert whole.output_ids == begun + rest.output_ids
 
 
-async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(client):
+async def test_sglang_client_refuses_missing_replay_data(client):
     asked = ({"return_routed_experts": True}, {}), ({}, {"custom_params": {"return_top_p_token_ids": True}})
     for extra, params in asked:
         generation = await client.generate(IDS, {"max_new_tokens": 1, **params}, extra=extra)
@@ -61,7 +61,7 @@ async def test_replay_data_that_the_server_was_not_started_for_is_found_missing(
         assert missing.startswith("asked for ")
 
 
-async def test_a_cancelled_call_leaves_nothing_running(engine, client):
+async def test_sglang_client_cancel_aborts_at_engine(engine, client):
     async with witnesses(engine):
         task = asyncio.create_task(client.generate(IDS, engine.long))
         await wait_for_load(engine, WITNESSES + 1)

@@ -49,13 +49,13 @@ async def _is_silent(task: asyncio.Task) -> bool:
         ),
     ],
 )
-async def test_a_status_differs(both, tell, name, path, body, statuses):
+async def test_status_codes_differ(both, tell, name, path, body, statuses):
     answers = [await engine.post(path, body) for engine in both]
     assert tuple(answer.status for answer in answers) == statuses
     tell(name)
 
 
-async def test_seeds_repeat_tokens_on_the_embedded_engine_and_on_sglang_with_a_flag(both, tell):
+async def test_sampling_seed_needs_flag_on_sglang_only(both, tell):
     embedded, real = both
     fields = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 1.5, "sampling_seed": 5}
     repeated = [await embedded.generate(**fields) for _ in range(2)]
@@ -66,7 +66,7 @@ async def test_seeds_repeat_tokens_on_the_embedded_engine_and_on_sglang_with_a_f
     tell("seeds")
 
 
-async def test_health_is_answered_during_a_pause_by_the_embedded_engine_only(both, tell):
+async def test_health_fails_during_pause_on_sglang_only(both, tell):
     embedded, real = both
     for engine in (embedded, real):
         await engine.post("/pause_generation", {"mode": "retract"})
@@ -79,7 +79,7 @@ async def test_health_is_answered_during_a_pause_by_the_embedded_engine_only(bot
     tell("/health during a pause")
 
 
-async def test_a_pause_by_abort_after_one_in_place_locks_sglang_only(both, tell):
+async def test_second_pause_by_abort_locks_sglang_only(both, tell):
     embedded, real = both
     for engine in (embedded, real):
         async with in_flight(engine, "frozen", disconnects=True, **engine.long) as [task]:
@@ -98,7 +98,7 @@ async def test_a_pause_by_abort_after_one_in_place_locks_sglang_only(both, tell)
     tell("a pause by abort after one in place")
 
 
-async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_only(both, tell):
+async def test_disconnect_during_pause_leaves_request_on_sglang_only(both, tell):
     embedded, real = both
     found = []
     for engine in (embedded, real):
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_during_a_pause_leaves_its_request_to_sglang_
     tell("a client that leaves during a pause")
 
 
-async def test_a_streams_id_is_aborted_again_by_sglang_only(both, tell):
+async def test_stream_rid_is_aborted_again_by_sglang_only(both, tell):
     embedded, real = both
     reasons = []
     for engine in (embedded, real):
@@ -126,7 +126,7 @@ async def test_a_streams_id_is_aborted_again_by_sglang_only(both, tell):
     tell("a stream's id")
 
 
-async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, tell):
+async def test_loads_are_stale_during_pause_on_sglang_only(both, tell):
     embedded, real = both
     found = []
     for engine in (embedded, real):
@@ -139,7 +139,7 @@ async def test_the_load_during_a_pause_is_that_of_before_on_sglang_only(both, te
     tell("/v1/loads")
 
 
-async def test_several_prompts_stream_together_from_sglang_only(both, tell):
+async def test_batch_streams_interleave_on_sglang_only(both, tell):
     embedded, real = both
     body = {"input_ids": [IDS, IDS], "sampling_params": ONE, "stream": True}
     refused, streamed = [[event async for event in engine.events("/generate", body)] for engine in (embedded, real)]

@@ -7,12 +7,12 @@ from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 
 @pytest.mark.parametrize("path", ["/health", "/health_generate", "/ready", "/ping"])
-async def test_a_server_that_is_well_says_so_with_an_empty_200(engine, path):
+async def test_health_is_an_empty_200(engine, path):
     assert await engine.get(path) == Answer(200, "")
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
-async def test_the_model_is_named_with_its_version(shipped, path):
+async def test_model_info_has_path_and_weight_version(shipped, path):
     info = (await shipped.get(path)).body
     assert (info["is_generation"], info["has_image_understanding"]) == (True, False)
     assert (info["model_type"], info["architectures"]) == ("qwen3", ["Qwen3ForCausalLM"])
@@ -21,14 +21,14 @@ async def test_the_model_is_named_with_its_version(shipped, path):
 
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
-async def test_the_limits_are_told(engine, path):
+async def test_server_info_has_limits(engine, path):
     info = (await engine.get(path)).body
     assert info["max_req_input_len"] == engine.facts.context_length - 6
     assert info["max_total_num_tokens"] >= engine.facts.context_length
     assert {"model_path", "tokenizer_path", "served_model_name", "dtype", "device", "random_seed"} <= set(info)
 
 
-async def test_the_served_model_is_listed_with_its_context(engine):
+async def test_v1_models_lists_context_length(engine):
     body = (await engine.get("/v1/models")).body
     [card] = body["data"]
     assert body["object"] == "list"
@@ -45,7 +45,7 @@ async def test_the_served_model_is_listed_with_its_context(engine):
     }
 
 
-async def test_the_load_is_told_for_each_rank(engine):
+async def test_v1_loads_has_an_entry_per_rank(engine):
     await engine.until_idle()
     body = (await engine.get("/v1/loads?include=core")).body
     [load] = body["loads"]

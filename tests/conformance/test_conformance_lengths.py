@@ -14,7 +14,7 @@ async def _refusal(engine, count: int, **params) -> str:
     return answer.body["error"]["message"]
 
 
-async def test_no_new_tokens_is_an_empty_answer_of_type_length(engine):
+async def test_max_new_tokens_zero_returns_no_ids(engine):
     answer = await engine.generate(max_new_tokens=0, return_logprob=True)
     meta = answer["meta_info"]
     assert (answer["output_ids"], answer["text"]) == ([], "")
@@ -23,7 +23,7 @@ async def test_no_new_tokens_is_an_empty_answer_of_type_length(engine):
     assert (meta["output_token_logprobs"], meta["prompt_tokens"], meta["completion_tokens"]) == ([], 40, 0)
 
 
-async def test_a_limit_beyond_the_context_is_refused_naming_it(engine):
+async def test_max_new_tokens_beyond_context_is_refused(engine):
     context = engine.facts.context_length
     assert await _refusal(engine, context - 20, max_new_tokens=21) == (
         f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a total "
@@ -32,21 +32,21 @@ async def test_a_limit_beyond_the_context_is_refused_naming_it(engine):
     )
 
 
-async def test_a_limit_that_fills_the_context_is_taken(engine):
+async def test_max_new_tokens_up_to_context_is_accepted(engine):
     answer = await engine.generate([5] * (engine.facts.context_length - 20), max_new_tokens=20, ignore_eos=True)
     assert 0 < len(answer["output_ids"]) <= 20
     assert answer["meta_info"]["finish_reason"]["type"] == "length"
 
 
 @pytest.mark.parametrize("beyond", [0, 100])
-async def test_a_prompt_as_long_as_the_context_is_refused_naming_it(engine, beyond):
+async def test_prompt_as_long_as_context_is_refused(engine, beyond):
     context = engine.facts.context_length
     assert await _refusal(engine, context + beyond) == (
         f"The input ({context + beyond} tokens) is longer than the model's context length ({context} tokens)."
     )
 
 
-async def test_a_prompt_just_under_the_context_is_refused_too(engine):
+async def test_prompt_one_below_context_is_refused(engine):
     longest = engine.facts.context_length - PROMPT_RESERVE
     assert engine.facts.max_prompt_tokens == longest
     message = await _refusal(engine, longest)

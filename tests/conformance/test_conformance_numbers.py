@@ -38,14 +38,14 @@ def _check_greedy(prompt: list[int], answer: dict) -> None:
     assert _logprobs(answer) == pytest.approx(rows.max(axis=-1), abs=TOLERANCE)
 
 
-async def test_greedy_tokens_of_a_batch_and_their_logprobs_are_the_models(shipped):
+async def test_greedy_batch_matches_reference_model(shipped):
     await shipped.flush()
     prompts = _prompts()
     for prompt, answer in zip(prompts, await _greedy(shipped, prompts), strict=True):
         _check_greedy(prompt, answer)
 
 
-async def test_after_a_cached_prefix_they_are_the_same(shipped):
+async def test_greedy_after_cached_prefix_matches_reference_model(shipped):
     prompts = _prompts()
     await shipped.flush()
     fresh = await _greedy(shipped, prompts)
@@ -62,7 +62,7 @@ async def test_after_a_cached_prefix_they_are_the_same(shipped):
 
 
 @pytest.mark.real
-async def test_both_engines_say_the_same_token_for_token(both):
+async def test_greedy_tokens_are_equal_on_both_engines(both):
     prompts = [*_prompts(), *map(random_prompt, LONG_LENGTHS)]
     for engine in both:
         await engine.flush()

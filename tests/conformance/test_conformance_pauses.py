@@ -23,7 +23,7 @@ async def _continue(engine) -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"mode": "abort"}])
-async def test_pausing_by_abort_ends_what_runs_with_what_it_has(engine, body):
+async def test_pause_generation_abort_returns_partial_output(engine, body):
     async with in_flight(engine, "r1", "r2", **engine.long, return_logprob=True) as tasks:
         await wait_for_load(engine, 2)
         assert (await engine.post("/pause_generation", body)).status == 200
@@ -35,7 +35,7 @@ async def test_pausing_by_abort_ends_what_runs_with_what_it_has(engine, body):
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_requests_that_come_during_a_pause_wait_uncounted_until_it_ends(engine, mode):
+async def test_requests_during_pause_wait_and_are_not_counted(engine, mode):
     assert (await engine.get("/ready")).status == 200
     await _pause(engine, mode)
     waiting = await queued_request(engine, "r1", **THREE)
@@ -48,7 +48,7 @@ async def test_requests_that_come_during_a_pause_wait_uncounted_until_it_ends(en
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("abort", [{"rid": "r1"}, {"abort_all": True}])
-async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during_it(engine, mode, abort):
+async def test_abort_request_misses_requests_sent_during_pause(engine, mode, abort):
     await _pause(engine, mode)
     waiting = await queued_request(engine, "r1", **THREE)
     await engine.post("/abort_request", abort)
@@ -57,7 +57,7 @@ async def test_an_abort_during_a_pause_does_not_reach_a_request_that_came_during
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
-async def test_a_paused_generation_stands_still_and_then_goes_on_as_if_nothing_had_been(shipped, mode):
+async def test_continue_generation_resumes_frozen_generation(shipped, mode):
     whole = await shipped.generate(**GREEDY, return_logprob=True)
     await shipped.flush()
     task = await start_stream(shipped, **GREEDY)

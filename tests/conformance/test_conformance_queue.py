@@ -16,7 +16,7 @@ def _check_never_ran(answer) -> None:
     assert (meta["completion_tokens"], meta["weight_versions"]) == (0, [{"version": "default", "start": 0, "end": 0}])
 
 
-async def test_aborting_a_queued_request_returns_nothing_and_no_prompt_counts(narrow):
+async def test_abort_request_of_queued_request_has_no_output(narrow):
     async with in_flight(narrow, "r1", "r2", **narrow.long, return_logprob=True) as [_, queued]:
         await wait_for_load(narrow, 1, 1)
         await narrow.post("/abort_request", {"rid": "r2"})
@@ -25,7 +25,7 @@ async def test_aborting_a_queued_request_returns_nothing_and_no_prompt_counts(na
     assert answer["meta_info"]["output_token_logprobs"] == []
 
 
-async def test_abort_all_ends_what_runs_and_what_waits(narrow):
+async def test_abort_all_ends_running_and_queued_requests(narrow):
     first = await start_stream(narrow, rid="sampling all", **narrow.long)
     async with in_flight(narrow, "b", "c", **narrow.long) as tasks:
         await wait_for_load(narrow, 1, 2)
@@ -37,7 +37,7 @@ async def test_abort_all_ends_what_runs_and_what_waits(narrow):
         _check_never_ran(answer)
 
 
-async def test_a_prompt_read_in_chunks_is_the_same_prompt(narrow):
+async def test_chunked_prefill_gives_the_same_output(narrow):
     prompt = random_prompt(150)
     answer = await narrow.generate(prompt, temperature=0, max_new_tokens=8, ignore_eos=True, return_logprob=True)
     rows = log_softmax(shipped_reference().logits([*prompt, *answer["output_ids"]]))[len(prompt) - 1 : -1]

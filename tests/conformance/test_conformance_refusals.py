@@ -22,7 +22,7 @@ async def _refused(engine, body) -> object:
         ),
     ],
 )
-async def test_an_input_that_makes_no_sense_is_refused(engine, body, message):
+async def test_generate_refuses_invalid_input(engine, body, message):
     assert await _refused(engine, body) == {"error": {"message": message}}
 
 
@@ -38,7 +38,7 @@ async def test_an_input_that_makes_no_sense_is_refused(engine, body, message):
         ({"stop": ["x"] * 33}, "at most 32 stop strings are allowed, got 33"),
     ],
 )
-async def test_a_sampling_value_out_of_range_is_refused(engine, params, message):
+async def test_generate_refuses_sampling_value_out_of_range(engine, params, message):
     body = await _refused(engine, {"input_ids": IDS, "sampling_params": params})
     assert body == {"error": {"message": message}}
 
@@ -54,7 +54,7 @@ async def test_a_sampling_value_out_of_range_is_refused(engine, params, message)
         ({"stop_token_ids": ["a"]}, 'invalid type: string "a", expected i64'),
     ],
 )
-async def test_an_unknown_name_or_type_in_sampling_is_refused_by_a_plain_string(engine, params, message):
+async def test_generate_refuses_unknown_sampling_name_or_type(engine, params, message):
     error = (await _refused(engine, {"input_ids": IDS, "sampling_params": params}))["error"]
     assert isinstance(error, str)
     assert error.startswith(message)
@@ -64,7 +64,7 @@ async def test_an_unknown_name_or_type_in_sampling_is_refused_by_a_plain_string(
     "body",
     [{"input_ids": ["a"]}, {"text": 5}, {"input_ids": IDS, "sampling_params": "x"}, {"input_ids": IDS, "rid": 7}, [1]],
 )
-async def test_other_fields_of_the_wrong_type_are_refused_by_the_schema(engine, body):
+async def test_generate_refuses_fields_of_wrong_type(engine, body):
     _is_the_schemas(await _refused(engine, body))
 
 
@@ -73,14 +73,14 @@ def _is_the_schemas(body) -> None:
     assert "validation error" in body["message"]
 
 
-async def test_a_body_that_is_not_json_is_refused_by_the_schema(engine):
+async def test_generate_refuses_body_that_is_not_json(engine):
     for body, content_type in ((b"{nope", "application/json"), (b'{"input_ids": [1]}', "text/plain")):
         answer = await engine.post_bytes("/generate", body, content_type)
         assert answer.status == 400
         _is_the_schemas(answer.body)
 
 
-async def test_a_refused_stream_says_so_in_an_event(engine):
+async def test_generate_stream_reports_refusal_in_event(engine):
     context = engine.facts.context_length
     body = {"input_ids": [5] * (context + 1), "stream": True}
     events = [event async for event in engine.events("/generate", body)]
@@ -98,7 +98,7 @@ async def test_a_refused_stream_says_so_in_an_event(engine):
         ("/update_weight_version", {}),
     ],
 )
-async def test_control_requests_of_the_wrong_shape_are_refused_and_change_nothing(engine, path, body):
+async def test_control_requests_of_wrong_shape_change_nothing(engine, path, body):
     answer = await engine.post(path, body)
     assert answer.status == 400
     _is_the_schemas(answer.body)

@@ -76,12 +76,12 @@ async def _drawn(engine) -> dict[str, list[Draw]]:
     return found
 
 
-async def test_logprobs_are_those_of_the_whole_distribution_at_the_sampling_temperature(draws):
+async def test_logprobs_are_of_full_distribution_at_temperature(draws):
     for draw in draws[1]:
         assert draw.told == pytest.approx(draw.logprobs[range(TOKENS), draw.ids], abs=TOLERANCE)
 
 
-async def test_no_token_is_drawn_that_the_parameters_leave_out(draws):
+async def test_sampling_never_draws_excluded_tokens(draws):
     sampling, found = draws
     for draw in found:
         left_out = [
@@ -90,14 +90,14 @@ async def test_no_token_is_drawn_that_the_parameters_leave_out(draws):
         assert left_out == []
 
 
-async def test_tokens_are_drawn_as_often_as_the_distribution_says(draws):
+async def test_sampling_frequencies_match_distribution(draws):
     sampling, found = draws
     rng = np.random.default_rng(0)
     places = np.concatenate([sampling.places(draw.logprobs, draw.ids, rng) for draw in found])
     assert chance_of_being_uniform(places) > ALPHA
 
 
-async def test_equal_seeds_give_equal_tokens_where_seeds_are_heeded(engine):
+async def test_sampling_seed_repeats_tokens(engine):
     fields = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 4.0}
     samples = [await engine.generate(IDS, sampling_seed=seed, **fields) for seed in (5, 5, 6)]
     first, again, other = (sample["output_ids"] for sample in samples)

@@ -14,7 +14,7 @@ async def _states(engine, **fields) -> list[dict]:
     return [json.loads(event) for event in events[:-1]]
 
 
-async def test_a_stream_repeats_the_growing_answer_and_ends_with_done(engine):
+async def test_stream_events_are_cumulative_and_end_with_done(engine):
     whole = await engine.generate(max_new_tokens=20, temperature=0, ignore_eos=True)
     states = await _states(engine, return_logprob=True)
     for state in states:

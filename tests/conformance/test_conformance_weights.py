@@ -35,7 +35,7 @@ def _versions(answer) -> list[str]:
     return [span["version"] for span in spans]
 
 
-async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shipped, reweighted, other_reference):
+async def test_update_weights_changes_version_and_flushes_cache(shipped, reweighted, other_reference):
     before = await shipped.generate(**GREEDY)
     answer = await reweighted(weight_version="v7")
     async with asyncio.timeout(300):  # SGLang flushes nothing before it has put away what it has answered
@@ -50,9 +50,7 @@ async def test_new_weights_change_the_answer_the_version_and_empty_the_cache(shi
 
 
 @pytest.mark.parametrize(("mode", "flush"), [("in_place", False), ("retract", True)])
-async def test_each_span_of_an_answer_holds_what_the_weights_of_its_version_sample(
-    shipped, reweighted, other_reference, mode, flush
-):
+async def test_weight_version_spans_match_their_weights(shipped, reweighted, other_reference, mode, flush):
     task = await start_stream(shipped, temperature=0, **STREAMED)
     await shipped.post("/pause_generation", {"mode": mode})
     answer = await reweighted(weight_version="v2", flush_cache=flush)
@@ -74,7 +72,7 @@ async def test_each_span_of_an_answer_holds_what_the_weights_of_its_version_samp
         assert told[cut:] == pytest.approx(new[range(cut, len(ids)), ids[cut:]], abs=1e-3)
 
 
-async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under(shipped, reweighted):
+async def test_update_weights_abort_reports_old_version(shipped, reweighted):
     async with in_flight(shipped, "running", **shipped.long) as [task]:
         await wait_for_load(shipped, 1)
         await shipped.post("/pause_generation", {})
@@ -86,7 +84,7 @@ async def test_what_an_update_aborts_names_the_version_that_it_was_sampled_under
     assert fresh["meta_info"]["cached_tokens"] == 0
 
 
-async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_flush(shipped, reweighted):
+async def test_update_weights_during_freeze_fails_to_flush(shipped, reweighted):
     task = await start_stream(shipped, **STREAMED)
     await shipped.post("/pause_generation", {"mode": "in_place"})
     answer = await reweighted(weight_version="v2")
@@ -97,7 +95,7 @@ async def test_an_update_under_a_frozen_generation_changes_weights_but_fails_to_
     assert _versions(await task) == ["default", "v2"]
 
 
-async def test_a_version_can_change_without_the_weights(engine):
+async def test_update_weight_version_keeps_weights(engine):
     version = (await engine.get("/model_info")).body["weight_version"]
     running = await start_stream(engine, **STREAMED)
     answer = await engine.post("/update_weight_version", {"new_version": "v2", "abort_all_requests": False})

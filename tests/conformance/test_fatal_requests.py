@@ -45,7 +45,7 @@ async def _dies_of(api: Api, path: str, body: object) -> bool:
 
 
 @pytest.mark.real
-async def test_sglang_dies_of_it(narrow_sglang_server, fatal, tell):
+async def test_fatal_request_kills_sglang(narrow_sglang_server, fatal, tell):
     servers = [
         narrow_sglang_server(),
         *await asyncio.gather(*(asyncio.to_thread(start_sglang) for _ in range(len(fatal) - 1))),

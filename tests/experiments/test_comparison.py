@@ -21,7 +21,7 @@ def only(*folders: Path) -> Variant:
     return variant
 
 
-def test_runs_that_differ_in_their_seed_alone_are_one_variant(tmp_path: Path) -> None:
+def test_compare_groups_runs_by_variant(tmp_path: Path) -> None:
     folders = [
         write_run(tmp_path / f"{rollout}-{seed}", step_records(), rollout=rollout, seed=seed, temperature=1.0)
         for seed in (1, 2)
@@ -39,7 +39,7 @@ def command(*arguments: Any) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def test_the_command_prints_the_table_or_the_json(tmp_path: Path) -> None:
+def test_compare_prints_table_or_json(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), step_records(kl_k3=0.5), seed=seed, summary={}) for seed in (1, 2)]
     table = command(*folders)
     assert (table.exit_code, table.stdout.rstrip("\n")) == (0, comparison_table(compared(*folders)))

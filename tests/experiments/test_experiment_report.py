@@ -42,7 +42,7 @@ def drift_table() -> str:
 
 
 @pytest.mark.parametrize("name", [*TABLES, "drift"])
-def test_a_table_is_that_of_its_runs(name: str) -> None:
+def test_report_tables_match_their_runs(name: str) -> None:
     rows = drift_table() if name == "drift" else comparison_table(compare_runs(runs_of(name)))
     table = f"<!-- {name} -->\n{rows}\n<!-- end of {name} -->"
     told = REPORT.read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ def test_a_table_is_that_of_its_runs(name: str) -> None:
     assert table in told
 
 
-def test_the_runs_are_finished_made_by_one_commit_and_name_no_path_of_a_machine() -> None:
+def test_report_runs_are_finished_and_of_one_commit() -> None:
     folders = sorted((EXPERIMENTS / "runs").iterdir())
     runs = [read_run(folder) for folder in folders]
     assert all(run.summary is not None for run in runs)

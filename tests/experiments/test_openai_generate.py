@@ -40,7 +40,7 @@ def lost(sample: Sample) -> dict[str, Any]:
     return dict(facts(sample)[TEXT_ENDPOINT_KEY])
 
 
-async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokenizer: Any) -> None:
+async def test_openai_generate_equals_token_sample_without_drift(shipped_tokenizer: Any) -> None:
     script = [Said(calls=[CALL]), Said(ANSWER, reasoning="It is 34.")]
     sample, _ = await play(shipped_tokenizer, script)
     exact = await run_by_tokens(shipped_tokenizer, [call_text(CODE), f"{REASONED}{ANSWER}<|im_end|>"], settings=LOCAL)
@@ -60,7 +60,7 @@ async def test_where_nothing_is_lost_the_sample_is_that_of_tokens(shipped_tokeni
     assert await reward_func(args, sample) == await reward_func(args, exact.sample)
 
 
-async def test_tokens_that_the_policy_spelled_otherwise_are_counted(shipped_tokenizer: Any) -> None:
+async def test_openai_generate_counts_drifted_tokens(shipped_tokenizer: Any) -> None:
     answered = words(shipped_tokenizer, f"{REASONED}{ANSWER}<|im_end|>")
     at = answered.index(" answer")
     spelled = [*answered[:at], *" answer", *answered[at + 1 :]]

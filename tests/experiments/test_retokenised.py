@@ -23,7 +23,7 @@ def sample_of(prompt: list[int], *parts: tuple[list[int], int]) -> Sample:
     return sample
 
 
-def test_an_episode_of_tokens_that_the_tokenizer_itself_would_choose_comes_back_whole(tokenizer: Any) -> None:
+def test_retokenised_keeps_episode_without_drift(tokenizer: Any) -> None:
     turn, context = encode(tokenizer, TURN), encode(tokenizer, CONTEXT)
     sample = sample_of(encode(tokenizer, PROMPT), (turn, 1), (context, 0), (turn, 1))
     found = retokenise(sample, tokenizer)
@@ -34,7 +34,7 @@ def test_an_episode_of_tokens_that_the_tokenizer_itself_would_choose_comes_back_
     assert found.aligned_log_probs == expected
 
 
-def test_a_word_sampled_in_other_pieces_is_trained_as_one_token_without_a_logprob(tokenizer: Any) -> None:
+def test_retokenised_drifted_word_has_no_logprob(tokenizer: Any) -> None:
     before, word, after = encode(tokenizer, "It is the"), byte_ids(tokenizer, " number"), encode(tokenizer, " 34.")
     prompt = encode(tokenizer, PROMPT)
     found = retokenise(sample_of(prompt, ([*before, *word, *after], 1)), tokenizer)
@@ -53,7 +53,7 @@ pieces = st.lists(st.text("aehnrtu 17.\n", min_size=1, max_size=6), min_size=1, 
 
 @settings(max_examples=60, deadline=None)
 @given(prompt=pieces, parts=st.lists(st.tuples(pieces, st.integers(0, 1)), min_size=1, max_size=4))
-def test_each_token_is_trained_if_its_first_character_was(shipped_tokenizer: Any, prompt: Any, parts: Any) -> None:
+def test_retokenised_trains_token_by_its_first_character(shipped_tokenizer: Any, prompt: Any, parts: Any) -> None:
     def pieced(texts: list[str]) -> list[int]:
         return [token for text in texts for token in encode(shipped_tokenizer, text)]
 

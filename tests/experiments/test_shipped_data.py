@@ -17,13 +17,13 @@ def questions(name: str) -> list[str]:
     return [row["prompt"][0]["content"] for row in rows(name)]
 
 
-def test_the_files_have_the_promised_sizes() -> None:
+def test_shipped_data_has_promised_sizes() -> None:
     assert len(rows("demo.jsonl")) == 256
     assert len(rows("train.jsonl")) >= 2000
     assert (DATA / "train.jsonl").stat().st_size < 1_000_000
 
 
-def test_held_out_problems_share_no_numbers_with_any_problem_trained_on(shipped_model: Any) -> None:
+def test_shipped_data_held_out_shares_no_numbers(shipped_model: Any) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     sizes = [plan[key] for key in ("held_out_rows", "validation_rows", "problems")]
     split = shipped_model("problems").split_problems(plan["seed"], *sizes)
@@ -34,7 +34,7 @@ def test_held_out_problems_share_no_numbers_with_any_problem_trained_on(shipped_
     assert not keys[1] & keys[2]
 
 
-def test_the_package_data_is_written_by_this_seed_alone(shipped_model: Any, tmp_path: Path) -> None:
+def test_shipped_data_follows_from_its_seed(shipped_model: Any, tmp_path: Path) -> None:
     plan = json.loads(TRAINING.read_text())["plan"]
     split = shipped_model("problems").split_problems(plan["seed"], plan["held_out_rows"], 0, 0)
     rows_of = shipped_model("word_problems").WORD_PROBLEMS.rows_of

@@ -24,26 +24,26 @@ def facts(name: str) -> dict[str, Any]:
     return value
 
 
-def test_it_was_trained_on_the_prompts_that_the_package_uses() -> None:
+def test_shipped_model_was_trained_on_package_prompts() -> None:
     assert facts("config.json")["prompts_sha256"] == prompts_sha256(), (
         f"the system prompt or the tool's description has changed since the shipped model was trained; {RETRAIN}"
     )
 
 
-def test_it_was_trained_on_the_tool_as_the_package_offers_it(shipped_model: Any) -> None:
+def test_shipped_model_was_trained_on_package_tool(shipped_model: Any) -> None:
     trained_on = list(shipped_model("word_problems").CODE_AGENT.tools)
     offered = to_chat_tools([execute_python_code.tool_spec])
     assert json.dumps(offered) == json.dumps(trained_on), f"{offered} is not {trained_on}; {RETRAIN}"
 
 
-def test_its_recorded_accuracy_leaves_room_to_learn() -> None:
+def test_shipped_model_accuracy_leaves_room_to_learn() -> None:
     held_out = facts("training.json")["held_out"]
     assert 0.5 <= held_out["accuracy"] <= 0.8
     assert held_out["mixed_problems"] > 0.3
     assert held_out["episodes"] >= 1024
 
 
-def test_its_weights_are_half_precision_and_fit_its_configuration(shipped_tokenizer: Any) -> None:
+def test_shipped_model_weights_fit_configuration(shipped_tokenizer: Any) -> None:
     data = (CHECKPOINT / "model.safetensors").read_bytes()
     header = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
     weights = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -63,7 +63,7 @@ def test_its_weights_are_half_precision_and_fit_its_configuration(shipped_tokeni
     assert (CHECKPOINT / "chat_template.jinja").read_text() == source.read_text()
 
 
-def test_its_added_tokens_are_qwen3s_and_come_last(shipped_tokenizer: Any) -> None:
+def test_shipped_model_added_tokens_are_qwen3s(shipped_tokenizer: Any) -> None:
     added = sorted(shipped_tokenizer.added_tokens_decoder.items())
     assert [token.content for _, token in added] == SPECIAL + MARKUP
     assert [token_id for token_id, _ in added] == list(range(len(shipped_tokenizer) - 9, len(shipped_tokenizer)))
@@ -71,7 +71,7 @@ def test_its_added_tokens_are_qwen3s_and_come_last(shipped_tokenizer: Any) -> No
     assert shipped_tokenizer.is_fast
 
 
-def test_its_tokens_are_split_and_flagged_as_the_real_ones(shipped_tokenizer: Any, qwen3_tokenizer: Any) -> None:
+def test_shipped_model_tokenizer_splits_like_qwen3(shipped_tokenizer: Any, qwen3_tokenizer: Any) -> None:
     real = {token.content: token for token in qwen3_tokenizer.added_tokens_decoder.values()}
     for text in ["It's 3,120 apples\n\n  \tx=1; print(2**10)  ", "Zwölf Boxkämpfer 日本語 ½ '''"]:
         split = shipped_tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
@@ -114,7 +114,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "<é>", "pa
 
 @given(messages=MESSAGES, tools=st.sampled_from([None, [TOOL], [TOOL, TOOL]]), opens=st.booleans(), data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_its_chat_template_renders_what_qwen3_8bs_does(
+def test_shipped_model_chat_template_renders_like_qwen3_8b(
     shipped_tokenizer, qwen3_tokenizer, messages, tools, opens, data
 ) -> None:
     options = data.draw(st.sampled_from([{}, {"enable_thinking": True}, {"enable_thinking": False}]))

@@ -28,7 +28,7 @@ def episodes(shipped_model: Any) -> Any:
     return shipped_model("episodes").write_episodes(problems, Random(3))
 
 
-def test_a_training_episode_is_the_conversation_that_a_rollout_has(shipped_tokenizer: Any, shipped_model: Any) -> None:
+def test_training_episode_equals_rollout_conversation(shipped_tokenizer: Any, shipped_model: Any) -> None:
     conversation, task = shipped_model("conversation"), shipped_model("word_problems").WORD_PROBLEMS
     tokenize = conversation.EpisodeTokenizer(shipped_tokenizer, task.prompt).tokenize
     problems = task.split(5, 0, 0, 150).training
@@ -45,7 +45,7 @@ def test_a_training_episode_is_the_conversation_that_a_rollout_has(shipped_token
         assert learned == "".join(f"{turn.text}<|im_end|>" for turn in episode.turns if turn.is_learned)
 
 
-async def test_tool_answers_in_training_are_what_the_tool_says(episodes: Any, shipped_model: Any) -> None:
+async def test_training_tool_results_are_real(episodes: Any, shipped_model: Any) -> None:
     from strands_rollout.code_tool import SubprocessExecutor
     from strands_rollout.tool_parsers import ToolCall, get_parser
 
@@ -64,7 +64,7 @@ async def test_tool_answers_in_training_are_what_the_tool_says(episodes: Any, sh
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> None:
+def test_shipped_model_script_writes_loadable_folder(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -85,7 +85,7 @@ def test_a_tiny_run_of_the_script_makes_a_folder_that_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.torch
-def test_the_shipped_model_calls_the_tool_and_answers(monkeypatch, capsys, tmp_path) -> None:
+def test_shipped_model_calls_tool_and_answers(monkeypatch, capsys, tmp_path) -> None:
     pytest.importorskip("torch")
     demo = REPOSITORY / "strands_rollout/data/demo.jsonl"
     (tmp_path / "demo.jsonl").write_text("".join(demo.read_text().splitlines(keepends=True)[:24]))

@@ -54,12 +54,12 @@ def check_golden(name: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_dry_run_prints_the_golden_command(stage: Stage, script: str) -> None:
+def test_dry_run_prints_golden_command(stage: Stage, script: str) -> None:
     check_golden(script, dry_run(stage, script))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_is_written_or_disclosed(stage, script):
+def test_dry_run_without_slime_prints_placeholder(stage, script):
     before, calls = stage.files(), len(stage.calls)
     shown = dry_run(stage, script, SLIME_DIR="")
     assert stage.files() == before
@@ -72,25 +72,25 @@ def test_without_slime_its_model_arguments_are_a_marked_placeholder_and_nothing_
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_options_change_the_golden_command(stage: Stage, name: str) -> None:
+def test_dry_run_options_change_golden_command(stage: Stage, name: str) -> None:
     script, arguments, environment = VARIANTS[name]
     check_golden(f"{script}.{name}", dry_run(stage, script, *arguments, **environment))
 
 
-def test_no_golden_file_is_left_over() -> None:
+def test_golden_files_are_all_used() -> None:
     names = {*SCRIPTS, *(f"{script}.without_slime" for script in SCRIPTS)}
     names |= {f"{script}.{name}" for name, (script, _, _) in VARIANTS.items()}
     assert {path.stem for path in GOLDEN.iterdir()} == names
 
 
-def test_every_setting_is_an_environment_variable_and_an_option_which_beats_it(stage: Stage) -> None:
+def test_option_overrides_environment_variable(stage: Stage) -> None:
     by_option = dry_run(stage, "strands_qwen3_8b", "--num-rollout", "7", "--hf-checkpoint=/m/x y", NUM_ROLLOUT="8")
     assert by_option == dry_run(stage, "strands_qwen3_8b", NUM_ROLLOUT="7", HF_CHECKPOINT="/m/x y")
     words = words_of(by_option)
     assert (value_of(words, "--hf-checkpoint"), value_of(words, "--num-rollout")) == ("/m/x y", "7")
 
 
-def test_a_dry_run_checks_arguments_of_slime_where_the_package_is_installed(stage: Stage) -> None:
+def test_dry_run_checks_slimes_arguments(stage: Stage) -> None:
     finished = stage.run("strands_qwen3_8b.sh", "--dry-run", "--", "--lrr", "3", FAKE_CHECK_STATUS="1")
     assert (finished.returncode, finished.stdout) == (1, "")
     assert "slime does not know an argument" in finished.stderr
@@ -99,14 +99,14 @@ def test_a_dry_run_checks_arguments_of_slime_where_the_package_is_installed(stag
     assert "--lrr 3" in dry_run(stage, "strands_qwen3_8b", "--", "--lrr", "3", FAKE_NOT_INSTALLED="1")
 
 
-def test_arguments_of_slime_come_last_and_a_reward_of_ones_own_takes_the_place_of_the_packages(stage: Stage) -> None:
+def test_slime_arguments_come_last_and_own_reward_replaces_default(stage: Stage) -> None:
     given = ["--", "--lr", "3e-6", "--rollout-stop", "a b"]
     words = words_of(dry_run(stage, "strands_qwen3_8b", *given, REWARD="mine.reward", REWARD_KEY="none"))
     assert (words[-4:], value_of(words, "--custom-rm-path")) == (given[1:], "mine.reward")
     assert not {"--reward-key", "--eval-reward-key"} & set(words)
 
 
-def test_the_tutorials_line_trains_and_evaluates_on_the_projects_own_rows(stage: Stage) -> None:
+def test_tutorial_command_uses_project_rows(stage: Stage) -> None:
     tutorial = (REPOSITORY / "docs/tutorial.md").read_text()
     (example,) = [block for block in re.findall(r"```bash\n(.*?)```", tutorial, re.DOTALL) if "PROMPT_DATA" in block]
     given = dict(re.findall(r"([A-Z_]+)=(\S+)", example))
@@ -121,7 +121,7 @@ def test_the_tutorials_line_trains_and_evaluates_on_the_projects_own_rows(stage:
     assert words[data + 3].startswith("--")
 
 
-def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_from_a_smoke_run(stage: Stage) -> None:
+def test_paths_are_normalized_and_smoke_run_has_own_checkpoints(stage: Stage) -> None:
     smoke = words_of(dry_run(stage, "strands_qwen3_8b", "--smoke", "--save-dir=/runs/one/", "--model-dir=~/models//"))
     real = words_of(dry_run(stage, "strands_qwen3_8b", "--save-dir=/runs/one"))
     assert value_of(smoke, "--save") == "/runs/one-smoke"
@@ -132,14 +132,14 @@ def test_a_trailing_slash_and_a_tilde_change_nothing_and_no_real_run_goes_on_fro
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.1:8265", "10.0.0.1:6379", "10.0.0.1", "ray://10.0.0.1:10001"])
-def test_an_address_of_ray_names_the_place_that_takes_jobs(stage: Stage, address: str) -> None:
+def test_ray_address_names_job_server(stage: Stage, address: str) -> None:
     words = words_of(dry_run(stage, "strands_qwen3_8b", RAY_ADDRESS=address, NUM_NODES="4"))
     assert "--address=http://10.0.0.1:8265" in words
     assert value_of(words, "--actor-num-nodes") == "4"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) -> None:
+def test_help_lists_every_setting(stage: Stage, script: str) -> None:
     before = stage.files()
     shown = stage.run(f"{script}.sh", "--help")
     assert (shown.returncode, stage.files()) == (0, before)
@@ -191,7 +191,7 @@ def test_help_names_every_setting_and_runs_nothing(stage: Stage, script: str) ->
         (["--actor-gpus", "6", "--gpus-per-engine", "2"], "128; expected a multiple of the 3 replicas that train"),
     ],
 )
-def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, arguments: list[str], words: str) -> None:
+def test_dry_run_refuses_bad_options(stage: Stage, arguments: list[str], words: str) -> None:
     script = "strands_qwen3_8b_async.sh" if "--actor-gpus" in arguments else "strands_qwen3_8b.sh"
     finished = stage.run(script, "--dry-run", *arguments)
     assert (finished.returncode, finished.stdout) == (2, "")
@@ -207,17 +207,17 @@ def test_bad_options_are_refused_in_words_also_in_a_dry_run(stage: Stage, argume
         ["--num-gpus=6", "--context-parallel=3"],
     ],
 )
-def test_batches_that_the_replicas_share_evenly_are_taken(stage: Stage, arguments: list[str]) -> None:
+def test_dry_run_accepts_divisible_batch_sizes(stage: Stage, arguments: list[str]) -> None:
     assert "--global-batch-size" in dry_run(stage, "strands_qwen3_8b", *arguments)
 
 
-def test_what_the_asynchronous_rollout_lacks_is_refused_from_the_environment_too(stage: Stage) -> None:
+def test_async_script_refuses_unsupported_environment(stage: Stage) -> None:
     finished = stage.run("strands_qwen3_8b_async.sh", "--dry-run", PARTIAL_ROLLOUT="1")
     assert (finished.returncode, finished.stdout) == (2, "")
     assert "got PARTIAL_ROLLOUT='1'; expected 0" in finished.stderr
 
 
-def test_a_dry_run_of_a_model_that_slime_does_not_know_names_those_that_it_knows(stage: Stage) -> None:
+def test_dry_run_of_unknown_model_lists_known_models(stage: Stage) -> None:
     finished = stage.run("strands_qwen3_8b.sh", "--dry-run", SLIME_MODEL="foo-14B")
     assert (finished.returncode, finished.stdout) == (1, "")
     assert finished.stderr.endswith("to one of: qwen3-4B qwen3-8B\n")

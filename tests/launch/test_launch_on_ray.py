@@ -90,7 +90,7 @@ def running_ray(environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]
             ray.wait(60)
 
 
-def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environment: dict[str, str]) -> None:
+def test_script_starts_and_stops_its_own_ray(environment: dict[str, str]) -> None:
     finished = run(environment, f"{SHOW}; raise SystemExit(3)", WANDB_API_KEY=HUSH)
     assert f'SEEN a "b" \\c {HUSH[::-1]}' in finished.stdout, finished.stderr
     assert finished.returncode == 1, "Ray's own status of a job that failed"
@@ -100,7 +100,7 @@ def test_ray_is_started_for_the_job_and_none_of_its_processes_is_left(environmen
     assert marked_processes(environment["LAUNCH_MARK"]) == []
 
 
-def test_a_running_ray_stays_and_gets_the_key_in_a_file_only_and_its_job_ends_with_the_script(
+def test_script_leaves_running_ray_and_stops_its_job(
     environment: dict[str, str], running_ray: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     finished = run(environment, READ, WANDB_API_KEY=HUSH)

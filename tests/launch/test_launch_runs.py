@@ -51,7 +51,7 @@ def assert_refused(stage: Stage, finished: CompletedProcess[str], *words: str) -
     assert not stage.calls_of("ray", "job", "submit")
 
 
-def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_that_is_called_through_a_link(plain):
+def test_script_starts_and_stops_ray_also_through_symlink(plain):
     stage, finished, _ = plain
     assert finished.returncode == 0, finished.stderr
     assert len(stage.calls_of("ray", "start")) == 1
@@ -60,7 +60,7 @@ def test_ray_is_started_where_none_runs_and_stopped_afterwards_also_by_a_script_
         assert not stage.calls_of(*words)
 
 
-def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(plain) -> None:
+def test_script_runs_the_checked_dry_run_command(plain) -> None:
     stage, _, shown = plain
     start, submit = (shlex.split(part.replace("\\\n", "")) for part in shown.split("\n", 1)[1].split("\n\n"))
     assert (stage.calls_of("ray", "start")[0].words, submitted(stage)) == (start[4:-1], submit[1:])
@@ -69,7 +69,7 @@ def test_what_is_run_is_what_a_dry_run_prints_and_was_checked_before(plain) -> N
     assert shlex.split(check.stdin.replace("\\\n", "")) == submit[submit.index("--") + 1 :]
 
 
-def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_that_is_removed(with_ray: Stage) -> None:
+def test_running_ray_gets_wandb_key_in_removed_file(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, WANDB_API_KEY="hush", WANDB_BASE_URL="https://wandb.mine:8080/x")
     assert finished.returncode == 0, finished.stderr
     assert "using the running Ray at http://127.0.0.1:8265; it stays as it is" in finished.stderr
@@ -86,7 +86,7 @@ def test_a_ray_that_runs_is_used_and_left_alone_and_gets_wandbs_key_in_a_file_th
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_KEY"])
-def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_the_jobs_status_is_the_scripts(stage, name) -> None:
+def test_own_ray_gets_wandb_key_from_environment(stage, name) -> None:
     finished = stage.run(TRAIN, **{name: "hush"}, FAKE_JOB_STATUS="3")
     assert finished.returncode == 3
     assert not stage.ray_runs.exists()
@@ -95,7 +95,7 @@ def test_wandbs_key_reaches_an_own_ray_by_the_environment_and_the_jobs_status_is
     assert "hush" not in stage.all_words + finished.stdout + finished.stderr
 
 
-def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> None:
+def test_wandb_without_key_is_refused(stage: Stage) -> None:
     assert_refused(stage, stage.run(TRAIN, "--use-wandb"), "USE_WANDB is 1, but there is no key")
     (stage.root.parent / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password hush\n")
     assert stage.run(TRAIN, "--use-wandb").returncode == 0
@@ -105,7 +105,7 @@ def test_wandb_without_a_key_is_refused_before_anything_starts(stage: Stage) -> 
     ("sent", "whose"),
     [(signal.SIGTERM, "own"), (signal.SIGINT, "own"), (signal.SIGHUP, "own"), (signal.SIGTERM, "another's")],
 )
-def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(stage, sent, whose) -> None:
+def test_terminated_script_stops_its_job_and_ray_only(stage, sent, whose) -> None:
     if whose == "another's":
         stage.ray_runs.write_text(whose)
     with stage.start(TRAIN, SUBMISSION_ID="mine", FAKE_LONG_JOB="1") as process:
@@ -120,7 +120,7 @@ def test_a_script_that_is_ended_stops_its_job_and_its_ray_and_no_other(stage, se
     assert (stop.words[-1], stage.ray_runs.exists()) == ("mine", whose == "another's")
 
 
-def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stopped_too(stage: Stage) -> None:
+def test_failed_ray_start_is_an_error_and_is_cleaned_up(stage: Stage) -> None:
     finished = stage.run(TRAIN, FAKE_RAY_FAILS="1")
     assert (finished.returncode, "error: Ray did not start: no free port" in finished.stderr) == (1, True)
     assert not stage.calls_of("ray", "job", "submit")
@@ -128,18 +128,18 @@ def test_a_ray_that_does_not_start_is_an_error_and_one_in_the_background_is_stop
     assert not stage.ray_runs.exists()
 
 
-def test_an_address_where_no_ray_takes_jobs_is_an_error_and_none_is_started(stage: Stage) -> None:
+def test_ray_address_without_ray_is_an_error(stage: Stage) -> None:
     finished = stage.run(TRAIN, RAY_ADDRESS="10.0.0.1")
     assert_refused(stage, finished, "no Ray accepts jobs at http://10.0.0.1:8265, the address of RAY_ADDRESS=10.0.0.1")
 
 
 @pytest.mark.slow  # it waits for 20 s
-def test_a_ray_without_its_dashboard_is_an_error_and_no_second_one_is_started(with_ray: Stage) -> None:
+def test_ray_without_dashboard_is_an_error(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, FAKE_DASHBOARD="0")
     assert_refused(with_ray, finished, "a Ray runs here, but accepts no jobs at http://127.0.0.1:8265")
 
 
-def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
+def test_ray_with_another_job_is_left_running(stage: Stage) -> None:
     finished = stage.run(TRAIN, FAKE_OTHER_JOB="1")
     assert finished.returncode == 0
     assert "leaving the Ray of this script running, because another job uses it" in finished.stderr
@@ -156,7 +156,7 @@ def test_a_ray_on_which_another_job_runs_is_left(stage: Stage) -> None:
         ("data/mine.jsonl", "the evaluation data is missing: .* docs/evaluation.md explains how to create data sets"),
     ],
 )
-def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage, missing, words) -> None:
+def test_missing_file_is_reported_before_start(stage, missing, words) -> None:
     (stage.root / missing).unlink(missing_ok=True)
     finished = stage.run(TRAIN, EVAL_SETS=f"aime-2024,{Path(missing).stem}")
     assert_refused(stage, finished)
@@ -175,14 +175,14 @@ def test_a_missing_file_is_told_of_with_its_remedy_before_anything_starts(stage,
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
-def test_what_would_fail_minutes_later_is_refused_at_once(stage, environment, words) -> None:
+def test_late_failures_are_refused_before_start(stage, environment, words) -> None:
     if "PATH" in environment:
         (stage.root.parent / "bin" / "ray").unlink()
         environment = {}
     assert_refused(stage, stage.run(TRAIN, **environment), words)
 
 
-def test_an_evaluation_of_a_checkpoint_that_is_not_there_is_refused(with_ray: Stage) -> None:
+def test_eval_of_missing_checkpoint_is_refused(with_ray: Stage) -> None:
     absent = "a checkpoint in Megatron's format is missing: /runs/none/latest_checkpointed_iteration.txt"
     assert_refused(with_ray, with_ray.run("eval_aime.sh", LOAD="/runs/none"), absent)
     saved = with_ray.root / "run"
@@ -193,7 +193,7 @@ def test_an_evaluation_of_a_checkpoint_that_is_not_there_is_refused(with_ray: St
     assert with_ray.run("eval_aime.sh", LOAD=str(saved), CKPT_STEP="19").returncode == 0
 
 
-def test_a_typo_in_an_argument_of_slime_or_in_the_configuration_starts_nothing(stage: Stage) -> None:
+def test_typo_in_argument_or_configuration_starts_nothing(stage: Stage) -> None:
     stage.use_real_python()
     finished = stage.run(TRAIN, "--", "--rollout-temprature", "0.7", "--attention-dropuot", "0.1")
     said = "slime does not know an argument, see above; nothing was started"
@@ -203,7 +203,7 @@ def test_a_typo_in_an_argument_of_slime_or_in_the_configuration_starts_nothing(s
     assert_refused(stage, stage.run(TRAIN), "did you mean 'max_tool_iterations'?")
 
 
-def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_with_the_real_checks(with_ray) -> None:
+def test_fan_out_is_refused_with_log_passrate(with_ray) -> None:
     with_ray.use_real_python()
     (with_ray.root / "configs/math_code.yaml").write_text("strands_rollout: {fan_out: true}")
     refused = with_ray.run(TRAIN)
@@ -213,7 +213,7 @@ def test_fan_out_is_refused_with_slimes_pass_rates_and_without_them_all_is_well_
     assert len(with_ray.calls_of("ray", "job", "submit")) == 1
 
 
-def test_a_model_of_another_family_gets_its_own_sizes_and_remedy(stage: Stage) -> None:
+def test_model_of_another_family_gets_its_sizes(stage: Stage) -> None:
     script = (stage.root / "scripts/strands_qwen3_4b.sh").read_text()
     own = 'model_name=Foo-14B\nSLIME_MODEL="${SLIME_MODEL:-qwen3-8B}"\ndefault_gpus_per_engine=4'
     (stage.root / "scripts/foo.sh").write_text(script.replace("model_name=Qwen3-4B", own))

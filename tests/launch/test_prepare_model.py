@@ -17,7 +17,7 @@ def converted(stage: Stage) -> Path:
     return stage.root / "models/Qwen3-8B_torch_dist/latest_checkpointed_iteration.txt"
 
 
-def test_a_model_is_downloaded_and_converted_once(stage: Stage) -> None:
+def test_prepare_model_downloads_and_converts_once(stage: Stage) -> None:
     finished = stage.run(SCRIPT)
     assert finished.returncode == 0, finished.stderr
     assert converted(stage).exists()
@@ -31,14 +31,14 @@ def test_a_model_is_downloaded_and_converted_once(stage: Stage) -> None:
     assert len(stage.calls_of("hf", "download")) == len([call for call in stage.calls if "--save" in call.words]) == 1
 
 
-def test_a_download_that_was_cut_is_continued(stage: Stage) -> None:
+def test_prepare_model_continues_download(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_CUT_DOWNLOAD="1")
     assert finished.returncode == 1
     assert "lacks weights after the download; run this again" in finished.stderr
     assert (stage.run(SCRIPT).returncode, len(stage.calls_of("hf"))) == (0, 2)
 
 
-def test_a_conversion_that_failed_is_never_taken_for_a_checkpoint(stage: Stage) -> None:
+def test_prepare_model_discards_failed_conversion(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_CONVERSION_FAILS="9")
     assert finished.returncode == 1
     assert "slime's conversion failed" in finished.stderr
@@ -48,7 +48,7 @@ def test_a_conversion_that_failed_is_never_taken_for_a_checkpoint(stage: Stage) 
     assert converted(stage).exists()
 
 
-def test_without_the_hub_it_says_how_to_bring_the_model(stage: Stage) -> None:
+def test_prepare_model_without_hub_explains_manual_copy(stage: Stage) -> None:
     finished = stage.run(SCRIPT, FAKE_HUB_FAILS="1")
     assert finished.returncode == 1
     assert "download the model elsewhere, put it into" in finished.stderr
@@ -56,20 +56,20 @@ def test_without_the_hub_it_says_how_to_bring_the_model(stage: Stage) -> None:
     assert "install it: python3 -m pip install -U huggingface_hub" in stage.run(SCRIPT).stderr
 
 
-def test_the_download_alone_needs_no_slime(stage: Stage) -> None:
+def test_prepare_model_download_only_needs_no_slime(stage: Stage) -> None:
     finished = stage.run(SCRIPT, "--download-only", SLIME_DIR="")
     assert finished.returncode == 0
     assert "ready: " in finished.stdout
     assert stage.run(SCRIPT, SLIME_DIR="").returncode == 1
 
 
-def test_what_the_conversion_needs_is_looked_for_before_the_download(stage: Stage) -> None:
+def test_prepare_model_checks_converter_before_download(stage: Stage) -> None:
     finished = stage.run(SCRIPT, "--model", "foo/Foo-14B")
     assert (finished.returncode, "/scripts/models/Foo-14B.sh; expected" in finished.stderr) == (1, True)
     assert not stage.calls_of("hf")
 
 
-def test_further_arguments_go_to_the_converter_and_are_refused_where_nothing_is_converted(stage: Stage) -> None:
+def test_prepare_model_passes_arguments_to_converter(stage: Stage) -> None:
     further = ["--", "--expert-model-parallel-size", "2"]
     assert stage.run(SCRIPT, *further).returncode == 0
     (conversion,) = (call for call in stage.calls if "--save" in call.words)

@@ -22,7 +22,7 @@ def run(stage: Stage, *arguments: str, **environment: str) -> CompletedProcess[s
     return stage.run(SCRIPT, *arguments, **{"HF_CHECKPOINT": f"{stage.root}/models/Qwen3-8B", **environment})
 
 
-def test_help_and_a_dry_run_in_any_place_start_nothing(stage: Stage) -> None:
+def test_run_slime_help_and_dry_run_start_nothing(stage: Stage) -> None:
     shown = run(stage, "--lr", "3", "--help")
     assert (shown.returncode, shown.stdout.startswith("Trains this folder's agent in slime")) == (0, True)
     assert "set -e" not in shown.stdout
@@ -32,7 +32,7 @@ def test_help_and_a_dry_run_in_any_place_start_nothing(stage: Stage) -> None:
     assert not stage.calls
 
 
-def test_it_checks_submits_and_stops_the_ray_that_it_started(stage: Stage) -> None:
+def test_run_slime_checks_submits_and_stops_ray(stage: Stage) -> None:
     finished = run(stage, "--lr", "2e-6", PYTHONPATH="/mine", FAKE_JOB_STATUS="3")
     assert (finished.returncode, finished.stdout, finished.stderr) == (3, "", "")
     (submitted,) = stage.calls_of("ray", "job", "submit")
@@ -58,7 +58,7 @@ def test_it_checks_submits_and_stops_the_ray_that_it_started(stage: Stage) -> No
         ({"FAKE_RAY_FAILS": "1"}, "no free port\nerror: Ray did not start"),
     ],
 )
-def test_what_is_missing_is_said_with_its_remedy(stage: Stage, environment: dict[str, str], words: str) -> None:
+def test_run_slime_reports_what_is_missing(stage: Stage, environment: dict[str, str], words: str) -> None:
     finished = run(stage, **environment)
     assert finished.returncode == 1
     assert words in finished.stderr

@@ -21,14 +21,14 @@ async def look(url: str, max_context_length: int = CONTEXT, tokenizer: Path = SH
     return await asyncio.to_thread(check_server, url, asked)
 
 
-async def test_version_context_and_tokens_are_told(sglang: str) -> None:
+async def test_doctor_reports_version_context_and_tokens(sglang: str) -> None:
     server, context, tokens = await look(sglang)
     assert [finding.status for finding in (server, context, tokens)] == ["ok"] * 3
     assert f"SGLang {version_of(sglang)}" in server.found
     assert f"{CONTEXT} tokens" in context.found
 
 
-async def test_another_tokenizer_is_found(sglang: str, tmp_path: Path) -> None:
+async def test_doctor_finds_wrong_tokenizer(sglang: str, tmp_path: Path) -> None:
     description = json.loads((SHIPPED_MODEL_DIR / "tokenizer.json").read_text())
     description["model"]["vocab"] = {
         token: index for index, token in enumerate(reversed(description["model"]["vocab"]))
@@ -37,7 +37,7 @@ async def test_another_tokenizer_is_found(sglang: str, tmp_path: Path) -> None:
     assert (await look(sglang, tokenizer=tmp_path))[-1].status == "error"
 
 
-async def test_a_worker_is_asked_behind_each_router(router: str, sglang: str) -> None:
+async def test_doctor_checks_worker_behind_router(router: str, sglang: str) -> None:
     async with gateway_before(sglang, router=router) as gateway:
         found = await look(gateway.base_url)
     assert [finding.status for finding in found] == ["ok"] * 4

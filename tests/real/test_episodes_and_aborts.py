@@ -41,7 +41,7 @@ async def back_after(
     return samples
 
 
-async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_have_been(stage, report_row) -> None:
+async def test_generate_resumes_after_abort_in_turn(stage, report_row) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=100), LONG_TURN, report_row, "a turn is decoded"
@@ -62,9 +62,7 @@ async def test_an_abort_in_a_turn_keeps_its_tokens_and_the_rest_is_as_it_would_h
         assert len(second.input_ids) == len(first.input_ids) + before
 
 
-async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(
-    stage: EpisodeStage, report_row: ReportRow
-) -> None:
+async def test_generate_resumes_after_abort_in_tool(stage: EpisodeStage, report_row: ReportRow) -> None:
     tools = ["stage_tools.hanging_while_told"]
     stage_tools.is_to_hang.set()
 
@@ -80,7 +78,7 @@ async def test_an_abort_in_a_tool_does_not_wait_for_it_and_runs_it_again(
 
 
 @pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
-async def test_an_abort_before_the_first_token_starts_afresh(
+async def test_generate_restarts_after_abort_before_first_token(
     stage: EpisodeStage, mode: str, report_row: ReportRow
 ) -> None:
     await stage.control("/pause_generation", mode=mode)
@@ -96,7 +94,7 @@ async def test_an_abort_before_the_first_token_starts_afresh(
     assert tokens_of(await stage.play(samples)) == tokens_of(await stage.play(new_samples(EPISODES)))
 
 
-async def test_an_abort_reaches_those_too_that_wait_while_others_fill_the_engine(stage, report_row) -> None:
+async def test_generate_abort_reaches_queued_requests(stage, report_row) -> None:
     waited: list[Sample] = []
     while not waited:  # as others end, those that wait may be let in before their own abort is there
         samples = await aborted_when_one_waits(stage, report_row)
@@ -144,7 +142,7 @@ async def cut_to_pieces(stage: EpisodeStage, run_s: float) -> tuple[list[Sample]
     return samples, aborts
 
 
-async def test_episodes_that_are_cut_again_and_again_end_as_undisturbed_ones(stage: EpisodeStage) -> None:
+async def test_generate_resumes_after_repeated_aborts(stage: EpisodeStage) -> None:
     undisturbed = await stage.play(new_samples(EPISODES))
     for run_s in (0.1, 0.17, 0.24):
         samples, aborts = await cut_to_pieces(stage, run_s)
@@ -154,7 +152,7 @@ async def test_episodes_that_are_cut_again_and_again_end_as_undisturbed_ones(sta
         assert aborts >= sum(facts_of(sample)["aborts"] for sample in samples)
 
 
-async def test_another_process_goes_on_where_this_one_was_aborted(stage: EpisodeStage, report_row: ReportRow) -> None:
+async def test_generate_resumes_in_another_process(stage: EpisodeStage, report_row: ReportRow) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     samples = await aborted_when(
         stage, lambda: stage.until_sampling(requests=EPISODES, tokens=50), LONG_TURN, report_row, "a turn is decoded"
@@ -166,7 +164,7 @@ async def test_another_process_goes_on_where_this_one_was_aborted(stage: Episode
     assert {facts_of(sample)["resumes"] for sample in finished} == {1}
 
 
-async def test_when_someone_else_aborts_all_requests_the_turns_go_on_in_place(stage: EpisodeStage) -> None:
+async def test_generate_continues_after_foreign_abort_all(stage: EpisodeStage) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN))
     await aborted_by_another(stage, running)

@@ -31,9 +31,7 @@ def tools_hang() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tools_hang")
-async def test_episodes_outlive_a_killed_server_whose_place_another_takes(
-    sglang, own_worker, shipped_tokenizer, report_row
-):
+async def test_generate_survives_replaced_server(sglang, own_worker, shipped_tokenizer, report_row):
     async with episodes_on(sglang, shipped_tokenizer) as plain:
         undisturbed = [
             *await plain.play(new_samples(EPISODES), tools=HANGING),
@@ -63,7 +61,7 @@ async def test_episodes_outlive_a_killed_server_whose_place_another_takes(
     assert {facts_of(sample)["engine_aborts"] for sample in samples} == {0}
 
 
-async def test_episodes_whose_server_does_not_come_back_are_masked_and_can_be_tried_again(
+async def test_generate_masks_samples_when_server_stays_away(
     sglang: str, shipped_tokenizer: Any, report_row: ReportRow
 ) -> None:
     clock = asyncio.get_running_loop().time

@@ -33,7 +33,7 @@ def ended(sample: Sample) -> tuple[str, str, int]:
     return sample.status.value, facts["stop_reason"], facts["turns"]
 
 
-async def test_several_turns_with_tools_each_read_from_the_prefix_cache_what_was_there(stage: EpisodeStage) -> None:
+async def test_generate_turns_reuse_prefix_cache(stage: EpisodeStage) -> None:
     await stage.until_done("/flush_cache")
     sample = await stage.play_one(row=CALLS_AGAIN, tools=["stage_tools.failing_at_first"])
     assert ended(sample) == ("completed", "completed", 3)
@@ -49,7 +49,7 @@ async def test_several_turns_with_tools_each_read_from_the_prefix_cache_what_was
     assert cache.cached_tokens == sum(end - 1 for end in ends)
 
 
-async def test_the_samples_of_one_prompt_share_its_prefix(stage: EpisodeStage) -> None:
+async def test_generate_samples_of_a_group_share_prefix_cache(stage: EpisodeStage) -> None:
     first, second = [await stage.play_one() for _ in range(2)]
     assert second.tokens == first.tokens
     total = second.prefix_cache_info.total_prompt_tokens
@@ -57,7 +57,7 @@ async def test_the_samples_of_one_prompt_share_its_prefix(stage: EpisodeStage) -
     assert second.prefix_cache_info.cached_tokens == total - facts_of(second)["turns"]
 
 
-async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_request(stage: EpisodeStage) -> None:
+async def test_episode_timeout_s_ends_turn_and_request(stage: EpisodeStage) -> None:
     sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=3.0)
     assert sample.status is Sample.Status.TRUNCATED
     assert facts_of(sample)["stop_reason"] == "episode_timeout"
@@ -65,13 +65,13 @@ async def test_an_episode_in_a_turn_ends_when_its_time_is_over_and_so_does_its_r
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
 
 
-async def test_a_turn_goes_to_the_end_of_the_engines_context_and_no_further(stage: EpisodeStage) -> None:
+async def test_generate_stops_at_engine_context(stage: EpisodeStage) -> None:
     (sample,) = await stage.play([asking(CONTEXT_LENGTH - 400)], NEVER_ENDING)
     assert ended(sample) == ("truncated", "context_length", 1)
     assert len(sample.tokens) == FULL
 
 
-async def test_the_longest_prompt_has_room_for_an_answer_and_a_longer_one_is_too_long(stage: EpisodeStage) -> None:
+async def test_generate_longest_prompt_and_prompt_too_long(stage: EpisodeStage) -> None:
     (measured,) = await stage.play([asking(1)], {**GREEDY, "max_new_tokens": 1})
     template = len(measured.tokens) - 2
     lengths = [LONGEST_PROMPT, *range(LONGEST_PROMPT + 1, CONTEXT_LENGTH + 2)]
@@ -87,7 +87,7 @@ async def test_the_longest_prompt_has_room_for_an_answer_and_a_longer_one_is_too
     assert not stage.recorder.episodes.keys() & {str(sample.session_id) for sample in too_long[-2:]}
 
 
-async def test_an_engine_that_does_not_tell_its_context_length_teaches_it_by_refusing(sglang, shipped_tokenizer):
+async def test_generate_learns_context_length_from_refusal(sglang, shipped_tokenizer):
     async with silent_about_its_context(sglang) as url, episodes_on(url, shipped_tokenizer) as stage:
         fits, too_long = await stage.play([asking(CONTEXT_LENGTH - less) for less in (400, 0)], NEVER_ENDING)
     assert ended(fits) == ("truncated", "context_length", 1)
@@ -129,13 +129,13 @@ async def silent_about_its_context(engine_url: str) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("params", [{"stop": ["sides"]}, {"stop_regex": ["s[a-z]des"]}])
-async def test_a_stop_string_ends_the_turn_where_it_was_said(stage: EpisodeStage, params: dict[str, Any]) -> None:
+async def test_generate_stop_string_ends_turn(stage: EpisodeStage, params: dict[str, Any]) -> None:
     sample = await stage.play_one({**GREEDY, **params})
     assert ended(sample) == ("completed", "completed", 1)
     assert sample.response.endswith(" of the sides")
 
 
-async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage) -> None:
+async def test_generate_stop_token_ends_turn(stage: EpisodeStage) -> None:
     whole = await stage.play_one()
     prompt = len(whole.tokens) - whole.response_length
     stop = whole.tokens[prompt + 5]
@@ -145,14 +145,14 @@ async def test_a_stop_token_ends_the_turn_where_it_was_said(stage: EpisodeStage)
     assert sample.tokens == whole.tokens[: first + 1]
 
 
-async def test_a_sampling_parameter_that_the_engine_does_not_know_masks_the_sample_and_names_it(stage) -> None:
+async def test_generate_unknown_sampling_parameter_fails_sample(stage) -> None:
     sample = await stage.play_one({**GREEDY, "nonsense": 1})
     assert ended(sample) == ("failed", "engine_error", 0)
     assert "unknown field `nonsense`" in facts_of(sample)["error"]
     assert sample.remove_sample
 
 
-async def test_logit_bias_reaches_the_sampler(stage: EpisodeStage) -> None:
+async def test_generate_logit_bias_reaches_sampler(stage: EpisodeStage) -> None:
     token = stage.tokenizer.encode(" No", add_special_tokens=False)[0]
     sample = await stage.play_one({**GREEDY, "max_new_tokens": 8, "logit_bias": {str(token): 1000.0}})
     assert sample.tokens[-8:] == [token] * 8

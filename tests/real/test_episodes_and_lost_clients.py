@@ -30,7 +30,7 @@ async def left_behind(stage: EpisodeStage, report_row: ReportRow, client: str) -
     return most
 
 
-async def test_cancelled_episodes_leave_nothing_at_the_engine(stage: EpisodeStage, report_row: ReportRow) -> None:
+async def test_generate_cancel_leaves_nothing_at_engine(stage: EpisodeStage, report_row: ReportRow) -> None:
     running = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS))
     await stage.until_sampling(requests=EPISODES, tokens=50)
     running.cancel()
@@ -43,9 +43,7 @@ async def test_cancelled_episodes_leave_nothing_at_the_engine(stage: EpisodeStag
     assert {facts_of(sample)["stop_reason"] for sample in again} == {"completed"}
 
 
-async def test_a_process_that_is_killed_leaves_nothing_at_the_engine(
-    stage: EpisodeStage, report_row: ReportRow
-) -> None:
+async def test_killed_process_leaves_nothing_at_engine(stage: EpisodeStage, report_row: ReportRow) -> None:
     samples = [sample.to_dict() for sample in new_samples(EPISODES)]
     args = vars(args_for(stage.engine_url, stage.tokenizer, strands_rollout={}))
     program = Path(other_process.__file__)

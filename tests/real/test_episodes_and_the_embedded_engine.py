@@ -38,7 +38,7 @@ async def embedded() -> AsyncIterator[str]:
         yield url
 
 
-def test_the_demo_completes_and_its_last_line_says_so(sglang: str, tmp_path: Path) -> None:
+def test_demo_completes_on_both_engines(sglang: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "strands_rollout.cli", "demo", "--base-url", sglang, "--json"]
     asked = ["--samples", str(DEMO_SAMPLES), "--dump", str(tmp_path)]
     done = subprocess.run([*command, *asked], capture_output=True, text=True, check=False)
@@ -63,9 +63,7 @@ def mean_accuracy(samples: Sequence[Sample]) -> float:
     return sum(sample.reward["acc"] for sample in samples if isinstance(sample.reward, dict)) / len(samples)
 
 
-async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
-    sglang, embedded, shipped_tokenizer, report_row
-) -> None:
+async def test_eval_accuracy_is_equal_on_both_engines(sglang, embedded, shipped_tokenizer, report_row) -> None:
     rows = read_rows(shipped_rows(), ROWS)
     found: dict[str, Summary] = {}
     for engine, url in (("SGLang", sglang), ("embedded", embedded)):
@@ -80,9 +78,7 @@ async def test_an_evaluation_finds_the_same_accuracy_on_both_engines(
     assert theirs > LEAST_ACCURACY
 
 
-async def test_greedy_episodes_are_the_same_on_both_engines_token_for_token(
-    sglang, embedded, shipped_tokenizer, report_row
-):
+async def test_generate_greedy_is_equal_on_both_engines(sglang, embedded, shipped_tokenizer, report_row):
     runs: list[list[Sample]] = []
     for url in (embedded, sglang):
         async with episodes_on(url, shipped_tokenizer) as stage:
@@ -113,7 +109,7 @@ def logprob_pairs(one: Sample, other: Sample) -> list[tuple[float, float]]:
     return [(first, second) for first, second, mask in values if mask]
 
 
-async def test_greedy_episodes_are_the_same_alone_and_among_others(sglang: str, shipped_tokenizer: Any) -> None:
+async def test_generate_greedy_is_equal_alone_and_in_batch(sglang: str, shipped_tokenizer: Any) -> None:
     async with episodes_on(sglang, shipped_tokenizer) as stage:
         together = await stage.play(new_samples(24), GREEDY)
         alone = await stage.play(new_samples(4), GREEDY, at_once=1)

@@ -47,7 +47,7 @@ async def take_weights(stage: EpisodeStage, mode: str, folder: Path | str, versi
     await stage.control("/continue_generation")
 
 
-async def test_updates_to_the_same_weights_change_nothing_but_the_version(stage: EpisodeStage) -> None:
+async def test_update_to_same_weights_changes_only_version(stage: EpisodeStage) -> None:
     longer = {**LONG_TURN, "max_new_tokens": 1200}  # none has ended before the last update
     undisturbed = await stage.play(new_samples(EPISODES), longer)
     running = asyncio.create_task(stage.play(new_samples(EPISODES), longer))
@@ -75,9 +75,7 @@ def sampled_positions(sample: Sample) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_each_token_has_the_logprob_of_the_weights_that_its_span_names(
-    stage, mode, other_weights, report_row
-) -> None:
+async def test_spans_name_the_weights_of_each_logprob(stage, mode, other_weights, report_row) -> None:
     running = asyncio.create_task(stage.play(new_samples(EPISODES), HOT))
     await stage.until_sampling(requests=EPISODES, tokens=200)
     await take_weights(stage, mode, other_weights, OTHERS)
@@ -109,7 +107,7 @@ def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list
     return own, [abs(got[at - start] - scores[other[version]][at]) for version, at in spanned(sample)]
 
 
-async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(stage, other_weights) -> None:
+async def test_update_during_tool_applies_to_later_turns(stage, other_weights) -> None:
     stage_tools.is_to_hang.set()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_while_told"]))
     await until(lambda: len(stage_tools.began) >= EPISODES)
@@ -125,7 +123,7 @@ async def test_weights_that_change_while_a_tool_runs_sample_the_turns_after_it(s
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_pause_in_mid_turn_changes_nothing(stage: EpisodeStage, mode: str) -> None:
+async def test_pause_during_turn_changes_nothing(stage: EpisodeStage, mode: str) -> None:
     undisturbed = await stage.play(new_samples(EPISODES), LONG_TURN)
     running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN))
     await stage.until_sampling(requests=EPISODES, tokens=50)
@@ -144,7 +142,7 @@ async def test_a_pause_in_mid_turn_changes_nothing(stage: EpisodeStage, mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_pause_without_an_end_is_bounded_by_the_episodes_time_limit(stage, mode, report_row) -> None:
+async def test_episode_timeout_s_bounds_endless_pause(stage, mode, report_row) -> None:
     clock = asyncio.get_running_loop().time
     running = asyncio.create_task(stage.play(new_samples(EPISODES), LONG_TURN, episode_timeout_s=15.0))
     await stage.until_sampling(requests=EPISODES)

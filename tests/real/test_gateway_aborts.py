@@ -25,7 +25,7 @@ EPISODES = 8
 ENDLESS = {**LINGERING, "min_new_tokens": 1500}
 
 
-async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
+async def test_generate_resumes_after_slime_aborts_workers(
     router: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     own, aborted = await own_worker.running(), asyncio.Event()
@@ -62,9 +62,7 @@ async def test_slime_aborts_at_the_workers_and_the_episodes_go_on_later(
     )
 
 
-async def test_a_closed_connection_ends_the_request_at_its_worker(
-    router, sglang, shipped_tokenizer, report_row
-) -> None:
+async def test_closed_connection_ends_request_at_worker(router, sglang, shipped_tokenizer, report_row) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router) as gateway,

@@ -35,7 +35,7 @@ def finds_itself_cached(turns: Sequence[Passage]) -> bool:
     )
 
 
-async def test_with_smg_a_session_stays_at_its_worker_and_each_turn_finds_the_last_one_cached(
+async def test_smg_keeps_session_on_worker_with_prefix_cache(
     sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
@@ -53,7 +53,7 @@ async def test_with_smg_a_session_stays_at_its_worker_and_each_turn_finds_the_la
 
 
 @pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
-async def test_sglang_router_knows_no_keys_and_episodes_are_exact_all_the_same(
+async def test_sglang_router_without_affinity_stays_exact(
     policy: str, sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     own, flags = await own_worker.running(), ("--policy", policy)

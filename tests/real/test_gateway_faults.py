@@ -19,7 +19,7 @@ OUTAGE_S = 2.0
 QUICK_BREAKER = ("--cb-failure-threshold", "3", "--cb-success-threshold", "1", "--cb-timeout-duration-secs", "3")
 
 
-async def test_a_worker_out_of_reach_is_waited_for(
+async def test_generate_waits_for_unreachable_worker(
     router: str, sglang: str, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     async with (
@@ -35,7 +35,7 @@ async def test_a_worker_out_of_reach_is_waited_for(
         await finish(playing, report_row, f"worker out of reach for {OUTAGE_S:g} s", router)
 
 
-async def test_a_dead_worker_that_draws_all_requests_is_outlived_until_slime_takes_it_out(
+async def test_generate_survives_dead_worker_until_removed(
     sglang: str, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     router = "sglang-router"  # its default policy sends all of these to one worker, and does so when that one is gone
@@ -52,7 +52,9 @@ async def test_a_dead_worker_that_draws_all_requests_is_outlived_until_slime_tak
         await finish(playing, report_row, "the only busy one of two workers dies", router)
 
 
-async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_tokenizer: Any, report_row: Any) -> None:
+async def test_generate_waits_for_open_circuit_breaker(
+    router: str, sglang: str, shipped_tokenizer: Any, report_row: Any
+) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router, flags=QUICK_BREAKER) as gateway,
@@ -66,9 +68,7 @@ async def test_an_open_breaker_is_waited_out(router: str, sglang: str, shipped_t
         await finish(playing, report_row, "worker answers 500, breaker opens", router)
 
 
-async def test_workers_registered_in_time_save_what_was_asked_before(
-    router, sglang, shipped_tokenizer, report_row
-) -> None:
+async def test_generate_waits_for_worker_registration(router, sglang, shipped_tokenizer, report_row) -> None:
     async with gateway_before(router=router) as gateway, episodes_on(gateway.base_url, shipped_tokenizer) as stage:
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
         await until(lambda: len(stage.recorder.episodes) == EPISODES)
@@ -87,9 +87,7 @@ async def finish(playing: asyncio.Task[Any], report_row: Any, fault: str, router
     assert (len(ends.exact), ends.reasons, ends.lost) == (EPISODES, set(), [])
 
 
-async def test_without_any_worker_episodes_fail_in_bounded_time_and_say_so(
-    shipped_tokenizer: Any, report_row: Any
-) -> None:
+async def test_generate_fails_in_bounded_time_without_workers(shipped_tokenizer: Any, report_row: Any) -> None:
     async def fail(gateway: Gateway, words: str) -> None:
         clock = asyncio.get_running_loop().time
         async with episodes_on(gateway.base_url, shipped_tokenizer) as stage:
@@ -112,7 +110,7 @@ async def on_one(router: str, worker: str, tokenizer: Any) -> AsyncIterator[Epis
         yield stage
 
 
-async def test_a_request_of_wrong_types_is_refused_once_and_named(router, sglang, shipped_tokenizer) -> None:
+async def test_generate_does_not_retry_request_of_wrong_types(router, sglang, shipped_tokenizer) -> None:
     async with on_one(router, sglang, shipped_tokenizer) as stage:
         sample = await stage.play_one({**SAMPLED, "temperature": "hot"})
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
@@ -121,7 +119,7 @@ async def test_a_request_of_wrong_types_is_refused_once_and_named(router, sglang
     assert 'sampling_params.temperature: invalid type: string "hot"' in facts_of(sample)["error"]
 
 
-async def test_a_context_that_no_router_tells_is_learned_from_its_refusal(router, sglang, shipped_tokenizer) -> None:
+async def test_generate_learns_context_length_behind_router(router, sglang, shipped_tokenizer) -> None:
     async with on_one(router, sglang, shipped_tokenizer) as stage:
         sample = await stage.play_one({**GREEDY, "max_new_tokens": 100_000})
     assert ends_of([sample]).exact == [sample]

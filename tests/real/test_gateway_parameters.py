@@ -54,7 +54,7 @@ DROPPED_BY_BOTH = {"beam_width", "logit_bias", "stop_regex", "stream_interval", 
 DROPPED = {"smg": DROPPED_BY_BOTH, "sglang-router": DROPPED_BY_BOTH | {"custom_params"}}
 
 
-async def test_slimes_sampling_parameters_reach_the_worker(router: str, sglang: str, shipped_tokenizer: Any) -> None:
+async def test_sampling_params_reach_worker(router: str, sglang: str, shipped_tokenizer: Any) -> None:
     async with (
         WorkerFront(sglang) as front,
         gateway_before(front.base_url, router=router) as gateway,
@@ -74,9 +74,7 @@ async def test_slimes_sampling_parameters_reach_the_worker(router: str, sglang: 
     assert sorted(turns.values()) == [1] * EPISODES
 
 
-async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(
-    router, shipped_tokenizer, report_row
-) -> None:
+async def test_routers_drop_parameters_silently(router, shipped_tokenizer, report_row) -> None:
     sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, {**OF_SLIME, **OF_SGLANG})
     arrived = fake.requests[0].body["sampling_params"]
     assert sample.status is Sample.Status.COMPLETED
@@ -87,9 +85,7 @@ async def test_what_routers_leave_out_of_a_request_they_leave_out_in_silence(
 
 
 @pytest.mark.parametrize(("router", "status"), [("smg", "completed"), ("sglang-router", "failed")])
-async def test_routed_experts_that_a_router_does_not_ask_for_fail_the_sample_in_words(
-    router: str, status: str, shipped_tokenizer: Any
-) -> None:
+async def test_routed_experts_dropped_by_router_fail_sample(router: str, status: str, shipped_tokenizer: Any) -> None:
     replay = {"use_rollout_routing_replay": True, "num_layers": 1, "moe_router_topk": 1}
     sample, fake = await answered_by_a_stand_in(router, shipped_tokenizer, SAMPLED, **replay)
     assert (sample.status.value, sample.remove_sample) == (status, status == "failed")
@@ -114,7 +110,7 @@ async def answered_by_a_stand_in(router: str, tokenizer: Any, params: Any, **arg
         return await stage.play_one(params), fake
 
 
-async def test_a_named_models_requests_go_to_its_own_router(sglang, own_worker, shipped_tokenizer) -> None:
+async def test_model_name_selects_router(sglang, own_worker, shipped_tokenizer) -> None:
     async with (
         gateway_before(sglang) as judges,
         gateway_before(await own_worker.running(), router="sglang-router") as actors,

@@ -74,9 +74,7 @@ def tools_hang() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("tools_hang")
-async def test_one_of_two_workers_is_killed_and_comes_back_at_its_port(
-    sglang, own_worker, shipped_tokenizer, report_row
-):
+async def test_generate_survives_killed_and_restarted_worker(sglang, own_worker, shipped_tokenizer, report_row):
     own = await own_worker.running()
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
 
@@ -111,9 +109,7 @@ async def until_used(router: str, stage: EpisodeStage, report_row: Any) -> None:
     report_row("faults", **row, recovery_s=round(clock() - started, 1))
 
 
-async def test_all_workers_are_gone_in_mid_flight_and_come_back(
-    sglang, own_worker, shipped_tokenizer, report_row
-) -> None:
+async def test_generate_survives_loss_of_all_workers(sglang, own_worker, shipped_tokenizer, report_row) -> None:
     own, clock = await own_worker.running(), asyncio.get_running_loop().time
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
         playing = begin(stages, LINGERING, engine_patience_s=PATIENCE_S)

@@ -46,13 +46,13 @@ def result_of(stage: EpisodeStage, sample: Sample) -> str:
 @pytest.mark.parametrize(
     ("hook", "tool_result"), [(Cancelling, "Not allowed."), (OtherCode, "111105"), (OtherResult, "1000, at least")]
 )
-async def test_a_hook_cancels_and_rewrites_calls_and_results(stage, hook, tool_result) -> None:
+async def test_hooks_cancel_and_rewrite_calls_and_results(stage, hook, tool_result) -> None:
     sampled, _ = stage.recorder.episodes[str((await stage.play_one()).session_id)][:2]
     sample = await stage.play_one(hooks=[f"{__name__}.{hook.__name__}"])
     assert f"<tool_response>\n{tool_result}\n</tool_response>" in result_of(stage, sample)
     assert stage.recorder.episodes[str(sample.session_id)][0].output_ids == sampled.output_ids
 
 
-async def test_a_tool_of_an_mcp_server_is_called(stage: EpisodeStage) -> None:
+async def test_mcp_server_tool_is_called(stage: EpisodeStage) -> None:
     sample = await stage.play_one(tools=[{"command": f"{sys.executable} {SERVER}"}])
     assert "34, and not what" in result_of(stage, sample)

@@ -56,9 +56,7 @@ def processor() -> Any:
     return vision_processor("Qwen2_5_VLProcessor", vision_tokenizer())
 
 
-async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(
-    url, folder, processor, tmp_path, report_row
-) -> None:
+async def test_sglang_reads_trajectory_with_trainers_pixels(url, folder, processor, tmp_path, report_row) -> None:
     # greedy: this model knows no better than to sample <|video_pad|> now and then, which SGLang refuses in a prompt
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)
@@ -89,7 +87,7 @@ async def test_it_reads_the_trajectory_and_sees_the_trainers_pixels(
     )
 
 
-async def test_it_keeps_ids_that_no_encoding_would_give(url: str, processor: Any) -> None:
+async def test_sglang_keeps_ids_that_no_encoding_gives(url: str, processor: Any) -> None:
     tokenizer = processor.tokenizer
     ids = tokenizer.encode("<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>", add_special_tokens=False)
     letters = [token for letter in "What is the sum" for token in tokenizer.encode(letter, add_special_tokens=False)]

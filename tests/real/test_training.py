@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.real, pytest.mark.torch]
 SCRIPT = Path(__file__).parents[2] / "scripts/train_tiny.py"
 
 
-async def test_two_steps_on_sglang_have_the_trainers_logprobs(sglang, shipped_tokenizer, report_row, tmp_path) -> None:
+async def test_train_on_sglang_matches_trainer_logprobs(sglang, shipped_tokenizer, report_row, tmp_path) -> None:
     pytest.importorskip("torch")
     from strands_rollout.train.trainer import WeightSync
 

@@ -16,7 +16,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return copy_scripts(tmp_path / "a check out")
 
 
-def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_passes_arguments_on(checkout) -> None:
+def test_demo_script_prepares_environment_and_passes_arguments(checkout) -> None:
     finished = checkout.run("demo.sh", "--samples", "8", "--help")
     assert finished.stdout == "strands-rollout demo --samples 8 --help\n"
     assert (checkout.root / ".venv-demo").is_dir()
@@ -29,7 +29,7 @@ def test_the_demo_makes_its_environment_installs_again_what_has_changed_and_pass
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_an_installation_has_a_line_a_minute_and_ends_as_pip_does(checkout, tmp_path, status: int) -> None:
+def test_install_prints_progress_and_returns_pips_status(checkout, tmp_path, status: int) -> None:
     sleep, slept = tmp_path / "bin/sleep", tmp_path / "slept"
     sleep.parent.mkdir()
     slept.touch()
@@ -45,14 +45,14 @@ def test_an_installation_has_a_line_a_minute_and_ends_as_pip_does(checkout, tmp_
     assert set(slept.read_text().split()) == {"60"}
 
 
-def test_the_tests_run_in_an_environment_with_the_dev_extra(checkout: Checkout) -> None:
+def test_test_script_installs_dev_extra(checkout: Checkout) -> None:
     finished = checkout.run("test.sh", "-k", "two words")
     assert finished.stdout == "pytest -k two words\n"
     assert checkout.installs[0].endswith(f"--editable {checkout.root}[dev,tools,evals,harness,a2a]")
 
 
 @pytest.mark.parametrize("second", ["no such folder", ".", ""])
-def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(checkout, tmp_path, second) -> None:
+def test_test_script_refuses_slime_path_without_slime(checkout, tmp_path, second) -> None:
     rollout = tmp_path / "slime/slime/rollout/sglang_rollout.py"
     rollout.parent.mkdir(parents=True)
     rollout.touch()
@@ -64,7 +64,7 @@ def test_what_is_no_checkout_of_slime_is_refused_before_its_tests_are_skipped(ch
     assert "pytest" not in finished.stdout
 
 
-def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_do(checkout: Checkout) -> None:
+def test_scripts_without_usable_python_explain_remedy(checkout: Checkout) -> None:
     finished = checkout.run("demo.sh", PYTHON="/no/such/python")
     assert finished.returncode == 1
     assert "no Python 3.11 or newer found; tried /no/such/python" in finished.stderr
@@ -72,7 +72,7 @@ def test_without_a_usable_python_the_message_says_which_were_tried_and_what_to_d
 
 
 @pytest.mark.parametrize("given", [{}, {"STRANDS_ROLLOUT_VENV": "/dev/null/venv"}], ids=["default", "named"])
-def test_an_environment_that_can_not_be_written_says_which_variable_puts_it_elsewhere(checkout, given) -> None:
+def test_scripts_name_variable_for_unwritable_environment(checkout, given) -> None:
     (checkout.root / ".venv-demo").write_text("in the way, which stops root too")
     finished = checkout.run("demo.sh", **given)
     assert finished.returncode == 1
@@ -82,7 +82,7 @@ def test_an_environment_that_can_not_be_written_says_which_variable_puts_it_else
     assert (checkout.root / ".venv-demo").is_file()
 
 
-def test_stop_ends_nothing_but_what_start_has_started(checkout: Checkout) -> None:
+def test_stop_ends_only_started_processes(checkout: Checkout) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as stranger:
         refused = checkout.run("sglang_cpu.sh", "stop", str(stranger.pid))
         assert refused.returncode == 1
@@ -99,7 +99,7 @@ SHELL = [
 
 
 @pytest.mark.parametrize("script", SHELL)
-def test_scripts_stop_at_the_first_error_and_pass_shellcheck(script: str) -> None:
+def test_scripts_set_errexit_and_pass_shellcheck(script: str) -> None:
     assert "\nset -euo pipefail\n" in (REPOSITORY / script).read_text()
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if shellcheck is None:

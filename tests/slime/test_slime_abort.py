@@ -35,7 +35,7 @@ async def started(start: Start, name: str, **more: Any) -> Stage:
 
 @pytest.mark.parametrize("partial_rollout", [False, True])
 @pytest.mark.parametrize("name", CAUGHT)
-async def test_a_running_episode_comes_back_at_once_and_valid(start: Start, name: str, partial_rollout: bool) -> None:
+async def test_abort_returns_valid_samples_immediately(start: Start, name: str, partial_rollout: bool) -> None:
     stage = await started(start, name, partial_rollout=partial_rollout)
     await stage.rollouts.train()
     aborted = stage.rollouts.returned_as("aborted")

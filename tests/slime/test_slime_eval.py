@@ -24,7 +24,7 @@ async def staged(start, tmp_path, tasks, dataset=None, **more):
     return stage
 
 
-async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tmp_path: Path) -> None:
+async def test_eval_rollout_reports_accuracy(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["calls", "errs", "rambles"])
     result = (await stage.rollouts.evaluate())["demo"]
     assert (result["rewards"], result["truncated"]) == ([1.0] * 4 + [0.0] * 8, [False] * 8 + [True] * 4)
@@ -37,7 +37,7 @@ async def test_an_evaluation_reports_the_share_of_right_answers(start: Start, tm
     assert stage.rollouts.calls[12:] == [False] * len(stage.rollouts.samples)
 
 
-async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed(start: Start, tmp_path: Path) -> None:
+async def test_eval_rollout_keeps_shared_sampling_params(start: Start, tmp_path: Path) -> None:
     own = {"temperature": 0.6, "top_p": 0.9, "top_k": 20}
     stage = await staged(start, tmp_path, ["calls", "rambles"], {"max_response_len": 300, **own})
     result = (await stage.rollouts.evaluate())["demo"]
@@ -49,7 +49,7 @@ async def test_the_one_dict_of_sampling_parameters_that_all_share_is_not_changed
     assert max(sample.response_length for sample in result["samples"]) == 300
 
 
-async def test_the_context_limit_is_that_of_evaluation(start: Start, tmp_path: Path) -> None:
+async def test_eval_rollout_uses_eval_max_context_len(start: Start, tmp_path: Path) -> None:
     stage = await staged(start, tmp_path, ["rambles"], eval_max_context_len=700, rollout_max_context_len=1200)
     stage.rollouts.args.rollout_max_response_len = 4096
     stage.rollouts.args.eval_datasets[0].max_response_len = 4096

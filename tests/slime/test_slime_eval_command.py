@@ -50,7 +50,7 @@ def sent(engine: Any) -> list[str]:
     return sorted(asked)
 
 
-async def test_the_engine_is_asked_the_same_and_the_scores_are_the_same(start: Start, tmp_path: Path) -> None:
+async def test_eval_command_matches_slimes_requests_and_scores(start: Start, tmp_path: Path) -> None:
     config = write_config(tmp_path)
     stage = await start(PLANS)
     parsed = yaml.safe_load(config.read_text())["eval"]
@@ -80,7 +80,7 @@ async def test_the_engine_is_asked_the_same_and_the_scores_are_the_same(start: S
     }
 
 
-def test_pass_at_k_is_slimes() -> None:
+def test_eval_command_pass_at_k_matches_slime() -> None:
     compute_pass_rate = observability("metric_utils.compute_pass_rate")
     random = Random(1)
     rewards = [float(random.random() < problem / 10) for problem in range(10) for _ in range(16)]

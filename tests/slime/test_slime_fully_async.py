@@ -52,7 +52,7 @@ async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, mo
 
 
 @pytest.mark.parametrize(("mode", "player"), [("abort", {}), ("in_place", {}), ("abort", PROGRAM)])
-async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, mode: str, player: Any) -> None:
+async def test_fully_async_continues_through_weight_updates(begin: Begin, mode: str, player: Any) -> None:
     scene = await started(begin, lambda _asked: paced(0.012), 24, **player)
     samples, trained = await trained_through_updates(scene, mode, every_s=0.15, most=99)
     assert {sample.status.value for sample in samples} == {"completed"}
@@ -65,7 +65,7 @@ async def test_episodes_continue_in_place_through_weight_updates(begin: Begin, m
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM["settings"]])
-async def test_aborted_groups_can_be_given_back_and_are_resumed(begin: Begin, player: Any) -> None:
+async def test_fully_async_resumes_returned_groups(begin: Begin, player: Any) -> None:
     scene = await started(begin, lambda _asked: paced(0.004), 12, settings={"on_engine_abort": "return", **player})
     samples, trained = await trained_through_updates(scene, "abort", every_s=0.2, most=3)
     assert scene.rollouts.returned_as("aborted")

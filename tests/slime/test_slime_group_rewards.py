@@ -65,7 +65,7 @@ def field_of_siblings() -> str:
 )
 @pytest.mark.parametrize("more", [{}, {"grpo_std_normalization": False}, {"rewards_normalization": False}])
 @pytest.mark.parametrize(("groups", "size"), [(6, 8), (4, 1)])
-def test_full_groups_of_plain_samples_get_slimes_own_rewards(estimator, more, groups, size) -> None:
+def test_normalize_rewards_matches_slime_for_plain_groups(estimator, more, groups, size) -> None:
     if estimator == "cispo" and "cispo" not in inspect.getsource(type(manager(None))._post_process_rewards):
         pytest.skip("this slime has no cispo")
     if size == 1:
@@ -86,7 +86,7 @@ def in_turn(*replies: Any) -> Any:
     return lambda _asked: next(replies_in_turn)
 
 
-async def test_a_rollout_drops_groups_without_spread_and_trains_the_others(start: Start) -> None:
+async def test_keep_informative_groups_drops_groups_without_spread(start: Start) -> None:
     refused = Reply.status(422, "no such field")
     plans = {
         "same": [ANSWER],
@@ -127,7 +127,7 @@ async def fan_out(args: Any, sample: Any, sampling_params: Any) -> list[Any]:
     return siblings
 
 
-async def test_fan_outs_are_rewarded_filtered_and_trained_in_slimes_rollout(start: Start) -> None:
+async def test_fan_out_is_rewarded_filtered_and_trained(start: Start) -> None:
     stage = await start(
         {name: [in_turn(ANSWER, WRONG)] for name in ("one", "another")},
         n_samples_per_prompt=4,

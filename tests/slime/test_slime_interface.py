@@ -31,7 +31,7 @@ case.invoke(hook)
 """
 
 
-def test_slimes_own_signature_checks_pass(slime_package: Path) -> None:
+def test_slime_signature_checks_pass(slime_package: Path) -> None:
     run_beside_slimes_tests(slime_package, CONTRACT)
 
 
@@ -45,7 +45,7 @@ def newest_sample() -> None:
 
 
 @pytest.mark.usefixtures("newest_sample")
-def test_the_stand_in_has_slimes_fields_defaults_and_statuses() -> None:
+def test_sample_stand_in_has_slimes_fields_and_statuses() -> None:
     from slime.utils.types import Sample
 
     assert _shape(sample_type.Sample) == _shape(Sample)
@@ -55,7 +55,7 @@ def test_the_stand_in_has_slimes_fields_defaults_and_statuses() -> None:
 
 
 @pytest.mark.usefixtures("newest_sample")
-def test_the_stand_in_appends_as_slimes_sample_does() -> None:
+def test_sample_stand_in_appends_like_slimes() -> None:
     from slime.utils.types import Sample
 
     args = type("Args", (), {"sglang_speculative_algorithm": "EAGLE"})()
@@ -78,7 +78,7 @@ def test_the_stand_in_appends_as_slimes_sample_does() -> None:
 
 
 @pytest.mark.usefixtures("newest_sample")
-def test_each_can_read_what_the_other_wrote() -> None:
+def test_sample_stand_in_and_slimes_read_each_other() -> None:
     from slime.utils.types import Sample
 
     written = Sample(index=3, tokens=[1, 2], reward={"score": 1.0}, status=Sample.Status.TRUNCATED)

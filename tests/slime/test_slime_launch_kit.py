@@ -29,19 +29,19 @@ def dry_run(script: str) -> str:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_finds_slimes_own_arguments_of_its_model(script: str) -> None:
+def test_launch_script_finds_slimes_model_arguments(script: str) -> None:
     shown = dry_run(script)
     assert "--num-layers 36" in shown
     assert "MODEL_ARGS" not in shown
 
 
 @pytest.mark.parametrize("program", ["train.py", "train_async.py", "tools/convert_hf_to_torch_dist.py"])
-def test_the_programs_that_the_scripts_run_are_there(program: str) -> None:
+def test_launch_scripts_name_programs_that_exist(program: str) -> None:
     assert SLIME is not None
     assert (SLIME / program).is_file()
 
 
-def test_slime_reads_the_shipped_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eval_config_is_read_by_slime(monkeypatch: pytest.MonkeyPatch) -> None:
     from slime.utils.eval_config import build_eval_dataset_configs, ensure_dataset_list
 
     monkeypatch.setenv("DATA_DIR", "/sets")
@@ -66,7 +66,7 @@ class Scheduler:
         assert wd_incr_steps >= 0
 
 
-def test_megatron_takes_the_learning_rate_schedule_of_an_evaluation() -> None:
+def test_eval_script_learning_rate_schedule_fits_megatron() -> None:
     """With slime's own function: up to 0.3.1 it makes a schedule though nothing is trained."""
     words = shlex.split(dry_run("eval_aime").replace("\\\n", ""))
     given = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in SCHEDULED}
@@ -87,7 +87,7 @@ def asked(slime_package: Path, tmp_path: Path) -> Question:
     return Question(env=dict(os.environ), repository=tmp_path, slime_dir=slime_package)
 
 
-def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_path: Path) -> None:
+def test_doctor_reports_slimes_version(slime_package: Path, tmp_path: Path) -> None:
     [found] = check_slime(asked(slime_package, tmp_path), lambda _: None)
     git = subprocess.run(["git", "-C", str(slime_package), "rev-parse", "HEAD"], capture_output=True, text=True)
     assert found.status == "ok"
@@ -95,7 +95,7 @@ def test_slime_is_recognized_and_its_version_is_told(slime_package: Path, tmp_pa
     assert (git.stdout.strip()[:8] or "not known") in found.found
 
 
-def test_an_episode_through_its_loop_comes_back_completed(slime_package: Path, tmp_path: Path) -> None:
+def test_doctor_trial_episode_completes(slime_package: Path, tmp_path: Path) -> None:
     [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None, limit_s=250)
     assert found.status == "ok", found
     assert "as completed" in found.found

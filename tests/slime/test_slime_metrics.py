@@ -30,7 +30,7 @@ def failures(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [message for message in caplog.messages if message.startswith("metric failed")]
 
 
-async def test_a_rollout_is_logged_by_us_and_by_slime(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_log_rollout_logs_beside_slime(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     stage = await start(PLANS, **LOGGERS)
     await stage.rollouts.train()
@@ -47,7 +47,7 @@ async def test_a_rollout_is_logged_by_us_and_by_slime(start: Start, caplog: pyte
     assert found["slowest/score_s"] > 0.0
 
 
-async def test_an_evaluation_is_logged_by_us_and_by_slime(start, tmp_path, caplog) -> None:
+async def test_log_eval_logs_beside_slime(start, tmp_path, caplog) -> None:
     caplog.set_level("INFO")
     tasks = ["calls", "errs", "rambles"]
     rows = write_rows(tmp_path / "eval.jsonl", [chat_row(prompt(task, n)) for n, task in enumerate(tasks)])
@@ -62,7 +62,7 @@ async def test_an_evaluation_is_logged_by_us_and_by_slime(start, tmp_path, caplo
 
 
 @pytest.mark.parametrize(("train_steps", "step"), [(False, 6), (True, 12)])
-async def test_the_step_is_the_one_that_slime_logs_under(start, caplog, train_steps, step) -> None:
+async def test_log_rollout_uses_slimes_step(start, caplog, train_steps, step) -> None:
     caplog.set_level("INFO")
     stage = await start(PLANS, **LOGGERS, wandb_always_use_train_step=train_steps, global_batch_size=3)
     await stage.rollouts.train(6)

@@ -50,7 +50,7 @@ async def steps(stage: Stage, count: int) -> None:
     ],
     ids=["filter", "no filter", "partial", "fan-out", "setup"],
 )
-async def test_an_engine_that_stays_away_ends_the_run(start: Start, fault: Reply, more: dict[str, Any]) -> None:
+async def test_max_failed_groups_ends_run_without_engine(start: Start, fault: Reply, more: dict[str, Any]) -> None:
     given = {"strands_rollout": {"max_failed_groups": 5}, **BATCH, **more}
     stage = await start({"dies": [fault]}, ["dies"] * 6, **given)
     async with asyncio.timeout(60):
@@ -61,7 +61,7 @@ async def test_an_engine_that_stays_away_ends_the_run(start: Start, fault: Reply
     assert len(stage.rollouts.calls) < 50
 
 
-async def test_an_engine_that_stays_away_ends_a_fully_async_run(start: Start, fully_async: str) -> None:
+async def test_max_failed_groups_ends_fully_async_run_without_engine(start: Start, fully_async: str) -> None:
     hooks = {"custom_rollout_log_function_path": "strands_rollout.log_rollout", "sglang_server_concurrency": 6}
     settings = {"max_failed_groups": 5}
     given = {"rollout_function_path": fully_async, "strands_rollout": settings, **BATCH, **hooks}
@@ -73,7 +73,7 @@ async def test_an_engine_that_stays_away_ends_a_fully_async_run(start: Start, fu
 
 
 @pytest.mark.parametrize("dead", [0, 2])
-async def test_a_smoke_run_needs_no_group_with_a_spread_but_trained_samples(start: Start, dead: int) -> None:
+async def test_smoke_run_needs_trained_samples_but_no_spread(start: Start, dead: int) -> None:
     """All answers are right: no group is informative, and the step ends with those that there are."""
     plans = {"answers": [ANSWER], "dies": [Reply.status(422, "no such field")]}
     rows = ["dies"] * dead + ["answers"] * (6 - dead)
@@ -98,7 +98,7 @@ async def evaluated(start: Start, plans: dict[str, Any], tasks: list[str], **mor
 @pytest.mark.parametrize(
     ("tasks", "accuracy"), [(["errs", "answers", "answers", "dies"], "0.66"), (["dies"] * 4, None)]
 )
-async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(start, caplog, tasks, accuracy, log_passrate):
+async def test_eval_accuracy_leaves_out_missing_answers(start, caplog, tasks, accuracy, log_passrate):
     caplog.set_level("INFO")
     plans = {"answers": [ANSWER], "errs": [WRONG], "dies": [Reply.status(503)]}
     stage = await evaluated(start, plans, tasks, log_passrate=log_passrate)
@@ -111,7 +111,7 @@ async def test_slimes_accuracy_is_that_of_the_answers_that_there_are(start, capl
 
 @pytest.mark.parametrize("keys", [("score", "acc"), (None, None), ("score", None)])
 @pytest.mark.parametrize(("reward", "accuracy"), [("slime_rewards.away_for_wrong_answers", "1.0"), (DEAD, None)])
-async def test_what_no_judge_has_graded_is_missing_in_slimes_accuracy(start, caplog, reward, accuracy, keys):
+async def test_eval_accuracy_leaves_out_ungraded_answers(start, caplog, reward, accuracy, keys):
     caplog.set_level("INFO")
     plans = {"answers": [ANSWER], "errs": [WRONG]}
     named = {"reward_key": keys[0], "eval_reward_key": keys[1], "strands_rollout": {"reward": reward}}
@@ -129,7 +129,7 @@ async def test_what_no_judge_has_graded_is_missing_in_slimes_accuracy(start, cap
     ("reward_key", "eval_reward_key", "group_rm"),
     [(None, None, False), (None, "acc", True), ("score", None, True), ("score", "acc", False)],
 )
-async def test_slime_takes_the_reward_with_and_without_its_keys(start, caplog, reward_key, eval_reward_key, group_rm):
+async def test_reward_func_works_with_and_without_reward_keys(start, caplog, reward_key, eval_reward_key, group_rm):
     caplog.set_level("INFO")
     keys = {"reward_key": reward_key, "eval_reward_key": eval_reward_key}
     stage = await evaluated(start, {"answers": [ANSWER], "errs": [WRONG]}, ["answers", "errs"], **keys)
@@ -162,7 +162,7 @@ WITH_REWARD = {"max_failed_groups": 5, "reward": DEAD}
     ],
     ids=["filter", "fallback", "slime's filter", "group", "no filter", "fan-out", "partial", "a reward of slime's"],
 )
-async def test_a_reward_that_stays_away_ends_the_run(start: Start, more: dict[str, Any]) -> None:
+async def test_max_failed_groups_ends_run_without_reward(start: Start, more: dict[str, Any]) -> None:
     stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **{**BATCH, "strands_rollout": WITH_REWARD, **more})
     async with asyncio.timeout(60):
         with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row .*reward"):
@@ -171,7 +171,7 @@ async def test_a_reward_that_stays_away_ends_the_run(start: Start, more: dict[st
     assert len(stage.rollouts.calls) < 50
 
 
-async def test_a_reward_that_stays_away_ends_a_fully_async_run(start: Start, fully_async: str) -> None:
+async def test_max_failed_groups_ends_fully_async_run_without_reward(start: Start, fully_async: str) -> None:
     hooks = {"custom_rollout_log_function_path": "strands_rollout.log_rollout", "sglang_server_concurrency": 6}
     given = {"rollout_function_path": fully_async, "strands_rollout": WITH_REWARD, **BATCH, **hooks}
     stage = await start({"answers": [ANSWER]}, ["answers"] * 6, **given)
@@ -180,7 +180,7 @@ async def test_a_reward_that_stays_away_ends_a_fully_async_run(start: Start, ful
             await steps(stage, 20)
 
 
-async def test_a_judge_that_comes_back_ends_no_run(start: Start) -> None:
+async def test_max_failed_groups_allows_returning_judge(start: Start) -> None:
     slime_rewards.begin()
     settings = {**WITH_REWARD, "max_failed_groups": 6, "reward": "slime_rewards.back_after_ten", "episode_workers": 0}
     given = {"dynamic_sampling_filter_path": FILTER, "strands_rollout": settings, **BATCH}
@@ -191,7 +191,7 @@ async def test_a_judge_that_comes_back_ends_no_run(start: Start) -> None:
     assert not any(sample.remove_sample for sample in stage.rollouts.samples)
 
 
-async def test_a_reward_that_stays_away_ends_the_run_of_another_generate(start: Start) -> None:
+async def test_max_failed_groups_ends_run_of_foreign_generate(start: Start) -> None:
     """`reward_func` alone, after slime's own `generate`."""
     own = {"custom_generate_function_path": None, "apply_chat_template": True}
     given = {**own, "dynamic_sampling_filter_path": FILTER}

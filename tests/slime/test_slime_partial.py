@@ -67,7 +67,7 @@ async def started(begin: Begin, cuts: Cuts, **more: Any) -> Scene:
 
 
 @pytest.mark.parametrize(("mask", "player"), [(False, {}), (True, {}), (False, PROGRAM), (True, PROGRAM)])
-async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token(begin, mask, player) -> None:
+async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, player) -> None:
     cuts = Cuts(quick_s=1.5 if player else 0.3)
     scene = await started(begin, cuts, mask_offpolicy_in_partial_rollout=mask, **player)
     for number, cuts.at in enumerate(({0: 4}, {1: 0}, {1: 6}, {2: 3})):
@@ -92,7 +92,7 @@ async def test_samples_that_are_cut_again_and_again_are_finished_token_for_token
     assert len(set(recorded_tools.ended_calls())) == 6
 
 
-async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begin: Begin) -> None:
+async def test_partial_rollout_starts_waiting_samples_next_time(begin: Begin) -> None:
     scene = await started(begin, Cuts({1: 4}), sglang_server_concurrency=3)
     scene.rollouts.args.over_sampling_batch_size = 3
     await one_rollout(scene, 0)
@@ -106,7 +106,7 @@ async def test_samples_that_waited_for_their_turn_start_in_the_next_rollout(begi
     assert {sample.status.value for sample in scene.rollouts.samples} == {"completed"}
 
 
-async def test_a_finished_sample_of_a_group_that_was_cut_is_left_alone(begin: Begin) -> None:
+async def test_partial_rollout_keeps_finished_sample_of_aborted_group(begin: Begin) -> None:
     scene = await started(begin, Cuts({1: 4}, only_first=True))
     await one_rollout(scene, 0)
     [group] = scene.buffer

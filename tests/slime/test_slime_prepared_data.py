@@ -39,7 +39,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prepared.jsonl"
 
 
-def test_an_agent_starts_with_what_slime_read_and_the_package_reads_the_same(prepared, shipped_tokenizer) -> None:
+def test_prepared_data_is_read_alike_by_slime_and_package(prepared, shipped_tokenizer) -> None:
     from slime.utils.data import Dataset
 
     samples = Dataset(str(prepared), None, None, None, prompt_key="prompt", label_key="label").samples

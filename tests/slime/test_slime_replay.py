@@ -89,7 +89,7 @@ def all_rows(body: dict[str, Any]) -> object:
     ("replayed", "forgets"),
     [(BOTH, lambda _body: None), (TOP_P, lambda _body: None), (ROUTING, all_rows), ({**BOTH, **PROGRAM}, all_rows)],
 )
-async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, replayed, forgets) -> None:
+async def test_replay_data_is_stitched_over_turns_and_aborts(begin, replayed, forgets) -> None:
     aborts = {0: aborted_in_queue, 1: abort_after(3), 2: abort_after(2), 4: abort_after(1)}
     scene = await begin(PLANS, ["slow", "other"], lambda asked: aborts.get(asked.visit), forgets=forgets, **replayed)
     ranks = await scene.rollouts.train()
@@ -99,7 +99,7 @@ async def test_replay_data_is_stitched_over_turns_and_engine_aborts(begin, repla
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in samples)
 
 
-async def test_only_rows_that_are_not_known_are_asked_for(begin: Begin) -> None:
+async def test_replay_data_requests_only_unknown_rows(begin: Begin) -> None:
     scene = await begin(PLANS, ["slow"], lambda asked: abort_after(3) if asked.visit == 0 else None, **ROUTING)
     await scene.rollouts.train()
     for sample in scene.rollouts.samples:
@@ -111,7 +111,7 @@ async def test_only_rows_that_are_not_known_are_asked_for(begin: Begin) -> None:
 
 
 @pytest.mark.parametrize(("at", "player"), [({1: 0}, {}), ({1: 5}, {}), ({1: 0}, PROGRAM), ({1: 5}, PROGRAM)])
-async def test_replay_data_survives_a_resume_with_the_rows_of_the_old_weights(begin, at, player) -> None:
+async def test_replay_data_survives_resume(begin, at, player) -> None:
     held = dict(at)
 
     def disturb(asked: PolicyRequest) -> Change | None:
@@ -151,7 +151,7 @@ LACKING = [
 
 
 @pytest.mark.parametrize(("replayed", "troubles", "status", "words"), LACKING)
-async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, replayed, troubles, status, words):
+async def test_missing_replay_data_fails_group_not_batch(begin, replayed, troubles, status, words):
     def disturb(asked: PolicyRequest) -> Reply | Change | None:
         return troubles.get(asked.turn) if asked.name == "other" else None
 
@@ -165,7 +165,7 @@ async def test_a_group_without_its_replay_data_fails_and_not_the_batch(begin, re
     assert sum(map(trained_tokens, ranks)) == sum(len(scene.planned_ids(sample)) for sample in whole)
 
 
-async def test_tokens_that_came_without_replay_data_from_an_abort_are_sampled_again(begin: Begin) -> None:
+async def test_aborted_tokens_without_replay_data_are_resampled(begin: Begin) -> None:
     def disturb(asked: PolicyRequest) -> Change | None:
         if asked.visit:
             return None

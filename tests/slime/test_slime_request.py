@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slime
 MULTIPLY = turn(call("multiply", a=17, b=2))
 
 
-async def test_sampling_parameters_reach_the_engine_with_a_seed_for_each_sample(start: Start) -> None:
+async def test_sampling_params_and_seed_reach_engine(start: Start) -> None:
     asked = {"rollout_temperature": 0.7, "rollout_top_k": 50, "rollout_stop": ["\n\n\n"]}
     seeded = {"sglang_enable_deterministic_inference": True, "rollout_seed": 7}
     stage = await start({"calls": [MULTIPLY, ANSWER]}, **asked, **seeded)
@@ -40,7 +40,7 @@ async def test_sampling_parameters_reach_the_engine_with_a_seed_for_each_sample(
         ({"rollout_max_context_len": 2000, "context_length": 900}, 899),
     ],
 )
-async def test_the_smallest_context_limit_holds(start: Start, limits: dict[str, Any], length: int) -> None:
+async def test_smallest_context_limit_holds(start: Start, limits: dict[str, Any], length: int) -> None:
     rambles = turn("thinking " * 2 * CONTEXT_LENGTH)
     budgets = {"rollout_max_response_len": 3000, "use_dynamic_batch_size": False}
     stage = await start({"rambles": [MULTIPLY, rambles]}, **budgets, **limits)

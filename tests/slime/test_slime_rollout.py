@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slime
 MULTIPLY = turn(call("multiply", a=17, b=2))
 
 
-async def test_the_code_tool_runs_in_slimes_loop(start: Start) -> None:
+async def test_rollout_runs_code_tool(start: Start) -> None:
     code = call("execute_python_code", code="print(17 * 2)")
     stage = await start({"codes": [turn(code), ANSWER]}, ["codes"], strands_rollout={})
     await stage.rollouts.train()
@@ -26,7 +26,7 @@ async def test_the_code_tool_runs_in_slimes_loop(start: Start) -> None:
         assert sample.reward["score"] == 1.0
 
 
-async def test_each_kind_of_episode_is_a_valid_sample_among_hundreds(start: Start) -> None:
+async def test_rollout_of_every_kind_of_episode_is_valid(start: Start) -> None:
     names = list(PLANS) * 2
     rows = [chat_row(PLANS[name].prompt(name, number)) for number, name in enumerate(names)]
     sizes = {"n_samples_per_prompt": 4, "global_batch_size": 4 * len(rows)}
@@ -52,7 +52,7 @@ async def test_each_kind_of_episode_is_a_valid_sample_among_hundreds(start: Star
     assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in samples)
 
 
-async def test_string_prompts_and_other_label_types_are_taken(start: Start) -> None:
+async def test_rollout_accepts_string_prompts_and_label_types(start: Start) -> None:
     rows = [
         {"prompt": "[[calls/0]] What is 17 times 2?", "label": 34},
         {"prompt": "[[calls/1]] What is 17 times 2?", "label": ""},
@@ -66,7 +66,7 @@ async def test_string_prompts_and_other_label_types_are_taken(start: Start) -> N
 
 
 @pytest.mark.parametrize("metadata", [None, {"source_name": "dapo"}, "a string"])
-async def test_a_rows_metadata_is_kept_and_a_wrong_type_does_not_end_the_run(start: Start, metadata: Any) -> None:
+async def test_rollout_keeps_row_metadata_of_any_type(start: Start, metadata: Any) -> None:
     rows = [{**chat_row("[[calls/0]] What is 17 times 2?"), "metadata": metadata}]
     stage = await start({"calls": [MULTIPLY, ANSWER]}, rows=rows)
     await stage.rollouts.train()
@@ -79,14 +79,14 @@ async def test_a_rows_metadata_is_kept_and_a_wrong_type_does_not_end_the_run(sta
             assert kept == (metadata or {})
 
 
-async def test_group_rewards_come_from_one_call_with_the_list(start: Start) -> None:
+async def test_rollout_group_rm_calls_reward_func_once(start: Start) -> None:
     stage = await start({"answers": [ANSWER], "errs": [WRONG]}, group_rm=True)
     await stage.rollouts.train()
     scores = [[sample.reward["score"] for sample in group] for group in stage.rollouts.groups]
     assert scores == [[1.0, 1.0], [-1.0, -1.0]]
 
 
-async def test_slimes_metrics_see_requests_and_tool_time(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_rollout_metrics_of_slime_see_requests_and_tools(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     stage = await start({"calls": [MULTIPLY, turn(call("wait", seconds=0.2)), ANSWER]})
     caplog.set_level("INFO", logger=observability("rollout_metrics.log_rollout_data").__module__)
     await stage.rollouts.train()

@@ -41,7 +41,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> Any:
 
 
 @pytest.mark.parametrize("player", [{}, PROGRAM])  # whose tools are its own
-async def test_each_request_and_each_tool_call_is_a_span(begin: Begin, complaints: Any, player: Any) -> None:
+async def test_trace_has_a_span_per_request_and_tool_call(begin: Begin, complaints: Any, player: Any) -> None:
     def disturb(asked: PolicyRequest) -> Reply | Change | None:
         if asked.attempt == 1 and asked.visit == 0:
             return Reply.status(503, "busy")

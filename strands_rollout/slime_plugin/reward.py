@@ -248,7 +248,7 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
 
 async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
     # imported here, since the built-in reward works without Strands
-    from strands_rollout.slime_plugin.own_reward import GradedAnswer, own_reward, parse_score
+    from strands_rollout.slime_plugin.own_reward import GradedAnswer, parse_score, user_reward
     from strands_rollout.user_code import search_beside
 
     async def built_in() -> Scored:
@@ -259,7 +259,7 @@ async def _user_reward(settings: RewardSettings, sample: object, args: object) -
 
     search_beside(getattr(args, "custom_config_path", None))
     answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))
-    scored = await own_reward(settings, answer, built_in)
+    scored = await user_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"
     return _scored_as_dict(settings, scored, sample, method)
 

@@ -202,11 +202,11 @@ UNJUDGED: dict[str, tuple[str, Any, str]] = {
     "an evaluator that raises": ("Told", {}, "raised KeyError"),
     "a score that is no number": ("Sync", {"score": float("nan")}, "expected a finite `score`"),
     "a row that can't be read": ("Sync", {"expected_trajectory": 1}, "raised ValidationError"),
-    "a state of no such name": ("typo", {}, "compares the state 'carts', which this episode has not; got cart"),
-    "an input that is not there": ("Reads", {}, "reads actual_interactions, which this episode has not"),
-    "no label": ("same", {"label": None}, "compares with the row's label, and there is none"),
-    "calls that the history has lost": ("called", LOSES, "reads actual_trajectory, which this episode has not: its"),
-    "calls of a graph's agents": ("called", GRAPH, "or is a swarm's or graph's; read answer or state"),
+    "a state of no such name": ("typo", {}, "compares the state 'carts', which this episode lacks; got cart"),
+    "an input that is not there": ("Reads", {}, "reads actual_interactions, which this episode lacks"),
+    "no label": ("same", {"label": None}, "compares with the row's label, but the row has none"),
+    "calls that the history has lost": ("called", LOSES, "reads actual_trajectory, which this episode lacks: its"),
+    "calls of a graph's agents": ("called", GRAPH, "or it is a swarm's or graph's; use an evaluator of"),
 }
 
 
@@ -224,18 +224,21 @@ async def test_a_sample_that_was_played_for_no_evaluator_is_not_scored(shipped_t
 
 
 REFUSED = {
-    "strands_evals.evaluators.GoalSuccessRateEvaluator": "Amazon Bedrock would be asked; give it a judge",
+    "strands_evals.evaluators.GoalSuccessRateEvaluator": "would use Amazon Bedrock; give it a judge",
     f"{HERE}.needs": "takes a model; give it a judge with base_url",
     f"{HERE}.raises": "raises raised LookupError: no key",
     f"{HERE}.HERE": "is a str; expected an evaluator of strands_evals",
     "strands_evals.evaluators.GoalSuccesRateEvaluator": "GoalSuccessRateEvaluator",
-    "strands_evals.evaluators.ToolCalled": "make an evaluator that takes arguments in a function of yours",
+    "strands_evals.evaluators.ToolCalled": "for an evaluator with arguments, name a function that builds it",
 }
 PROMPT = {"base_url": "http://a", "model": "m", "prompt": "{response}?"}
 MISPLACED: list[Any] = [
-    (f"{HERE}.Told", "is an evaluator and no function; name it as reward.evaluator"),
-    (f"{HERE}.called", "is an evaluator and no function"),
-    ({"evaluator": f"{HERE}.rubric", "judge": PROMPT}, "got judge.prompt for test_evaluators.rubric, which asks in"),
+    (f"{HERE}.Told", "is an evaluator, not a function; set it as reward.evaluator"),
+    (f"{HERE}.called", "is an evaluator, not a function"),
+    (
+        {"evaluator": f"{HERE}.rubric", "judge": PROMPT},
+        "got judge.prompt for test_evaluators.rubric",
+    ),
 ]
 
 
@@ -320,7 +323,7 @@ async def test_a_judge_behind_a_url_is_asked_by_the_evaluator(
 OUTAGES: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
     "down": ({"status": 503}, {}, 2, "503"),
     # Strands itself would ask six times, with waits
-    "busy": ({"status": 429}, {}, 2, "the judge refused 2 times"),
+    "busy": ({"status": 429}, {}, 2, "the judge refused 2 requests"),
     "slow": ({"after_s": 60}, {"timeout_s": 0.3}, 1, "took longer than judge.timeout_s=0.3"),
 }
 
@@ -351,7 +354,7 @@ async def test_a_sample_that_is_judged_when_the_rollout_is_aborted_is_let_go(shi
     reward, settings = {"evaluator": f"{HERE}.Told"}, {"should_abort": waiting.is_set}
     async with asyncio.timeout(20):
         found, sample = await scored(shipped_tokenizer, reward, metadata={"outputs": "wait"}, **settings)
-    assert ("the rollout was aborted while" in found["error"], sample.remove_sample) == (True, True)
+    assert ("the rollout was aborted before" in found["error"], sample.remove_sample) == (True, True)
 
 
 async def test_a_request_of_a_thread_that_judges_ends_with_the_rollout(shipped_tokenizer: Any) -> None:
@@ -362,5 +365,5 @@ async def test_a_request_of_a_thread_that_judges_ends_with_the_rollout(shipped_t
         found, _ = await scored(
             shipped_tokenizer, {"evaluator": path, "judge": judge}, should_abort=lambda: bool(asked)
         )
-        assert "the rollout was aborted while" in found["error"]
+        assert "the rollout was aborted before" in found["error"]
         await let_go.wait()

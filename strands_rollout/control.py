@@ -1,11 +1,11 @@
-"""May an episode go on? Its abort, its deadlines and its clock, in one `Control` that is handed to all its parts.
+"""Abort, deadlines and clock of an episode, in one `Control` that all its parts share.
 
-The abort is watched for in one place: a timer of each event loop asks `should_abort` every 0.05 s, once for all
-episodes of which the same is asked, and ends what waits under a deadline. Other steps ask before they begin
+Aborts are polled in one place: a timer of each event loop calls `should_abort` every 0.05 s, once for all episodes with
+the same function, and ends the blocks that wait under a deadline. Other steps check before they begin
 (`Control.check`).
 
-What Strands or a user's code calls in an episode can't be handed a `Control`; two context variables tell it that an
-episode runs here (`is_in_episode`), and which tool call (`current_call`).
+Code that Strands or a user's code calls can't be passed a `Control`. Two context variables tell it whether an episode
+runs here (`is_in_episode`), and in which tool call it is (`current_call`).
 """
 
 import asyncio
@@ -28,36 +28,35 @@ EngineGrace: TypeAlias = Callable[[float], float]
 
 
 def never() -> bool:
-    """Return False: the `should_abort` of what nobody aborts."""
+    """Return False, as `should_abort` of an episode that is never aborted."""
     return False
 
 
 def short_grace(_sent_at: float) -> float:
-    """Return the grace of an episode whose tokens are not kept after an abort."""
+    """Return `ABORT_GRACE_S`, for episodes whose tokens are not kept after an abort."""
     return ABORT_GRACE_S
 
 
 class Generating(Protocol):
-    """A model that may have an in-flight request."""
+    """A model that may have in-flight requests."""
 
     @property
     def sent_at(self) -> float | None:
-        """When the last of them was sent, by `time.monotonic`; None without any."""
+        """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
 
     def stop_generating(self) -> Awaitable[bool]:
-        """Ask the engine to abort it; return True if the engine said that it will."""
+        """Ask the engine to abort them; return True if the engine confirmed it."""
 
 
 class Control:
-    """The abort, the deadlines and the clock of one episode, which makes it and hands it to all its parts.
+    """Abort, deadlines and clock of one episode.
 
     Args:
-        should_abort: Once it returns true, the episode ends: what waits under a deadline at the next poll, anything
-            else before its next step.
-        engine_grace_s: How long a model's in-flight request is waited for after an abort, by when it was sent: a
-            thousand answers at once take longer than one.
-        poll_key: Equal for episodes of which the same is asked: one of their functions is polled for all of them.
-            None polls this one alone.
+        should_abort: Function that returns true once the rollout is aborted. Blocks under a deadline end at the next
+            poll, other steps before they begin.
+        engine_grace_s: Function from the time at which a request was sent to the seconds for which its answer is
+            awaited after an abort. A thousand answers at once take longer than one.
+        poll_key: Key of the function: episodes with equal keys are polled once. None polls this one by itself.
     """
 
     __slots__ = ("_began", "engine_grace_s", "poll_key", "should_abort")
@@ -75,10 +74,13 @@ class Control:
         self._began: float | None = None
 
     def check(self, when: str) -> None:
-        """Do nothing unless the rollout is being aborted; `when` ends the message.
+        """Raise an error if the rollout is being aborted.
+
+        Args:
+            when: The end of the error message.
 
         Raises:
-            EngineAbortedError: It is.
+            EngineAbortedError: The rollout is being aborted.
         """
         if self.should_abort():
             raise EngineAbortedError(f"the rollout was aborted {when}")
@@ -86,21 +88,22 @@ class Control:
     def deadline(
         self, timeout_s: float | None = None, *, model: Generating | None = None, during: str = ""
     ) -> "Deadline":
-        """Return a guard for an `async with` block that may take so many seconds, and ends when the rollout is aborted.
+        """Return a context manager that ends its block after a time, or when the rollout is aborted.
 
         Args:
-            timeout_s: None for no limit.
-            model: If it has an in-flight request when the rollout is aborted, the engine is asked to abort that, and
-                the block ends `engine_grace_s` later, so that the engine can answer with what it has sampled.
-            during: The end of the message of an abort.
+            timeout_s: Seconds that the block may take; None for no limit.
+            model: A model whose in-flight request the engine is asked to abort when the rollout is aborted. The block
+                then ends `engine_grace_s` later, so that the engine can answer with the tokens that it has sampled.
+            during: The end of the error message after an abort.
         """
         return Deadline(self, timeout_s, model, during)
 
     @contextmanager
     def running(self, elapsed_s: float = 0.0) -> Iterator[None]:
-        """Run the episode, or a part of it that has a clock of its own, in the block.
+        """Run the clock in the block, which is the episode or a part of it with a clock of its own.
 
-        The clock starts at the seconds that the episode had taken before it was aborted and resumed.
+        Args:
+            elapsed_s: Seconds that the episode had taken before it was resumed.
         """
         before, self._began = self._began, time.monotonic() - elapsed_s
         token = _IN_EPISODE.set(True)
@@ -112,25 +115,25 @@ class Control:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the episode has taken, those before it was resumed included; 0 where none runs."""
+        """Seconds that the episode has taken, including those before a resume; 0 if none is running."""
         return 0.0 if self._began is None else time.monotonic() - self._began
 
     def left_s(self, limit_s: float | None) -> float | None:
-        """Seconds left of a limit on the whole episode; None of no limit."""
+        """Return the seconds left of a limit on the whole episode; None for no limit."""
         return None if limit_s is None else max(0.0, limit_s - self.elapsed_s)
 
     def at_s(self, seconds: float) -> float | None:
-        """When a step began that took so many seconds and ends now, to 0.1 ms; None where no episode runs."""
+        """Return the start of a step that took `seconds` and ends now, to 0.1 ms; None outside of an episode."""
         return None if self._began is None else round(max(0.0, self.elapsed_s - seconds), 4)
 
 
 class Deadline:
-    """Cancels the block that it guards when its time is up or the rollout is aborted; made by `Control.deadline`.
+    """Cancels its block when the time is up or the rollout is aborted; made by `Control.deadline`.
 
-    An async context manager, used once. It raises TimeoutError, or EngineAbortedError after an abort.
+    This async context manager can be used once. It raises TimeoutError, or EngineAbortedError after an abort.
 
     Attributes:
-        was_aborted: Whether the rollout was aborted while the block ran.
+        was_aborted: True if the rollout was aborted while the block ran.
     """
 
     def __init__(self, control: Control, timeout_s: float | None, model: Generating | None, during: str) -> None:
@@ -168,11 +171,11 @@ class Deadline:
             raise EngineAbortedError(f"the rollout was aborted {self._during}".rstrip()) from e
 
     def expired(self) -> bool:
-        """Return True once the block was cancelled."""
+        """Return whether the block was cancelled."""
         return self._timeout.expired()
 
     def _abort(self) -> None:
-        """End the block, at once or after the model's grace."""
+        """End the block, immediately or after the model's grace."""
         if self._timeout.expired():
             return
         self.was_aborted = True
@@ -185,23 +188,23 @@ class Deadline:
 
 
 class AbortPoller:
-    """The one timer of an event loop that asks for aborts, while anything waits for one."""
+    """The timer of an event loop that polls for aborts while blocks wait under a deadline."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        # the loop keeps the timer, which keeps this; a strong reference back would keep a closed loop for ever
+        # weak: the loop holds the timer, which holds this, and a closed loop must be collected
         self._loop = weakref.ref(loop)
         self._polls: dict[Hashable, _Poll] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._due: float | None = None  # when all should have been asked again; None where nothing waits
+        self._due: float | None = None  # time of the next poll; None if nothing waits
 
     @property
     def late_s(self) -> float:
-        """Seconds by which the polls are late, as they are when the loop is blocked."""
+        """Seconds by which the next poll is late; more than zero while the event loop is blocked."""
         due = self._due
         return 0.0 if due is None else max(0.0, time.monotonic() - due)
 
     def add(self, control: Control, abort: Callable[[], None]) -> None:
-        """Call `abort` once the episodes of this control are aborted."""
+        """Call `abort` once the rollout is aborted, by this control's `should_abort`."""
         poll = self._polls.get(control.poll_key)
         if poll is None:
             poll = self._polls[control.poll_key] = _Poll(control.should_abort)
@@ -210,7 +213,7 @@ class AbortPoller:
             self._arm()
 
     def discard(self, control: Control, abort: Callable[[], None]) -> None:
-        """Do not call `abort` any more."""
+        """Stop polling for `abort`."""
         poll = self._polls.get(control.poll_key)
         if poll is not None:
             poll.waiting.pop(abort, None)
@@ -228,7 +231,7 @@ class AbortPoller:
         self._timer = None
         try:
             for key in list(self._polls):
-                # one that raises is not asked again: the loop reports it, and the others' turn comes with the next tick
+                # a function that raises is removed: the loop reports it, and the next tick polls the others
                 poll = self._polls.pop(key)
                 if poll.should_abort():
                     for abort in poll.waiting:
@@ -243,7 +246,7 @@ class AbortPoller:
 
 @dataclass(slots=True)
 class _Poll:
-    """A function that is polled, and what is called once it holds."""
+    """A function that is polled, and the functions to call once it returns true."""
 
     should_abort: Callable[[], bool]
     waiting: dict[Callable[[], None], None] = field(default_factory=dict)
@@ -255,7 +258,7 @@ _IN_EPISODE: Final[ContextVar[bool]] = ContextVar("strands_rollout_in_episode", 
 
 
 def is_in_episode() -> bool:
-    """Return True in whatever an episode's `Control.running` block calls, awaits or starts."""
+    """Return whether this code was called, awaited or started in an episode's `Control.running` block."""
     return _IN_EPISODE.get()
 
 
@@ -265,11 +268,11 @@ class RunningCall:
 
     Attributes:
         id: Its tool-use id.
-        outer_id: That of the call in which it was made, by an agent that a tool asks; its own where there is none.
-        sandbox: What its record will say of the sandbox, where the code tool runs.
-        faults: Failures of the code executor itself in it, also those that an agent in between has read as a result.
-        began_at: When it began, by `time.monotonic`.
-        timed_out: Whether it was cut at its limit of time.
+        outer_id: Tool-use id of the outermost call: of the call whose tool asked this call's agent, or its own.
+        sandbox: Facts of the sandbox for the call's record, if the code tool runs.
+        faults: Failures of the code executor in it, including those that an agent in between read as a result.
+        began_at: Time at which it began, by `time.monotonic`.
+        timed_out: True if it was cut at its time limit.
     """
 
     id: str
@@ -284,13 +287,13 @@ _CALL: Final[ContextVar[RunningCall | None]] = ContextVar("strands_rollout_tool_
 
 
 def current_call() -> RunningCall | None:
-    """Return the tool call that runs here; None outside of one."""
+    """Return the tool call in which this code runs; None outside of a call."""
     return _CALL.get()
 
 
 @contextmanager
 def calling(call_id: str) -> Iterator[RunningCall]:
-    """Make a tool call the current one of whatever the block calls, awaits or starts."""
+    """Make a tool call the current one for all code that the block calls, awaits or starts."""
     outer = _CALL.get()
     call = RunningCall(call_id, call_id if outer is None else outer.outer_id)
     token = _CALL.set(call)

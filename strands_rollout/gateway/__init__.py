@@ -1,4 +1,4 @@
-"""A model endpoint for agents in any process, which keeps the exact tokens behind what they are sent.
+"""A model endpoint for agents in any process, which records the exact tokens of each answer.
 
-It speaks OpenAI's Chat Completions and Responses and Anthropic's Messages; each key has a session of its own.
+It serves OpenAI's Chat Completions and Responses and Anthropic's Messages APIs. Each API key has a session of its own.
 """

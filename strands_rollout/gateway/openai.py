@@ -1,4 +1,4 @@
-"""OpenAI's Chat Completions and Responses."""
+"""OpenAI's Chat Completions and Responses APIs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from strands_rollout.record.branch import Block, Reply
 
 
 class ChatCompletions(Protocol):
-    """OpenAI's Chat Completions, with `reasoning_content` as SGLang has it."""
+    """OpenAI's Chat Completions API, with SGLang's `reasoning_content`."""
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
@@ -87,9 +87,9 @@ class ChatCompletions(Protocol):
             yield sse({**head, "choices": [], "usage": _chat_usage(reply)})
         yield b"data: [DONE]\n\n"
 
-    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
         """See `Protocol.error`."""
-        return {"error": {"message": words, "type": _openai_type(status), "param": None, "code": kind}}
+        return {"error": {"message": message, "type": _openai_type(status), "param": None, "code": kind}}
 
 
 _FINISH: Final = {
@@ -165,7 +165,7 @@ def _chat_part(part: Item) -> Block | None:
 
 
 class Responses(Protocol):
-    """OpenAI's Responses."""
+    """OpenAI's Responses API."""
 
     items_name: ClassVar[str] = "input"
 
@@ -236,19 +236,19 @@ class Responses(Protocol):
         for number, body in enumerate(bodies):
             yield named_sse({**body, "sequence_number": number})
 
-    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
         """See `Protocol.error`."""
-        return ChatCompletions().error(status, kind, words)
+        return ChatCompletions().error(status, kind, message)
 
-    def error_event(self, status: int, kind: str, words: str) -> bytes:  # noqa: ARG002 - the status is not told
+    def error_event(self, status: int, kind: str, message: str) -> bytes:  # noqa: ARG002 - the event has no status
         """See `Protocol.error_event`."""
-        error = {"code": kind, "message": words}
+        error = {"code": kind, "message": message}
         response = {"id": new_id("resp_"), "object": "response", "status": "failed", "error": error, "output": []}
         return named_sse({"type": "response.failed", "response": response, "sequence_number": 0})
 
 
 def _continued(held: Sequence[Item], own: Sequence[Item]) -> list[Item]:
-    """A response's items and those after it; what a client sends again besides, as Strands' agents do, comes once."""
+    """Return a response's items and the new ones. Items that a client sends again, as Strands' agents do, come once."""
     known = {item.get("call_id") for item in held if item.get("type") == "function_call"}
     start = len(held)
     if any(item.get("type") == "function_call" and item.get("call_id") in known for item in own):
@@ -258,7 +258,7 @@ def _continued(held: Sequence[Item], own: Sequence[Item]) -> list[Item]:
 
 
 _Tools = dict[str, tuple[dict[str, str], dict[str, Any]]]
-"""By the names that the policy knows, how a call of a tool names it, and its specification."""
+"""By the names that the policy uses: the fields that name the tool in a call, and its specification."""
 
 
 def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
@@ -279,7 +279,7 @@ def _output_items(reply: Reply, tools: _Tools) -> list[dict[str, Any]]:
 
 
 def _item_events(item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a stream tells of an output item, without its index."""
+    """Yield the events of an output item, without its index."""
     kind, item_id = item["type"], item["id"]
     if kind == "function_call":
         yield {"type": "response.output_item.added", "item": {**item, "arguments": "", "status": "in_progress"}}
@@ -312,7 +312,7 @@ def _response_tools(body: Item) -> _Tools:
 
 
 def _full_name(named: Item) -> object:
-    """The name that the policy knows, which has that of a namespace before it."""
+    """Return the name that the policy uses, which has the namespace as prefix."""
     return f"{named['namespace']}__{named.get('name')}" if named.get("namespace") else named.get("name")
 
 

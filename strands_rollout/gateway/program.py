@@ -1,7 +1,7 @@
-"""An episode that a program plays in any way it likes, against an endpoint that keeps the policy's exact tokens.
+"""Episodes that a user's program plays against the gateway, which records the policy's exact tokens.
 
-The program is the user's async function, or a process: `play_program` runs it within the episode's limits, and
-`play_command` is the function that runs a process.
+A program is an async function, or a process. `play_program` runs it within the episode's limits; `play_command` is the
+function that runs a process.
 """
 
 from __future__ import annotations
@@ -42,26 +42,25 @@ from strands_rollout.user_code import beside
 
 logger = logging.getLogger(__name__)
 
-_LAST_OUTPUT_BYTES: Final = 4096
-_CANCEL_S: Final = 1.0
+_MAX_OUTPUT_BYTES: Final = 4096
+_CANCEL_TIMEOUT_S: Final = 1.0
 _OTHER_MAIN: Final = "its main conversation has become another"
 _MARK: Final = "STRANDS_ROLLOUT_EPISODE"
-# of this process's environment; what else is in it, such as keys, is none of the policy's business
+# environment variables that a process gets; others may hold keys, which the policy must not see
 _INHERITED: Final = re.compile(
     r"PATH|LANG|LC_\w+|TZ|USER|LOGNAME|LD_LIBRARY_PATH|VIRTUAL_ENV|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS"
 )
-_PLACE: Final = re.compile(r"\{(prompt|task|url|base_url|api_key|model)\}")
+_PLACEHOLDER: Final = re.compile(r"\{(prompt|task|url|base_url|api_key|model)\}")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a program asks the policy.
+    """The endpoint at which a program asks the policy.
 
     Attributes:
-        base_url: As OpenAI's clients take it; it ends in `/v1`.
-        api_key: Of this episode alone; it is refused when the episode is over.
+        base_url: URL for OpenAI's clients, which ends in `/v1`.
+        api_key: API key of this episode, which is refused when the episode is over.
         model: The model's name.
-        env: The same as environment variables that clients of OpenAI's and Anthropic's APIs read.
     """
 
     base_url: str
@@ -70,12 +69,12 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """The base URL as Anthropic's clients take it, without `/v1`."""
+        """URL for Anthropic's clients, without `/v1`."""
         return self.base_url.removesuffix("/v1")
 
     @property
     def env(self) -> dict[str, str]:
-        """See above."""
+        """The endpoint as environment variables that clients of OpenAI's and Anthropic's APIs read."""
         models = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_SMALL_FAST_MODEL", "OPENAI_MODEL")
         keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
         urls = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_BASE": self.base_url, "ANTHROPIC_BASE_URL": self.url}
@@ -84,13 +83,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What plays an episode.
+    """A user's program that plays an episode.
 
     Attributes:
-        name: In messages, as the settings name it.
+        name: Its name in messages, as in the settings.
         play: The function.
-        may_replay: Whether it may be started again, against the record of an attempt that was aborted.
-        loop: Where its coroutines run; None for the running loop.
+        may_replay: True if it may be started again, to repeat an aborted attempt against its record.
+        loop: The loop that runs its coroutines; None for the running loop.
     """
 
     name: str
@@ -101,7 +100,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """How a process ended: its exit code, the end of its output, and how many had left its process group."""
+    """The end of a process.
+
+    Attributes:
+        exit_code: Its exit code.
+        output: The end of its output.
+        escaped: Number of its descendants that had left its process group, and were killed.
+    """
 
     exit_code: int
     output: str
@@ -118,19 +123,26 @@ async def play_program(
     progress: EpisodeProgress | None = None,
     journal: Journal | None = None,
 ) -> Episode:
-    """Let a program play an episode on a model of its own, which was resumed where there is `progress`.
+    """Play an episode with a program.
 
-    A `journal` is told of each turn of the main conversation, against which the program can be started again.
+    Args:
+        program: The program.
+        model: A model for this episode alone, which was resumed if there is `progress`.
+        task: The task.
+        limits: The episode's limits.
+        control: The episode's control.
+        progress: The state of an aborted attempt, which the program repeats and continues.
+        journal: Gets each turn of the main conversation, so that another process can start the program again.
 
     Raises:
-        asyncio.CancelledError: The caller was cancelled. Nothing else: every other failure is in the result.
+        asyncio.CancelledError: The caller was cancelled. All other failures are in the result.
     """
     with control.running(0.0 if progress is None else progress.duration_s):
         return await _Run(program, model, task, limits, control, progress, journal).play()
 
 
 class _Run:
-    """One episode while it runs; as the session's watch it counts requests and turns, and ends it at a limit."""
+    """One running episode. It observes the session: it counts requests and turns, and ends the session at a limit."""
 
     def __init__(
         self,
@@ -161,22 +173,22 @@ class _Run:
         self.names = {call["toolUseId"]: call["name"] for call in calls}
         self.counted = {call["id"] for call in begun.calls}
         self.process: ProcessEnd | None = None
-        self.recorded: Conversation | None = None  # that the journal is told of
+        self.recorded: Conversation | None = None  # the conversation in the journal
 
     async def play(self) -> Episode:
         limit_s = self.limits.episode_timeout_s
         deadline = self.control.deadline(self.control.left_s(limit_s), model=self.model)
-        given, score, raised = None, None, None
+        result, score, raised = None, None, None
         try:
             async with deadline:
-                given = await self._played()
+                result = await self._play()
             if not self.tripped.is_set():
                 self.session.end_replay()
-            if not isinstance(given, str | ProcessEnd | None):
-                score = checked_score(given, self.program.name)
-        except Exception as e:  # a user's program may raise anything, which is data for the caller
+            if not isinstance(result, str | ProcessEnd | None):
+                score = checked_score(result, self.program.name)
+        except Exception as e:  # a user's program may raise anything
             raised = e
-        reason, error = self._end(raised)
+        reason, error = self._ending(raised)
         if deadline.expired():
             fault = self.model.engine_fault
             reason, error = end_at_deadline(was_aborted=deadline.was_aborted, limit_s=limit_s, fault=fault)
@@ -185,8 +197,8 @@ class _Run:
         dropped = facts.pop("dropped_tokens")
         if self.process is not None:
             facts["process"] = asdict(self.process)
-        text = given if isinstance(given, str) else None
-        told = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
+        text = result if isinstance(result, str) else None
+        outcome = ProgramOutcome(text, score, facts, dropped if facts["diverged"] else None)
         return Episode(
             stop_reason=reason,
             error=error,
@@ -198,14 +210,14 @@ class _Run:
             progress=progress,
             user_turns=self.user_turns,
             is_resumable=self.program.may_replay,
-            program=told,
+            program=outcome,
         )
 
     def on_request(self, conversation: Conversation, messages: StrandsMessages, waited_s: float | None) -> None:
-        """A request has brought these messages, so many seconds after the answer before them."""
+        """Count the tool results and user turns of a request; see `SessionObserver.on_request`."""
         results = [block["toolResult"] for message in messages for block in message["content"] if "toolResult" in block]
-        fresh = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
-        for result in fresh:
+        new = [result for result in results if waited_s is not None and result["toolUseId"] not in self.counted]
+        for result in new:
             use_id, status = result["toolUseId"], result["status"]
             self.stats.errors += status == "error"
             call = {"id": use_id, "tool": self.names.get(use_id, ""), "status": status, "s": waited_s}
@@ -214,16 +226,16 @@ class _Run:
             self.counted.add(use_id)
             if status == "success":
                 self.stats.succeeded.add(use_id)
-        self.stats.waited_s += (waited_s or 0.0) if fresh else 0.0
-        # a turn that was interrupted is asked again without anything new
+        self.stats.waited_s += (waited_s or 0.0) if new else 0.0
+        # the repeated request of an interrupted turn has no new messages
         if waited_s is not None and messages and not results and conversation is self.session.main:
-            most = self.limits.max_user_turns
-            if most is not None and self.user_turns >= most:
-                self._trip(StopReason.MAX_USER_TURNS)
+            limit = self.limits.max_user_turns
+            if limit is not None and self.user_turns >= limit:
+                self._reach_limit(StopReason.MAX_USER_TURNS)
             self.user_turns += 1
 
     def on_turn(self, conversation: Conversation, reply: Reply) -> None:
-        """A turn was sampled, which may be one too many."""
+        """Count a turn and its calls, and add it to the journal."""
         if reply.calls:
             self._count_calls(conversation, reply)
         if self.journal is not None and conversation is self.model.conversation:
@@ -233,15 +245,15 @@ class _Run:
         counts = self.counts.setdefault(conversation, [0, 0])
         iterations, calls = self.limits.max_tool_iterations, self.limits.max_tool_calls
         if iterations is not None and counts[0] >= iterations:
-            self._trip(StopReason.MAX_TOOL_ITERATIONS)
+            self._reach_limit(StopReason.MAX_TOOL_ITERATIONS)
         if calls is not None and counts[1] + len(reply.calls) > calls:
-            self._trip(StopReason.MAX_TOOL_CALLS)
+            self._reach_limit(StopReason.MAX_TOOL_CALLS)
         counts[0] += 1
         counts[1] += len(reply.calls)
         self.names |= {call["toolUseId"]: call["name"] for call in reply.calls}
 
     def _record_turn(self, journal: Journal) -> None:
-        """Let another process answer the main conversation's turns as they were; its calls are made again there."""
+        """Add the last turn of the main conversation to the journal, from which another process can replay it."""
         main = self.model.conversation
         if len(main.branches) > 1:
             journal.close(SEVERAL_SEGMENTS)
@@ -253,29 +265,29 @@ class _Run:
         journal.call_ended(self._progress())
 
     def on_abort(self) -> None:
-        """The engine has aborted a turn, which ends the episode, whether or not the client would ask again."""
+        """End the episode after an abort, even if the client would ask again."""
         self.tripped.set()
 
     def on_restart(self, conversation: Conversation, messages: StrandsMessages, kept: Sequence[Reply]) -> None:
-        """Count what is kept of an earlier attempt, and nothing else of it."""
+        """Replace the counts of an earlier attempt by those of its kept turns."""
         calls = [len(reply.calls) for reply in kept]
         self.counts[conversation] = [sum(count > 0 for count in calls), sum(calls)]
         blocks = [block for message in messages for block in message["content"]]
-        told = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
+        answered = {block["toolResult"]["toolUseId"] for block in blocks if "toolResult" in block}
         stats = self.stats
-        stats.calls[:] = [call for call in stats.calls if call["id"] in told]
-        self.counted &= told  # a turn may have calls of the same ids again
+        stats.calls[:] = [call for call in stats.calls if call["id"] in answered]
+        self.counted &= answered  # later calls may have the same ids
         self.user_turns = _user_turns(messages, len(kept))
         stats.errors = sum(call["status"] == "error" for call in stats.calls)
         stats.seconds, stats.timeouts = sum(call["s"] for call in stats.calls), 0
 
-    def _trip(self, limit: StopReason) -> None:
+    def _reach_limit(self, limit: StopReason) -> None:
         self.limit = limit
         self.tripped.set()
         raise SessionEndedError(f"the limit {limit} of this episode is reached")
 
-    async def _played(self) -> object:
-        """What the program gives; nothing more is answered when this returns, however it does."""
+    async def _play(self) -> object:
+        """Run the program, and return its result. The endpoint is closed when this returns or raises."""
         gateway = await SharedGateway.running()
         key = gateway.add(self.session)
         endpoint = Endpoint(f"{gateway.base_url}/v1", key, self.model.config["model_id"] or "policy")
@@ -288,14 +300,14 @@ class _Run:
             tripped.cancel()
             playing.cancel()
             await gateway.remove(key, SessionEndedError("its program has ended, or was stopped"))
-            # what does not end is left alone, with a key that is refused
-            await asyncio.wait([playing], timeout=_CANCEL_S)
+            # a program that does not end is left running; its key is refused
+            await asyncio.wait([playing], timeout=_CANCEL_TIMEOUT_S)
             if playing.done() and not playing.cancelled():
                 ended = playing.exception() or playing.result()
                 self.process = ended if isinstance(ended, ProcessEnd) else getattr(ended, "process", None)
 
-    def _end(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
-        """Why it ended: what the endpoint had to refuse explains what the program raised after it."""
+    def _ending(self, error: Exception | None) -> tuple[StopReason, Exception | None]:
+        """Return the stop reason and error. An error of the endpoint explains the program's error after it."""
         conversation, fault = self.model.conversation, self.session.error
         has_turns, cut_by = conversation.turn_count > 0, self.model.cut_by
         was_cut = conversation.branch.stop_reason == "max_tokens"
@@ -308,17 +320,19 @@ class _Run:
             if is_programs_own:
                 error = errors.ConfigError(describe_failure(self.program.name, error, self.task))
             if was_cut and (is_programs_own or isinstance(error, CommandError)):
-                return LENGTH_REASONS[cut_by or "turn"], error  # clients raise at a cut answer, which is the policy's
+                return LENGTH_REASONS[
+                    cut_by or "turn"
+                ], error  # clients raise on a cut answer, which is the policy's fault
             return stop_reason_of(error, cut_by=cut_by, has_turns=has_turns), error
         if not has_turns:
-            words = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
-            return StopReason.SETUP_ERROR, errors.ConfigError(words)
+            message = f"{self.program.name} has ended without asking the policy; expected a request to the endpoint"
+            return StopReason.SETUP_ERROR, errors.ConfigError(message)
         if was_cut:
             return LENGTH_REASONS[cut_by or "turn"], None
         return StopReason.COMPLETED, None
 
     def _progress(self) -> EpisodeProgress:
-        """Return where the main conversation stands, against which the program can be started again."""
+        """Return the state of the main conversation, which a resumed program repeats."""
         stats = self.stats
         iterations, calls = self.counts.get(self.model.conversation, (0, 0))
         return EpisodeProgress(
@@ -335,21 +349,21 @@ class _Run:
 
 
 def _user_turns(messages: Sequence[Mapping[str, Any]], turns: int) -> int:
-    """How often the user has spoken after the first of so many last turns of the policy."""
+    """Return the number of user messages after the first of the policy's last `turns` turns."""
     answers = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     own = answers[max(0, len(answers) - turns) :]
-    said = [messages[begin + 1 : end] for begin, end in pairwise((*own, len(messages)))]
+    between = [messages[begin + 1 : end] for begin, end in pairwise((*own, len(messages)))]
     return sum(
         bool(given) and not any("toolResult" in block for message in given for block in message["content"])
-        for given in said
+        for given in between
     )
 
 
 class CommandError(errors.ConfigError):
-    """A process can't be started, or has failed.
+    """A process can't be started, or failed.
 
     Attributes:
-        process: How it ended, where it was started.
+        process: Its end; None if it was not started.
     """
 
     def __init__(self, message: str, process: ProcessEnd | None = None) -> None:
@@ -358,19 +372,19 @@ class CommandError(errors.ConfigError):
 
 
 async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) -> ProcessEnd:
-    """Run a process in a session, a process group and a scratch folder of its own, all of which end with it.
+    """Run a process in its own session, process group and scratch folder, which all end with it.
 
     Raises:
-        CommandError: It can't be started, or its exit code is none of those that are expected.
+        CommandError: It can't be started, or ends with an unexpected exit code.
     """
     scratch = tempfile.mkdtemp(prefix="strands-rollout-")
     try:
-        told = Path(scratch) / "task.json"
+        task_file = Path(scratch) / "task.json"
         shown = {"messages": task.messages, "metadata": task.metadata, "index": task.index}
-        told.write_text(json.dumps(shown, default=str), encoding="utf-8")
-        values = {"prompt": task.text, "task": str(told), "url": endpoint.url}
+        task_file.write_text(json.dumps(shown, default=str), encoding="utf-8")
+        values = {"prompt": task.text, "task": str(task_file), "url": endpoint.url}
         values |= {name: getattr(endpoint, name) for name in ("base_url", "api_key", "model")}
-        filled = functools.partial(_PLACE.sub, lambda found: values[found[1]])
+        filled = functools.partial(_PLACEHOLDER.sub, lambda found: values[found[1]])
         first, *rest = shlex.split(command.command)
         argv = [sys.executable if first == "python" else filled(first), *map(filled, (*rest, *command.args))]
         mark = secrets.token_hex(16)
@@ -379,18 +393,19 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
         cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
         ended = await _process(argv, env, cwd, filled(command.stdin), mark)
-    finally:  # a policy may have left any number of files
+    finally:  # in a thread, since the policy may have left many files
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
     if ended.exit_code not in command.exit_codes:
-        words = f"agent_command {command.command!r} ended with exit code {ended.exit_code}"
         raise CommandError(
-            f"{words}; expected one of {command.exit_codes}. The end of its output: {ended.output}", ended
+            f"agent_command {command.command!r} ended with exit code {ended.exit_code}; expected one of "
+            f"{command.exit_codes}. The end of its output: {ended.output}",
+            ended,
         )
     return ended
 
 
 async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin: str, mark: str) -> ProcessEnd:
-    # files in the place of pipes, which a child that has left would keep open
+    # files instead of pipes, which an escaped child would keep open
     with tempfile.TemporaryFile() as read, tempfile.TemporaryFile() as printed:
         read.write(stdin.encode())
         read.seek(0)
@@ -407,15 +422,15 @@ async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin:
                 os.killpg(process.pid, signal.SIGKILL)
             escaped = await asyncio.to_thread(_kill_marked, mark, process.pid)
             await process.wait()
-        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+        printed.seek(max(0, printed.seek(0, os.SEEK_END) - _MAX_OUTPUT_BYTES))
         output = printed.read().decode(errors="replace").strip()
     return ProcessEnd(process.returncode or 0, output, escaped)
 
 
 def _kill_marked(mark: str, group: int) -> int:
-    """Kill the processes outside of a group that have an episode's mark in their environment; how many. Linux only."""
+    """Kill processes outside of a group with an episode's mark in their environment; return their number. Linux only."""
     found = 0
-    for _ in range(3):  # one may be starting another
+    for _ in range(3):  # they may be starting others meanwhile
         alive = 0
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):

@@ -1,7 +1,7 @@
-"""What APIs share, a request as Strands messages and a turn as what a client is sent; and Anthropic's Messages.
+"""The parts that all APIs share (requests as Strands messages, turns as answers), and Anthropic's Messages API.
 
-A field that can change tokens is honoured, refused, or listed among the facts as not heeded; docs/gateway.md has the
-table. Fields that change no token are accepted.
+A field that can change tokens is honoured, refused, or listed in the session's facts as ignored; docs/gateway.md has
+the table. Fields that change no token are accepted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from strands_rollout.tool_parsers.base import StrictJSONError, check_depth
 Message = dict[str, Any]
 Item = Mapping[str, Any]
 Piece = tuple[str, list[Block]]
-"""What an item of a request says: by "system", "user", "assistant" or "tool", and which Strands blocks."""
+"""A part of a request's item: its role ("system", "user", "assistant" or "tool"), and its Strands blocks."""
 
 _DATA_URL: Final = re.compile(r"data:image/(?P<format>[\w.+-]+);base64,(?P<data>.*)", re.DOTALL)
-_SAMPLING: Final = (
+_SAMPLING_FIELDS: Final = (
     "temperature",
     "top_p",
     "top_k",
@@ -41,13 +41,13 @@ _SAMPLING: Final = (
     "stop_token_ids",
     "ignore_eos",
 )
-# the names of the least length of a turn: SGLang's, and that of its and vLLM's chat endpoints
-_LEAST_LENGTHS: Final = ("min_new_tokens", "min_tokens")
+# names of the minimum length of a turn: SGLang's, and that of SGLang's and vLLM's chat endpoints
+_MIN_LENGTHS: Final = ("min_new_tokens", "min_tokens")
 # each API's own fields, and those that SGLang's and vLLM's endpoints add to them
 HONOURED: Final = frozenset(
     {
-        *_SAMPLING,
-        *_LEAST_LENGTHS,
+        *_SAMPLING_FIELDS,
+        *_MIN_LENGTHS,
         *GRAMMARS,
         "messages",
         "input",
@@ -67,7 +67,7 @@ HONOURED: Final = frozenset(
         "previous_response_id",
         "thread",
         "chat_template_kwargs",
-        # with the one value that is meant anyway; any other is refused
+        # with the default value only; others are refused
         "n",
         "response_format",
         "text",
@@ -122,7 +122,7 @@ REFUSED: Final = (
     "container",
     "output_format",
     "compaction",
-    # of SGLang's and vLLM's endpoints
+    # SGLang's and vLLM's additions
     "guided_json",
     "guided_regex",
     "guided_choice",
@@ -151,28 +151,28 @@ REFUSED: Final = (
     "thinking_token_budget",
     "mm_processor_kwargs",
 )
-# of a tool: what else it says to the model, or how strictly its arguments are sampled
-_OF_TOOLS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
+# fields of a tool that say more to the model, or how strictly its arguments are sampled
+_IGNORED_TOOL_FIELDS: Final = ("strict", "input_examples", "defer_loading", "allowed_callers", "output_schema")
 # grammars that are JSON themselves
-_OF_JSON: Final = ("json_schema", "structural_tag")
+_JSON_GRAMMARS: Final = ("json_schema", "structural_tag")
 _CLEARS_THINKING: Final = "clear_thinking_20251015"
 
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What a client asks for.
+    """A client's request.
 
     Attributes:
-        messages: Its history as Strands messages; the last is a user's.
-        system: Its system prompt; None for none.
+        messages: The history as Strands messages, ending with a user message.
+        system: The system prompt; None for none.
         tools: Strands tool specifications.
         params: Sampling parameters by SGLang's names.
         model: The model's name, which is sent back.
-        streams: Whether the answer is to come as events.
-        with_usage: Whether these end with the usage, where the API leaves the choice.
-        body: What a later request may refer to: the fields that it would take over, with all that they refer to.
-        template_kwargs: Arguments of the chat template, which must be the policy's own.
-        unheeded: Further fields that could change tokens elsewhere, and change none here.
+        streams: True if the answer shall be streamed.
+        with_usage: True if the stream shall end with the usage, in an API with that choice.
+        body: The fields that a later request takes over if it refers to this request's answer.
+        template_kwargs: Arguments of the chat template, which must be equal to the policy's.
+        unheeded: Further fields that would change tokens in other servers, and are ignored here.
     """
 
     messages: list[Message]
@@ -188,24 +188,24 @@ class TurnRequest:
 
     @property
     def grammar(self) -> Mapping[str, Any]:
-        """The parameters by which a grammar bounds the turn; an answer without them is an answer to something else."""
+        """The parameters that constrain the turn by a grammar. A recorded answer counts only for the same grammar."""
         return {name: self.params[name] for name in GRAMMARS if name in self.params}
 
     def is_repeated_by(self, other: TurnRequest) -> bool:
-        """Whether another asks for the same turn."""
+        """Return whether another request asks for the same turn."""
         return self.messages == other.messages and self.grammar == other.grammar
 
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A body and what it was parsed to; `end` is where its list of items ends, 0 until a longer one has shown it."""
+    """A body and its parsed JSON; `end` is the end of its list of items, 0 until a longer body has shown it."""
 
     raw: bytes
     parsed: dict[str, Any]
     end: int = 0
 
     def extended(self, raw: bytes, name: str) -> _Body | None:
-        """One that differs by further items at the end of the list of this name; None where it is another."""
+        """Return a body with further items at the end of the list of this name; None if `raw` differs otherwise."""
         end = self.end or _first_difference(self.raw, raw)
         tail, items = self.raw[end:], self.parsed.get(name)
         if raw[end : end + 1] != b"," or not raw.endswith(tail) or not raw.startswith(memoryview(self.raw)[:end]):
@@ -217,9 +217,9 @@ class _Body:
         if not more or not isinstance(items, list):
             return None
         parsed = {**self.parsed, name: [*items, *more]}
-        # what is new is parsed alone from here on, if that is the same once: where the list ends does not change
-        is_shown = self.end or parsed == decode_json(raw)
-        return _Body(raw, parsed, len(raw) - len(tail)) if is_shown else None
+        # if parsing the new items only gives the same once, it does from here on, since the end of the list stays
+        is_proven = self.end or parsed == decode_json(raw)
+        return _Body(raw, parsed, len(raw) - len(tail)) if is_proven else None
 
 
 def _first_difference(one: bytes, other: bytes) -> int:
@@ -232,7 +232,7 @@ def _first_difference(one: bytes, other: bytes) -> int:
 
 @dataclass(slots=True)
 class _Reading:
-    """The items of a request, what each says, and what they come to; `last` is who says the last of it."""
+    """The items of a request, the pieces of each, and the messages made of them; `last` is the last piece's role."""
 
     items: Sequence[Item]
     pieces: list[list[Piece]]
@@ -241,9 +241,10 @@ class _Reading:
     last: str = ""
 
     def add(self, pieces: Sequence[Sequence[Piece]]) -> None:
-        """Calls, reasoning and text of one turn are one message, as are its results.
+        """Add pieces to the messages: those of one turn become one message, and so do its results.
 
-        System messages after the first message of another kind are the user's, for no template has a place for them.
+        System messages after the first message of another role become user messages, since templates have no place for
+        them.
         """
         messages = self.messages
         for kind, blocks in (piece for item in pieces for piece in item):
@@ -257,28 +258,27 @@ class _Reading:
 
 
 class ItemCache:
-    """What a session's requests were parsed and converted to: most of one repeats the one before."""
+    """Caches the parsed and converted requests of a session, since each repeats most of the one before."""
 
-    _KEPT: Final = 4
+    _MAX_ENTRIES: Final = 4
 
     def __init__(self) -> None:
         self._requests: list[_Reading] = []  # the newest first
         self._bodies: list[_Body] = []
 
     def parsed(self, raw: bytes, name: str) -> object:
-        """A body's JSON; of one that is longer than an earlier one by items in the list of this name, these are parsed.
+        """Return a body's JSON. If it adds items to the list `name` of an earlier body, only those are parsed.
 
-        Where all of each body is parsed, an episode takes 4% more CPU at 20 tool turns, and 10% at 80; see
-        docs/performance.md.
+        Without this, an episode takes 4% more CPU at 20 tool turns, and 10% more at 80; see docs/performance.md.
 
         Raises:
-            ValueError: It is no JSON.
+            ValueError: The body is not JSON.
         """
         found = next(((one, longer) for one in self._bodies if (longer := one.extended(raw, name))), None)
         if found is None:
             parsed = decode_json(raw)
             if isinstance(parsed, dict):
-                self._bodies = [_Body(raw, parsed), *self._bodies[: self._KEPT - 1]]
+                self._bodies = [_Body(raw, parsed), *self._bodies[: self._MAX_ENTRIES - 1]]
             return parsed
         self._bodies = [found[1], *(one for one in self._bodies if one is not found[0])]
         return found[1].parsed
@@ -286,16 +286,16 @@ class ItemCache:
     def read(
         self, items: Sequence[Item], convert: Callable[[Item], list[Piece]], system: Sequence[str] = ()
     ) -> tuple[str | None, list[Message]]:
-        """The system prompt, of which these texts are the first, and the messages.
+        """Return the system prompt, which begins with the texts of `system`, and the messages.
 
-        Messages that an earlier request had are the same objects, and so are quickly compared.
+        Messages that an earlier request had are the same objects, so that comparing them is fast.
         """
         shared, known, kept = 0, _Reading((), []), list[_Reading]()
         for earlier in self._requests:
             length = shared_length(earlier.items, items)
             if length > shared:
                 shared, known = length, earlier
-            if length < len(earlier.items):  # else all of it is in this one
+            if length < len(earlier.items):  # else this request has all of it
                 kept.append(earlier)
         new = [convert(item) for item in items[shared:]]
         made = _Reading(items, known.pieces[:shared] + new)
@@ -304,7 +304,7 @@ class ItemCache:
             made.add(new)
         else:
             made.add(made.pieces)
-        self._requests = [made, *kept[: self._KEPT - 1]]
+        self._requests = [made, *kept[: self._MAX_ENTRIES - 1]]
         if not made.messages or made.last == "assistant":
             got = "no message" if not made.messages else "a history that ends with the assistant"
             raise PromptError(f"got {got}; expected one that ends with a user's message or a tool's result")
@@ -312,70 +312,70 @@ class ItemCache:
 
 
 class Protocol(ABC):
-    """One of the APIs. A request may name an earlier answer of its session, whose history then comes first.
+    """One of the APIs. A request may refer to an earlier answer of its session, whose history it then continues.
 
     Attributes:
-        items_name: Of the field that has the history.
-        ping: Sent while a streamed answer is waited for.
+        items_name: Name of the field with the history.
+        ping: Bytes sent while a stream waits for its answer.
     """
 
     items_name: ClassVar[str] = "messages"
     ping: ClassVar[bytes] = b": waiting\n\n"
-    _KEPT: ClassVar[int] = 256
+    _MAX_HELD: ClassVar[int] = 256
 
     def __init__(self) -> None:
         self._held: dict[str, Mapping[str, Any]] = {}  # by the ids of answers
 
     def hold(self, answer_id: str, body: Mapping[str, Any]) -> None:
-        """Keep what a request may refer to by an answer's id; the oldest are forgotten."""
+        """Keep fields for requests that refer to an answer by its id; the oldest are dropped."""
         self._held[answer_id] = body
-        while len(self._held) > self._KEPT:
+        while len(self._held) > self._MAX_HELD:
             del self._held[next(iter(self._held))]
 
     def held(self, field_name: str, answer_id: object) -> Mapping[str, Any]:
-        """What is kept under an id."""
+        """Return the fields kept for an answer's id."""
         if not isinstance(answer_id, str) or answer_id not in self._held:
             raise PromptError(f"got {field_name}={answer_id!r:.100}; expected one of this session's newest")
         return self._held[answer_id]
 
     @abstractmethod
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
-        """The request; PromptError where it can't be served, which says why."""
+        """Parse a request; raise PromptError if it can't be served."""
 
     @abstractmethod
     def whole(self, request: TurnRequest, reply: Reply) -> dict[str, Any]:
-        """The answer as one object."""
+        """Return the answer as one object."""
 
     @abstractmethod
     def events(self, request: TurnRequest, reply: Reply) -> Iterator[bytes]:
-        """The answer as server-sent events."""
+        """Yield the answer as server-sent events."""
 
     @abstractmethod
-    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
-        """An error's body; `kind` is a code such as "context_length_exceeded"."""
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
+        """Return an error's body; `kind` is a code such as "context_length_exceeded"."""
 
-    def error_event(self, status: int, kind: str, words: str) -> bytes:
-        """An error after the answer has begun."""
-        return sse(self.error(status, kind, words))
+    def error_event(self, status: int, kind: str, message: str) -> bytes:
+        """Return the event of an error in a stream that has begun."""
+        return sse(self.error(status, kind, message))
 
 
 def sse(body: object) -> bytes:
-    """A server-sent event."""
+    """Return a server-sent event."""
     return b"data: " + encode_json(body) + b"\n\n"
 
 
 def named_sse(body: Mapping[str, Any]) -> bytes:
-    """A server-sent event with the name of its body's type."""
+    """Return a server-sent event with its body's type as name."""
     return f"event: {body['type']}\n".encode() + sse(body)
 
 
 def new_id(prefix: str) -> str:
-    """A random id."""
+    """Return a random id."""
     return f"{prefix}{uuid.uuid4().hex[:24]}"
 
 
 def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: ANN401 - JSON
-    """A field of this type; an empty one where it is absent or null."""
+    """Return a field of this type; an empty value if it is absent or null."""
     value = body.get(name)
     if value is None:
         return kind()
@@ -385,7 +385,7 @@ def field_of(body: Item, name: str, kind: type, expected: str) -> Any:  # noqa: 
 
 
 def objects(body: Item, name: str) -> list[dict[str, Any]]:
-    """A list of objects; an empty one where it is absent or null."""
+    """Return a list of objects; an empty list if it is absent or null."""
     values: list[dict[str, Any]] = field_of(body, name, list, "a list of objects")
     if not set(map(type, values)) <= {dict}:
         raise PromptError(f"got {name} with something else than objects in it; expected a list of objects")
@@ -393,11 +393,11 @@ def objects(body: Item, name: str) -> list[dict[str, Any]]:
 
 
 def refuse(body: Item, **choices: Sequence[object]) -> None:
-    """Refuse what is asked for and the policy can't honour.
+    """Raise PromptError for fields that the policy can't honour.
 
     Args:
-        body: The request. Each of `REFUSED` must be absent, empty or false.
-        **choices: Fields with those of their values that can be honoured.
+        body: The request. Each field of `REFUSED` must be absent, empty or false.
+        **choices: Fields with the values that can be honoured.
     """
     for name in REFUSED:
         if body.get(name):
@@ -413,7 +413,7 @@ def refuse(body: Item, **choices: Sequence[object]) -> None:
     is_kept = isinstance(edits, list) and all(
         isinstance(edit, dict) and edit.get("type") == _CLEARS_THINKING for edit in edits
     )
-    if edits and not is_kept:  # which reasoning of earlier turns is shown is the chat template's affair
+    if edits and not is_kept:  # the chat template decides which reasoning of earlier turns is shown
         raise PromptError(
             f"got context_management={managed!r:.200}; expected none: the history is read as it is sent. Shorten it "
             "in the client"
@@ -421,13 +421,15 @@ def refuse(body: Item, **choices: Sequence[object]) -> None:
 
 
 def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
-    """Fields that could change tokens elsewhere and change none here, with those of objects and tools by dotted names.
+    """Return the fields that are ignored here although they would change tokens in other servers.
 
-    A field that nobody here knows is among them.
+    Fields of objects and tools have dotted names. Unknown fields are among them.
     """
     known = HONOURED | HARMLESS
     found = {name: value for name, value in body.items() if name not in known and value not in (None, "", [], {})}
-    found = {name: value for name, value in found.items() if name not in REFUSED}  # false, or it were refused
+    found = {
+        name: value for name, value in found.items() if name not in REFUSED
+    }  # false or empty, since others are refused
     for outer in ("text", "output_config"):
         inner = field_of(body, outer, dict, "an object")
         found |= {f"{outer}.{name}": value for name, value in inner.items() if name != "format" and value is not None}
@@ -435,17 +437,17 @@ def unheeded(body: Item, tools: Iterable[Item] = ()) -> dict[str, Any]:
     is_single = isinstance(choice, dict) and choice.get("disable_parallel_tool_use") is True
     if is_single or body.get("parallel_tool_calls") is False:
         found["parallel_tool_calls"] = False
-    return found | {f"tools.{name}": tool[name] for tool in tools for name in _OF_TOOLS if tool.get(name)}
+    return found | {f"tools.{name}": tool[name] for tool in tools for name in _IGNORED_TOOL_FIELDS if tool.get(name)}
 
 
 def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
-    """Sampling parameters; `limits` are the API's names of the most tokens of a turn."""
-    for name in (*_SAMPLING, *_LEAST_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
+    """Return the sampling parameters; `limits` are the API's names for the maximum length of a turn."""
+    for name in (*_SAMPLING_FIELDS, *_MIN_LENGTHS, *limits, "seed", "stop", "stop_sequences"):
         try:
-            orjson.dumps(body.get(name))  # as the engine is sent it
+            orjson.dumps(body.get(name))  # the engine gets it as JSON
         except TypeError as e:
             raise PromptError(f"got {name}={body[name]!r:.100}, which can't be sent to the engine: {e}") from e
-    params = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    params = {name: body[name] for name in _SAMPLING_FIELDS if body.get(name) is not None}
     for name, value in params.items():
         if name not in ("stop_token_ids", "ignore_eos") and not _is_number(value):
             raise PromptError(f"got {name}={value!r:.100}; expected a number")
@@ -459,7 +461,7 @@ def sampling_params(body: Item, *limits: str) -> dict[str, Any]:
     further = {
         "stop": stops or None,
         "max_new_tokens": _whole(body, limits, at_least=1),
-        "min_new_tokens": _whole(body, _LEAST_LENGTHS, at_least=0),
+        "min_new_tokens": _whole(body, _MIN_LENGTHS, at_least=0),
         "sampling_seed": _whole(body, ("seed",)),
         **_grammar(body),
     }
@@ -471,7 +473,7 @@ def _is_number(value: object) -> bool:
 
 
 def _whole(body: Item, names: Sequence[str], *, at_least: int | None = None) -> int | None:
-    """The first of these fields that is given, a whole number."""
+    """Return the first of these fields that is given, as a whole number; None if none is."""
     name = next((name for name in names if body.get(name) is not None), None)
     if name is None:
         return None
@@ -483,13 +485,13 @@ def _whole(body: Item, names: Sequence[str], *, at_least: int | None = None) -> 
 
 
 def _grammar(body: Item) -> dict[str, str]:
-    """The grammar that bounds the turn, by SGLang's name of its form; a JSON schema may be an object."""
+    """Return the grammar of the turn, under SGLang's name of its form; {} for none. A JSON schema may be an object."""
     given = {name: body[name] for name in GRAMMARS if body.get(name)}
     if len(given) > 1:
         raise PromptError(f"got {' and '.join(given)}; expected one of them, as SGLang does")
     found = {}
     for name, value in given.items():
-        text = encode_json(value).decode() if isinstance(value, dict) and name in _OF_JSON else value
+        text = encode_json(value).decode() if isinstance(value, dict) and name in _JSON_GRAMMARS else value
         if not isinstance(text, str):
             raise PromptError(f"got {name}={value!r:.100}; expected a text")
         try:
@@ -501,7 +503,7 @@ def _grammar(body: Item) -> dict[str, str]:
 
 
 def tool_spec(name: object, description: object, schema: object) -> dict[str, Any]:
-    """A Strands tool specification."""
+    """Return a Strands tool specification."""
     if not isinstance(name, str) or not name or not isinstance(schema, dict | None):
         raise PromptError(f"got a tool named {name!r:.100}; expected a name, and parameters as a JSON schema")
     _check_depth(schema, f"the parameters of the tool {name!r:.100}")
@@ -509,14 +511,14 @@ def tool_spec(name: object, description: object, schema: object) -> dict[str, An
 
 
 def system_texts(blocks: Sequence[Block]) -> list[str]:
-    """The texts of a system message."""
+    """Return the texts of a system message."""
     if not all("text" in block for block in blocks):
         raise PromptError("got a system message with something else than text in it; expected text")
     return [block["text"] for block in blocks]
 
 
 def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
-    """Tools, which must be of the type `own`, or of none."""
+    """Return the tools, which must be of the type `own` or have no type."""
     for tool in tools:
         if tool.get("type", own) != own:
             raise PromptError(f"got the tool {tool!r:.100}; expected one of the client's own, of type {own}")
@@ -524,7 +526,7 @@ def client_tools(tools: list[dict[str, Any]], own: str) -> list[dict[str, Any]]:
 
 
 def image_block(format_: str, data: str) -> Block:
-    """An image in base64."""
+    """Return the block of an image in base64."""
     try:
         return {"image": {"format": format_, "source": {"bytes": base64.b64decode(data, validate=True)}}}
     except (ValueError, binascii.Error) as e:
@@ -532,7 +534,7 @@ def image_block(format_: str, data: str) -> Block:
 
 
 def image_of_url(url: object) -> Block:
-    """An image in a data URL."""
+    """Return the block of an image in a data URL."""
     found = _DATA_URL.fullmatch(url) if isinstance(url, str) else None
     if found is None:
         raise PromptError(f"got the image {url!r:.80}; expected a data URL: images that lie elsewhere are not fetched")
@@ -540,7 +542,7 @@ def image_of_url(url: object) -> Block:
 
 
 def _check_depth(value: object, what: str) -> None:
-    """Refuse a value that is nested more deeply than the policy's calls may be."""
+    """Raise PromptError for a value that is nested more deeply than the policy's calls may be."""
     try:
         check_depth(value)
     except StrictJSONError as e:
@@ -548,7 +550,7 @@ def _check_depth(value: object, what: str) -> None:
 
 
 def call_block(use_id: object, name: object, arguments: object) -> Block:
-    """A call in a history, whose arguments are JSON, or a text of it."""
+    """Return the block of a call in a history, whose arguments are an object or JSON text."""
     if not isinstance(name, str) or not name:
         raise PromptError(f"got a tool call of the tool {name!r:.100}; expected a name")
     if isinstance(arguments, str):
@@ -563,18 +565,18 @@ def call_block(use_id: object, name: object, arguments: object) -> Block:
 
 
 def result_block(use_id: object, content: list[Block], *, is_error: bool = False) -> Block:
-    """A call's result."""
+    """Return the block of a call's result."""
     status = "error" if is_error else "success"
     return {"toolResult": {"toolUseId": str(use_id), "status": status, "content": content}}
 
 
 def reasoning_block(text: str) -> Block:
-    """Reasoning."""
+    """Return the block of a reasoning text."""
     return {"reasoningContent": {"reasoningText": {"text": text}}}
 
 
 def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[Block]:
-    """The blocks of a content: a text, or a list of parts."""
+    """Return the blocks of a message's content, which is a text or a list of parts."""
     if content is None or isinstance(content, str):
         return [{"text": content}] if content else []
     if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
@@ -582,18 +584,18 @@ def blocks_of(content: object, convert: Callable[[Item], Block | None]) -> list[
     return [block for part in content if (block := convert(part)) is not None]
 
 
-# a note of Claude Code's to its server, another one in each request
-_NOT_FOR_MODELS: Final = "x-anthropic-billing-header"
+# prefix of a note that Claude Code adds for its server, which differs in each request
+_BILLING_NOTE: Final = "x-anthropic-billing-header"
 
 
 class Messages(Protocol):
-    """Anthropic's Messages."""
+    """Anthropic's Messages API."""
 
     ping: ClassVar[bytes] = b'event: ping\ndata: {"type": "ping"}\n\n'
 
     def read(self, body: dict[str, Any], cache: ItemCache) -> TurnRequest:
         """See `Protocol.read`."""
-        # a thread is continued with new messages alone
+        # a continued thread has new messages only
         thread = field_of(body, "thread", dict, "an object")
         if thread.get("type") == "continue":
             held = self.held("thread.previous_message_id", thread.get("previous_message_id"))
@@ -602,7 +604,7 @@ class Messages(Protocol):
         if field_of(body, "output_config", dict, "an object").get("format"):
             raise PromptError("got output_config.format, which this policy can't honour; leave it out")
         system = system_texts(blocks_of(body.get("system"), _messages_part))
-        shown = "\n".join(text for text in system if not text.startswith(_NOT_FOR_MODELS))
+        shown = "\n".join(text for text in system if not text.startswith(_BILLING_NOTE))
         prompt, messages = cache.read(objects(body, "messages"), _of_message, [shown])
         choice = field_of(body, "tool_choice", dict, "an object").get("type")
         tools = client_tools(objects(body, "tools"), "custom")
@@ -622,8 +624,8 @@ class Messages(Protocol):
         """See `Protocol.whole`."""
         message_id, content = new_id("msg_"), _content_blocks(reply)
         if request.body:
-            said = {"role": "assistant", "content": content}
-            self.hold(message_id, {**request.body, "messages": [*request.body["messages"], said]})
+            answer = {"role": "assistant", "content": content}
+            self.hold(message_id, {**request.body, "messages": [*request.body["messages"], answer]})
         return {
             "id": message_id,
             "type": "message",
@@ -651,16 +653,16 @@ class Messages(Protocol):
         yield named_sse({"type": "message_delta", "delta": end, "usage": answer["usage"]})
         yield named_sse({"type": "message_stop"})
 
-    def error(self, status: int, kind: str, words: str) -> dict[str, Any]:
-        """See `Protocol.error`; clients look for "prompt is too long" to know that they must shorten a history."""
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
+        """See `Protocol.error`. Clients shorten their history if the message has "prompt is too long"."""
         kinds = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error"}
         type_ = kinds.get(status, "invalid_request_error" if status < 500 else "overloaded_error")
-        shown = f"prompt is too long: {words}" if kind == "context_length_exceeded" else words
+        shown = f"prompt is too long: {message}" if kind == "context_length_exceeded" else message
         return {"type": "error", "error": {"type": type_, "message": shown}}
 
-    def error_event(self, status: int, kind: str, words: str) -> bytes:
+    def error_event(self, status: int, kind: str, message: str) -> bytes:
         """See `Protocol.error_event`."""
-        return named_sse(self.error(status, kind, words))
+        return named_sse(self.error(status, kind, message))
 
 
 def _messages_tool(tool: Item) -> dict[str, Any]:
@@ -678,7 +680,7 @@ def _content_blocks(reply: Reply) -> list[dict[str, Any]]:
 
 
 def _opened(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
+    """Return a block at the start of its stream, and the deltas that follow."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if block["type"] == "tool_use":

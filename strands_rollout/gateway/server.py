@@ -37,14 +37,14 @@ _PROTOCOLS: Final[dict[str, type[Protocol]]] = {
 }
 
 Problem = tuple[int, str, str]
-"""An HTTP status, a code, and what is said."""
+"""HTTP status, code and message of an error."""
 
 
 class Gateway:
-    """The sessions of one server, by their keys.
+    """The sessions of one server, by their API keys.
 
     Args:
-        anonymous: Gives a session for a request without a known key; by default such a request is refused.
+        anonymous: Returns a session for a request without a known key; by default such requests are refused.
     """
 
     def __init__(self, anonymous: Callable[[web.Request], Awaitable[Session]] | None = None) -> None:
@@ -54,43 +54,43 @@ class Gateway:
         self.base_url = ""
 
     def add(self, session: Session) -> str:
-        """Serve a session; returns its key."""
+        """Serve a session, and return its key."""
         key = f"sk-{secrets.token_urlsafe(24)}"
         self._sessions[key], self._handlers[key] = session, set()
         return key
 
     @property
     def keys(self) -> frozenset[str]:
-        """Those of the sessions that run."""
+        """Keys of the running sessions."""
         return frozenset(self._sessions)
 
     async def remove(self, key: str, error: Exception) -> None:
-        """End a session: its key is refused from here on, and requests that wait for it get the error."""
+        """End a session: refuse its key from here on, and answer its waiting requests with the error."""
         session, handlers = self._sessions.pop(key), self._handlers.pop(key)
         session.end(error)
         await session.finish()
         left = [handler for handler in handlers if handler is not None]
-        if left:  # let them say so, unless their clients do not read
+        if left:  # they answer with the error, unless their clients do not read
             await asyncio.wait(left, timeout=_SHUTDOWN_S)
         for handler in left:
             handler.cancel()
 
     def routes(self) -> list[web.RouteDef]:
-        """What the endpoint serves, and refuses."""
+        """Return the routes of the APIs."""
         return [
             web.post(path, partial(self._served, self._counted if path.endswith("count_tokens") else self._answered))
             for path in _PROTOCOLS
         ]
 
     async def session_of(self, request: web.Request) -> tuple[str, Session] | None:
-        """The session of a request's key, as either API's clients send it."""
+        """Return the key and session of a request, whose key may be in either API's header; None if it is not known."""
         given = request.headers.get("x-api-key") or request.headers.get("Authorization", "").removeprefix("Bearer ")
         if given in self._sessions:
             return given, self._sessions[given]
         return ("", await self._anonymous(request)) if self._anonymous is not None else None
 
     async def models(self, request: web.Request) -> web.Response:
-        """The model's card, as OpenAI's and Anthropic's clients read it: in a list, or by any name, as requests are."""
+        """Answer with the model's card for OpenAI's and Anthropic's clients: in a list, or by itself under any name."""
         found = await self.session_of(request)
         if found is None:
             return _refused(ChatCompletions(), _NO_KEY)
@@ -102,16 +102,16 @@ class Gateway:
         return _json(card if asked else listed)
 
     async def unknown(self, request: web.Request) -> web.Response:
-        """What is said of a path that there is not."""
-        words = f"there is no {request.method} {request.path} here; expected POST to one of {', '.join(_PROTOCOLS)}"
-        return _refused(ChatCompletions(), (404, "not_found", words))
+        """Answer a request to an unknown path."""
+        message = f"there is no {request.method} {request.path} here; expected POST to one of {', '.join(_PROTOCOLS)}"
+        return _refused(ChatCompletions(), (404, "not_found", message))
 
     async def _served(
         self,
         answer: Callable[[web.Request, Session, Protocol, TurnRequest], Awaitable[web.StreamResponse]],
         request: web.Request,
     ) -> web.StreamResponse:
-        """Read a request of a known session and answer it; whatever fails is said in the API's form."""
+        """Parse and answer a request of a known session; answer every failure in the API's format."""
         kind = _PROTOCOLS[request.path]
         found = await self.session_of(request)
         if found is None:  # before its body is read
@@ -123,7 +123,7 @@ class Gateway:
         try:
             body = await _body(request, cache, protocol.items_name)
             return await answer(request, session, protocol, protocol.read(body, cache))
-        except Exception as e:  # a policy, an engine or a client may make anything fail, and the client is told
+        except Exception as e:  # a policy, an engine or a client may cause any error, which the client gets
             return _refused(protocol, _noted(session, e))
         finally:
             handlers.discard(task)
@@ -142,7 +142,7 @@ class Gateway:
             return _json(protocol.whole(asked, turn.result()))  # which raises
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        # the client may leave, and ask for the turn again; nothing is logged of what nobody takes
+        # the client may disconnect and ask again: mark the error as retrieved, so that asyncio does not log it
         turn.add_done_callback(lambda one: one.cancelled() or one.exception())
         with suppress(ConnectionError):
             while not done:
@@ -150,7 +150,7 @@ class Gateway:
                 done, _ = await asyncio.wait([turn], timeout=_PING_S)
             try:
                 written = b"".join(protocol.events(asked, turn.result()))
-            except Exception as e:  # the status has been sent, so that any error is told in the stream
+            except Exception as e:  # the status has been sent, so the stream gets the error
                 written = protocol.error_event(*_noted(session, e))
             await response.write(written)
         return response
@@ -162,14 +162,14 @@ class Gateway:
         return _json({"input_tokens": await token_count(session.model.template, call)})
 
 
-_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a session that runs; expected that of this episode")
+_NO_KEY: Final[Problem] = (401, "invalid_api_key", "got no key of a running session; expected the key of this episode")
 
 
 def problem_of(error: BaseException | None) -> Problem:
-    """What a client is answered for an error; a request that may be sent again gets 429 or 503."""
+    """Return the answer to a client for an error; 429 and 503 mean that the request may be sent again."""
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         return 413, "request_too_large", f"got a body of more than {MAX_BODY_BYTES} bytes; expected a shorter one"
-    if isinstance(error, RecursionError):  # what the policy writes is not nested so deeply
+    if isinstance(error, RecursionError):  # the policy's own output is not nested so deeply
         return 400, "invalid_request", "got JSON that is nested too deeply to be read; expected at most 100 levels"
     if isinstance(error, errors.BudgetExhaustedError | ContextWindowOverflowException):
         is_context = getattr(error, "budget", "context") == "context"
@@ -177,7 +177,7 @@ def problem_of(error: BaseException | None) -> Problem:
     kinds: list[tuple[type[Exception], int, str]] = [
         (errors.PromptError, 400, "invalid_request"),
         (errors.TemplateError, 400, "invalid_request"),
-        (errors.ConfigError, 400, "invalid_request"),  # such as an image for a model of text
+        (errors.ConfigError, 400, "invalid_request"),  # such as an image for a text model
         (errors.UnsendableTextError, 400, "unsendable_text"),
         (BusySessionError, 429, "too_many_requests"),
         (SessionEndedError, 503, "episode_ended"),
@@ -194,10 +194,10 @@ def problem_of(error: BaseException | None) -> Problem:
 async def _body(request: web.Request, cache: ItemCache, items_name: str) -> dict[str, Any]:
     raw = await request.read()
     try:
-        is_long = len(raw) > _LONG_BODY_BYTES  # what holds the event loop up is parsed beside it, and not remembered
+        is_long = len(raw) > _LONG_BODY_BYTES  # parsed in a thread, so that it does not block the loop, and not cached
         body = await asyncio.to_thread(decode_json, raw) if is_long else cache.parsed(raw, items_name)
     except ValueError as e:
-        raise errors.PromptError(f"got a body that is no JSON: {e}") from e
+        raise errors.PromptError(f"got a body that is not JSON: {e}") from e
     if not isinstance(body, dict):
         raise errors.PromptError(f"got a body of type {type(body).__name__}; expected a JSON object")
     return body
@@ -216,7 +216,7 @@ def _json(body: object, status: int = 200) -> web.Response:
 def _refused(protocol: Protocol, problem: Problem) -> web.Response:
     response = _json(protocol.error(*problem), problem[0])
     if problem[0] >= web.HTTPInternalServerError.status_code:
-        # the engine has been asked for a whole patience: SDKs, which would ask for as long again, obey this
+        # the engine was retried for its whole patience; this keeps SDKs from starting that again
         response.headers["x-should-retry"] = "false"
     return response
 
@@ -224,7 +224,7 @@ def _refused(protocol: Protocol, problem: Problem) -> web.Response:
 async def start(
     gateway: Gateway, host: str = "127.0.0.1", port: int = 0, routes: Sequence[web.RouteDef] = ()
 ) -> web.AppRunner:
-    """Serve a gateway, and further routes, on this event loop, until the runner's `cleanup` is awaited.
+    """Serve a gateway and further routes on this event loop, until the runner's `cleanup` is awaited.
 
     Raises:
         ConfigError: The port is taken.
@@ -245,7 +245,7 @@ async def start(
 
 
 class SharedGateway:
-    """One gateway for all episodes of an event loop, which runs from the first one's start until the loop ends."""
+    """The gateway of all episodes of an event loop; it runs from the first episode until the loop ends."""
 
     _CACHE: Final[LoopCache[SharedGateway]] = LoopCache()
 
@@ -256,20 +256,20 @@ class SharedGateway:
 
     @classmethod
     async def running(cls) -> Gateway:
-        """That of this event loop.
+        """Return the gateway of this event loop, started if need be.
 
         Raises:
-            ConfigError: No port can be listened on.
+            ConfigError: It can't listen on any port.
         """
         shared = cls._CACHE.get(None, cls)
         if shared._starting is None:
-            # it outlives the first episode, whose context it would keep
+            # a new context: the task outlives the first episode
             shared._starting = asyncio.create_task(start(shared.gateway), context=Context())
         await asyncio.shield(shared._starting)
         return shared.gateway
 
     async def aclose(self) -> None:
-        """Stop serving; called when the loop ends."""
+        """Stop serving. The loop cache calls this when the loop ends."""
         self.is_closed = True
         if self._starting is not None:
             await (await self._starting).cleanup()

@@ -1,4 +1,4 @@
-"""A sampled turn, from its tokens to the Strands message that it is."""
+"""From the tokens of a sampled turn to a Strands message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ INVALID_TOOL_CALL: Final = "invalid_tool_call"
 
 StreamEvent = dict[str, Any]
 
-# of ids that are shown, which templates limit to nine letters and digits; one for each conversation
+# first letters of shown ids, one for each conversation; some templates allow nine letters and digits only
 _LETTERS: Final = "cdefghijklmnopqrstuvwxyzab"
 
 
@@ -35,8 +35,8 @@ class ReadTurn:
     """A turn as text.
 
     Attributes:
-        text: Everything that was sampled but the token that ended the turn; other control tokens included.
-        segments: Never empty; without calls where the turn was cut.
+        text: The sampled text, with its control tokens but without the token that ended the turn.
+        segments: At least one; without calls if the turn was cut.
         stop_reason: Strands' stop reason.
     """
 
@@ -46,7 +46,7 @@ class ReadTurn:
 
 
 def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser: ToolParser) -> ReadTurn:
-    """Decode and parse a turn of a trajectory; one that was cut by length or abort is never searched for calls."""
+    """Decode and parse a turn of a trajectory. A turn that was cut by its length or an abort has no calls."""
     last = turn.parts[-1]
     ids = trajectory.token_ids[turn.parts[0].start : last.end]
     ended = last.finish_reason == "stop" and ids[-1] in (*template.end_ids, last.matched)
@@ -66,30 +66,30 @@ def read_turn(trajectory: Trajectory, turn: Turn, template: ChatTemplate, parser
 def _segments(
     parser: ToolParser, split: Callable[..., list[Segment]], text: str, *, in_reasoning: bool
 ) -> list[Segment]:
-    """A turn's segments as a method of the parser splits them; one failure with all of it where the parser raises.
+    """Split a turn with a method of its parser; if that raises, return one failure with the whole text.
 
-    A parser's input is sampled text alone. Were its error one of the episode's, the sample would not be trained, and
-    the policy could choose not to be.
+    A parser reads sampled text only. If its error ended the episode, the sample would not be trained, and the policy
+    could choose which samples are.
     """
     try:
         return split(text, in_reasoning=in_reasoning)
     except MemoryError:
         raise
     except Exception as e:  # a user's parser may raise anything
-        kind = (type(parser), type(e))  # one traceback each: a policy may repeat what makes a parser fail
-        words = "bug in a tool parser parser=%s: it raises over sampled text"
-        log_once(logger, logging.ERROR, words, kind[0].__name__, key=kind, exc_info=e)
+        kind = (type(parser), type(e))  # one traceback each, since a policy may repeat such a text
+        message = "bug in a tool parser parser=%s: it raises over sampled text"
+        log_once(logger, logging.ERROR, message, kind[0].__name__, key=kind, exc_info=e)
         return [ParseFailure(text, f"the turn can't be read: {type(e).__name__}")]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReader:
-    """Reads the turns of one conversation: calls, text and reasoning, and what the policy is told of bad calls.
+    """Reads the turns of one conversation: their calls, text and reasoning, and calls that can't be parsed.
 
     Attributes:
-        template: Of the policy's tokenizer.
-        parser: Of tool calls.
-        conversation: Its number; a history may hold calls of several.
+        template: The policy's chat template.
+        parser: The parser of tool calls.
+        conversation: The conversation's number, which is part of tool-use ids: a history may have calls of several.
     """
 
     template: ChatTemplate
@@ -97,12 +97,12 @@ class AnswerReader:
     conversation: int
 
     def read(self, branch: Branch, index: int, number: int) -> Answer:
-        """Parse a turn, and note in its branch what it called and what could not be parsed.
+        """Parse a turn, and note its calls on its branch, with those that could not be parsed.
 
         Args:
-            branch: Holds the turn.
-            index: Of the turn in the branch's trajectory.
-            number: Of the turn in the conversation, from 1.
+            branch: The turn's branch.
+            index: Index of the turn in the branch's trajectory.
+            number: Number of the turn in the conversation, from 1.
         """
         turn = branch.trajectory.turns[index]
         read = read_turn(branch.trajectory, turn, self.template, self.parser)
@@ -122,7 +122,7 @@ class AnswerReader:
         return turn_answer(read, call_prefix, turn)
 
     def read_all(self, branch: Branch) -> None:
-        """Read the turns of a branch that was begun elsewhere, but an open one."""
+        """Read the turns of a resumed branch, except an open one."""
         branch.parse_failures.clear()
         for node in branch.nodes:
             if branch.trajectory.turns[node.turn].finish_reason != "abort":
@@ -130,25 +130,25 @@ class AnswerReader:
 
 
 def call_id(call_prefix: str, index: int, segment: Segment) -> str:
-    """The tool-use id of a turn's segment; it alone tells a call that could not be parsed from one of any name."""
+    """Return the tool-use id of a turn's segment; only the id marks a call that could not be parsed."""
     return f"{call_prefix}{index}{UNPARSED if isinstance(segment, ParseFailure) else ''}"
 
 
 def failure_message(reason: str) -> str:
-    """Return what the policy reads about a tool call that could not be parsed; `reason` as in its `ParseFailure`."""
+    """Return the result that the policy reads for a call that could not be parsed; `reason` is its `ParseFailure`'s."""
     return f"Error: the tool call could not be parsed and was not run: {reason}"
 
 
 def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
-    """A turn as one assistant message, as Strands' loop takes it.
+    """Return a turn as one assistant message for Strands' loop.
 
-    Empty text is left out, and a `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers
-    it with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
+    Empty text is left out. A `ParseFailure` becomes a call of the tool `invalid_tool_call`, so that Strands answers it
+    with an error result and the loop continues. The policy may call a tool of that name too: see `call_id`.
 
     Args:
         read: The turn as text.
-        call_prefix: Tool-use ids begin with it.
-        turn: Its tokens and times.
+        call_prefix: Prefix of its tool-use ids.
+        turn: The turn's tokens and times.
     """
     blocks = (_block(segment, call_id(call_prefix, at, segment)) for at, segment in enumerate(read.segments))
     first, end, latency_s = turn.parts[0], turn.parts[-1].end, sum(part.latency_s for part in turn.parts)
@@ -165,7 +165,7 @@ def turn_answer(read: ReadTurn, call_prefix: str, turn: Turn) -> Answer:
 
 
 def answer_events(answer: Answer) -> Iterator[StreamEvent]:
-    """An answer as a stream: messageStart, the content blocks, messageStop, metadata."""
+    """Yield an answer as Strands' stream events: messageStart, the content blocks, messageStop, metadata."""
     yield {"messageStart": {"role": "assistant"}}
     for index, block in enumerate(answer.message["content"]):
         start, delta = _start_and_delta(block)
@@ -177,7 +177,7 @@ def answer_events(answer: Answer) -> Iterator[StreamEvent]:
 
 
 def _block(segment: Segment, use_id: str) -> dict[str, Any]:
-    """A segment as a content block; empty where Strands has none for it."""
+    """Return a segment as a content block; {} if Strands has no block for it."""
     if isinstance(segment, Text):
         return {"text": segment.text} if segment.text else {}
     if isinstance(segment, Reasoning):
@@ -199,7 +199,11 @@ def _start_and_delta(block: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def validated_output(output_model: type[T], message: dict[str, Any], tool_name: str) -> T:
-    """The instance that an answer is: the arguments of its call of this tool, or its text."""
+    """Return the instance that an answer holds, as the arguments of its call of this tool or as JSON text.
+
+    Raises:
+        StructuredOutputException: It holds no valid instance.
+    """
     calls = [block["toolUse"] for block in message["content"] if "toolUse" in block]
     text = "".join(block.get("text", "") for block in message["content"]).strip()
     arguments = next((call["input"] for call in calls if call["name"] == tool_name), None)

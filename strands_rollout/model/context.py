@@ -1,4 +1,4 @@
-"""New messages -> the context tokens that the next request adds to a branch."""
+"""From new messages to the context tokens that the next request adds to a branch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_
 
 
 async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messages: StrandsMessages) -> list[int]:
-    """Render the whole first prompt of a branch, and note it there with the head and its images.
+    """Render the first prompt of a branch, and note it on the branch with its head and images.
 
     Raises:
-        PromptError: A message holds something else than text and images.
+        PromptError: A message has content other than text and images.
         TemplateError: The template refuses the messages.
-        ConfigError: There is an image, and no processor that reads it.
+        ConfigError: A message has an image, and there is no processor for it.
     """
     branch.chat_tools = to_chat_tools(head.tools)
-    # a copy: the caller may change its specifications
+    # a copy, since the caller may change its tool specifications
     branch.head = Head(head.system, copied([*head.tools]))
     system = [{"role": "system", "content": head.system}] if head.system else []
     chat = [*system, *_under_shown_ids(branch, to_chat_messages(messages))]
@@ -39,16 +39,16 @@ async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messa
 async def turn_context(
     template: ChatTemplate, place: ExtendBranch, head: Head, room: Room, min_turn_tokens: int
 ) -> list[int]:
-    """Render what follows the last answer of a branch; tool results are cut to leave `min_turn_tokens` of the room.
+    """Render the messages after the last answer of a branch; cut tool results so that `min_turn_tokens` are left.
 
     Raises:
         TrajectoryError: There is no message after the answer.
-        PromptError: A message holds something else than text and images.
+        PromptError: A message has content other than text and images.
         TemplateError: The template refuses the messages.
-        ConfigError: There is an image, and no processor that reads it.
+        ConfigError: A message has an image, and there is no processor for it.
     """
     branch = place.branch
-    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # a branch that another model began
+    branch.chat_tools = branch.chat_tools or to_chat_tools(head.tools)  # after a resume
     chat = to_chat_messages(place.new_messages, branch.calls.tools, answered=place.answer)
     if not chat:
         raise TrajectoryError(
@@ -95,9 +95,9 @@ def _fitted_turn_ids(
     room: Room,
     min_turn_tokens: int,
 ) -> list[int]:
-    """Ids of the new messages; tool results are cut, evenly, while they leave less than `min_turn_tokens`."""
+    """Return the ids of new messages; cut tool results evenly until they leave `min_turn_tokens`."""
     texts = [message["content"] for message in chat]
-    # images are never cut, nor what stands beside them
+    # a result with an image is never cut
     tool_indices = [
         index for index, message in enumerate(chat) if message["role"] == "tool" and isinstance(texts[index], str)
     ]
@@ -115,12 +115,12 @@ def _fitted_turn_ids(
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed or cap == 0:
             return ids
-        # the overshoot is shared by the results; at least one token less each time, so this ends
+        # the results share the excess; each pass removes at least one token, so this ends
         cap = max(0, cap - max(1, (len(ids) - allowed) // len(tool_indices)))
 
 
 async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
-    """Tokens of Strands messages, exactly; tool results alone count as the turn that they open."""
+    """Return the exact number of tokens of Strands messages; tool results alone count as the turn that they open."""
     chat = to_chat_messages(request.messages)
     images = await _read_images(template, chat)
     tools = to_chat_tools(request.tool_specs)
@@ -134,12 +134,12 @@ async def token_count(template: ChatTemplate, request: AgentRequest) -> int:
 
 
 async def _read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """The images of new messages, if there are any: the content of most messages is a text."""
+    """Return the images of new messages; most messages have text only."""
     return [] if all(isinstance(message["content"], str) for message in chat) else await read_images(template, chat)
 
 
 async def _off_loop_if_long(chat: Sequence[ChatMessage], encode: Callable[[], list[int]]) -> list[int]:
-    """Return what `encode` gives; in a thread where the messages are so long that it would hold the event loop up."""
+    """Return the result of `encode`, called in a thread if the messages are so long that it would block the loop."""
     if sum(map(_char_count, chat)) < LONG_TEXT_CHARS:
         return encode()
     return await asyncio.to_thread(encode)

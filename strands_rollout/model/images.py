@@ -1,4 +1,4 @@
-"""Images: from prompts and tools to tokens and training inputs, and what a request about them holds.
+"""Images of prompts and tools: their tokens, their training inputs, and their fields in a request.
 
 Tokens and training inputs come from the model's own Hugging Face processor. `image_data` beside `input_ids` follows
 SGLang 0.5.23, python/sglang/srt/multimodal/processors/base_processor.py.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from strands_rollout.template.chat_template import ChatTemplate
 
-_LONGEST_PATH: Final = 4096
+_MAX_PATH_CHARS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class PlacedImage:
 
     Attributes:
         start: Index in `Trajectory.token_ids` of its first token.
-        end: Index after its last token; all between are `token_id`.
+        end: Index after its last token; all tokens between them are `token_id`.
         token_id: The model's image token.
-        data_url: The image as PNG, as SGLang's `image_data` takes it.
-        train_inputs: What the model's processor made of it, by name; one array each, images along the first axis.
-        other_ids: The model's tokens of other media, such as of videos, of which no request has any.
+        data_url: The image as a PNG data URL, for SGLang's `image_data`.
+        train_inputs: Outputs of the model's processor by name; arrays with images along the first axis.
+        other_ids: The model's tokens for other media, such as videos, which no request may have.
     """
 
     start: int
@@ -58,10 +58,10 @@ class PlacedImage:
 
 
 def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
-    """The processor's outputs of all images, joined by name; None without images.
+    """Return the processor's outputs of all images, joined by name; None without images.
 
-    As slime's examples/geo3k_vlm_multi_turn joins them: along the first axis. PyTorch tensors where torch is installed,
-    else NumPy arrays, of which slime makes tensors (slime/observability/rollout_data_utils.py).
+    They are joined along the first axis, as in slime's examples/geo3k_vlm_multi_turn. They are PyTorch tensors if torch
+    is installed, else NumPy arrays, which slime turns into tensors (slime/observability/rollout_data_utils.py).
 
     Raises:
         ConfigError: The arrays can't be joined.
@@ -84,10 +84,10 @@ def train_inputs_of(images: Sequence[PlacedImage]) -> dict[str, Any] | None:
 
 
 def read_rgb(data: bytes) -> Image:
-    """The image of a file's bytes, in RGB.
+    """Return the image of a file's bytes, in RGB.
 
     Raises:
-        PromptError: It is no image.
+        PromptError: The bytes are no image.
         ConfigError: Pillow is not installed.
     """
     pillow = _pillow()
@@ -100,23 +100,23 @@ def read_rgb(data: bytes) -> Image:
 
 
 def to_png(image: Image) -> bytes:
-    """The image as a PNG in RGB: no pixel is lost, so that the engine and the trainer see the same."""
+    """Return an image as RGB PNG, which is lossless, so that the engine and the trainer see the same pixels."""
     buffer = io.BytesIO()
     image.convert("RGB").save(buffer, format="PNG")
     return buffer.getvalue()
 
 
 def to_data_url(png: bytes) -> str:
-    """The PNG as a data URL."""
+    """Return a PNG as a data URL."""
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def image_block(source: object) -> dict[str, Any]:
-    """Strands' content block of an image.
+    """Return Strands' content block of an image.
 
     Args:
-        source: As slime's data sets have it: a PIL image, a file's path, a data URL, base64, a file's bytes, or
-            `{"bytes": ..., "path": ...}` as `datasets` keeps images in Parquet.
+        source: An image as slime's data sets hold it: a PIL image, a file's path, a data URL, base64, a file's bytes,
+            or `{"bytes": ..., "path": ...}`, as `datasets` stores images in Parquet.
 
     Raises:
         PromptError: It is none of these, or no image.
@@ -142,12 +142,12 @@ def _bytes_of(source: object) -> bytes:
 def _bytes_of_text(text: str) -> bytes:
     if text.startswith(("http://", "https://")):
         raise PromptError(
-            f"got the image {text[:100]!r}; expected one that is at hand: nothing is fetched from a network during a "
-            "rollout. Save it to a file and name its path."
+            f"got the image {text[:100]!r}; expected a local one: a rollout fetches nothing from a network. Save "
+            "it to a file, and give its path."
         )
     path = Path(text.removeprefix("file://"))
     try:
-        if len(text) < _LONGEST_PATH and path.is_file():
+        if len(text) < _MAX_PATH_CHARS and path.is_file():
             return path.read_bytes()
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except (OSError, ValueError, binascii.Error) as e:
@@ -164,9 +164,9 @@ def _pillow() -> ModuleType:
     return Image
 
 
-# what a processor makes of text: the trajectory has its ids
-_OF_TEXT: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
-_KNOWN: Final[weakref.WeakKeyDictionary[Any, ImageTokens]] = weakref.WeakKeyDictionary()
+# outputs of a processor for text, which the trajectory has already
+_TEXT_OUTPUTS: Final = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+_IMAGE_TOKENS: Final[weakref.WeakKeyDictionary[Any, ImageTokens]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,8 +174,8 @@ class ReadImage:
     """An image as the model reads it.
 
     Attributes:
-        token_count: Image tokens that stand for it, at least 1.
-        data_url: The image as PNG.
+        token_count: Number of image tokens that stand for it, at least 1.
+        data_url: The image as a PNG data URL.
         train_inputs: See `PlacedImage`.
     """
 
@@ -185,11 +185,11 @@ class ReadImage:
 
 
 class ImageTokens:
-    """What a processor makes of images. Several threads may use it: processors are used by one at a time.
+    """Reads images with a model's processor. Threads may share it; they use the processor one at a time.
 
     Attributes:
-        token_id: The image token, of which a template writes one for each image.
-        other_ids: The tokens of other media that the processor knows.
+        token_id: The image token. A template writes one for each image.
+        other_ids: The processor's tokens for other media.
     """
 
     def __init__(self, processor: ProcessorMixin) -> None:
@@ -202,22 +202,22 @@ class ImageTokens:
         self.token_id: int = processor.tokenizer.convert_tokens_to_ids(self._token)
         media = (getattr(processor, name, None) for name in ("video_token", "audio_token"))
         ids = {processor.tokenizer.convert_tokens_to_ids(token) for token in media if isinstance(token, str)}
-        # a tokenizer says so of a token that it has not: a Qwen2-VL's without videos
+        # a tokenizer gives unk_token_id for a token that it lacks, such as that of videos
         self.other_ids = frozenset(ids - {self.token_id, None, processor.tokenizer.unk_token_id})
         self._processor = processor
         self._lock = threading.Lock()
 
     def read(self, data: bytes) -> ReadImage:
-        """Read a file's bytes; blocks while the processor works.
+        """Read a file's bytes; block while the processor works.
 
         Raises:
-            PromptError: They are no image.
-            ConfigError: The processor does not take it, or makes something else of it than image tokens alone.
+            PromptError: The bytes are no image.
+            ConfigError: The processor refuses the image, or returns other tokens than image tokens.
         """
         from transformers.utils import is_torch_available
 
         image = read_rgb(data)
-        # torchvision's backends make tensors only
+        # torchvision's backends return tensors only
         tensors = "pt" if is_torch_available() else "np"
         try:
             with self._lock:
@@ -230,15 +230,15 @@ class ImageTokens:
                 f"the {type(self._processor).__name__} makes the ids {ids[:20]} of {self._token}; expected nothing but "
                 f"{self.token_id}, which SGLang repeats for each image"
             )
-        inputs = {name: np.asarray(value) for name, value in made.items() if name not in _OF_TEXT}
+        inputs = {name: np.asarray(value) for name, value in made.items() if name not in _TEXT_OUTPUTS}
         return ReadImage(len(ids), to_data_url(to_png(image)), inputs)
 
 
 def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
-    """Of a processor, or of the folder or hub id of one, loaded once per process; blocks while it is loaded.
+    """Return the `ImageTokens` of a processor, or of its folder or hub id, loaded once per process; block meanwhile.
 
     Raises:
-        ConfigError: There is none, or it is none for images.
+        ConfigError: There is no processor, or it does not read images.
     """
     if processor is None:
         raise ConfigError(
@@ -246,13 +246,13 @@ def image_tokens_of(processor: ProcessorMixin) -> ImageTokens:
             "model's processor, or the folder or hub id of one"
         )
     found = load_processor(processor) if isinstance(processor, str) else processor
-    # of threads that come at once all get the same, and so the same lock
-    return _KNOWN.get(found) or _KNOWN.setdefault(found, ImageTokens(found))
+    # concurrent threads get the same object, and so the same lock
+    return _IMAGE_TOKENS.get(found) or _IMAGE_TOKENS.setdefault(found, ImageTokens(found))
 
 
 @functools.lru_cache(maxsize=8)
 def load_processor(checkpoint: str) -> ProcessorMixin:
-    """The processor of a folder or hub id, loaded once per process.
+    """Return the processor of a folder or hub id, loaded once per process.
 
     Raises:
         ConfigError: It can't be loaded.
@@ -271,25 +271,24 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def image_fields(images: Sequence[PlacedImage]) -> dict[str, Any]:
-    """The request's field of images; none without images."""
+    """Return a request's field of images; {} without images."""
     return {"image_data": [image.data_url for image in images]} if images else {}
 
 
 def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Decode) -> list[int]:
-    """The ids with one token for each image, of which the engine makes as many as the image needs.
+    """Return the ids with one token for each image, which the engine expands again (`_expand_input_ids`).
 
-    The engine keeps a request's ids but for its image tokens (`_expand_input_ids`), where there is one for each image.
-    It looks for them in the decoded text, and never answers where it finds more than images. Those of other media it
-    looks for too, and fails where it finds any.
+    The engine looks for image tokens in the decoded text, and never answers if there are more of them than images. It
+    also looks for tokens of other media, and fails if it finds one.
 
     Args:
-        ids: Of the whole request, all tokens of each image among them.
-        images: In the order of their places.
-        decode: Text of ids.
+        ids: Ids of the whole request, with all tokens of each image.
+        images: The images in the order of their positions.
+        decode: Returns the text of ids.
 
     Raises:
-        UnsendableTextError: The text of an image token, or of another medium's, stands for nothing somewhere: the
-            policy or an untrusted text wrote it.
+        UnsendableTextError: The ids have the text of an image token, or of another medium's, that stands for nothing:
+            the policy or an untrusted text wrote it.
     """
     found: list[int] = []
     position = 0
@@ -315,17 +314,17 @@ def collapsed_ids(ids: Sequence[int], images: Sequence[PlacedImage], decode: Dec
 
 
 def check_image_answer(generation: Generation, images: Sequence[PlacedImage], length: int) -> None:
-    """See that the engine read what the trainer will read.
+    """Check that the engine read the tokens that the trainer will read.
 
     Args:
-        generation: The answer.
-        images: Of the request, at least one.
-        length: Tokens of the request, all of each image counted.
+        generation: The engine's answer.
+        images: The request's images, at least one.
+        length: Tokens of the request, with all tokens of each image.
 
     Raises:
         EngineResponseError: The engine read another number of tokens.
-        UnsendableTextError: The policy sampled the image token or another medium's, for which the trainer would miss
-            an image, a video or a sound: slime's stops at it.
+        UnsendableTextError: The policy sampled a token of an image or another medium, without which the trainer has
+            nothing to read: slime's fails on it.
     """
     if not generation.output_ids:
         return
@@ -349,14 +348,14 @@ logger = logging.getLogger(__name__)
 
 
 async def read_images(template: ChatTemplate, chat: Sequence[ChatMessage]) -> list[ReadImage]:
-    """Take the images out of new messages and read them, in a thread; none is the rule.
+    """Take the images out of new messages and read them in a thread; most messages have none.
 
-    A tool's image that can't be read becomes a text that says so: the policy chose the call, and must not end its
-    episode by it.
+    A tool's image that can't be read becomes a text that says so, since the policy chose the call and must not be able
+    to end its episode.
 
     Raises:
-        PromptError: One of a user can't be read.
-        ConfigError: There is no processor that reads a user's.
+        PromptError: A user's image can't be read.
+        ConfigError: There is no processor for a user's image.
     """
     found: list[ReadImage] = []
     for message in chat:
@@ -381,20 +380,20 @@ async def _read(processor: ProcessorMixin, data: bytes) -> ReadImage:
 
 
 def further_tokens(images: Sequence[ReadImage]) -> int:
-    """Tokens of images beyond the one that a template writes for each."""
+    """Return the number of image tokens beyond the one that a template writes for each image."""
     return sum(image.token_count - 1 for image in images)
 
 
 def place_images(
     template: ChatTemplate, ids: Sequence[int], images: Sequence[ReadImage], start: int
 ) -> tuple[list[int], list[PlacedImage]]:
-    """New context with all tokens of its images, and their places.
+    """Return new context with all tokens of its images, and the placed images.
 
     Args:
-        template: That made the ids.
-        ids: One token for each image among them.
-        images: In order, at least one.
-        start: Tokens before them.
+        template: The template that rendered the ids.
+        ids: The new context, with one token for each image.
+        images: The images in order, at least one.
+        start: Number of tokens before the context.
 
     Raises:
         TemplateError: The template does not show each image once.

@@ -1,6 +1,6 @@
-"""Replay data, with which a trainer repeats the engine's choices: routed experts and kept top-p ids.
+"""Replay data, from which a trainer repeats the engine's choices: routed experts and kept top-p ids.
 
-A request asks for it, and its answer is checked to have it; slime decodes it, except in `joined_experts`.
+A request asks for it, and the answer must have it. slime decodes it; `joined_experts` does for older releases.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ import numpy as np
 
 from strands_rollout.errors import EngineResponseError
 
-ASK_EXPERTS: Final = "return_routed_experts"
+RETURN_EXPERTS: Final = "return_routed_experts"
 EXPERTS: Final = "routed_experts"
 EXPERTS_START: Final = "routed_experts_start_len"
-_ASK_TOP_P: Final = "return_top_p_token_ids"
+_RETURN_TOP_P: Final = "return_top_p_token_ids"
 # as slime 0.3 reads them
 _TOP_P_KEYS: Final = ("top_p_token_ids", "top_p_kept_token_ids")
 _INT32_BYTES: Final = 4
 
 
 def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, Any]:
-    """The request's further fields; routed experts only from the first token that has none yet.
+    """Return the further fields of a request, which asks for routed experts of new tokens only.
 
-    SGLang answers with one row per token from `routed_experts_start_len` to the last but one. Without that start each
+    SGLang answers with one row per token from `routed_experts_start_len` to the last but one. Without a start, each
     turn would send the rows of the whole conversation again, and replace those of tokens that older weights sampled.
 
     Args:
-        extra: As configured.
-        known_tokens: Tokens of the trajectory so far, of which all but the last have their rows.
+        extra: The configured fields.
+        known_tokens: Tokens of the trajectory so far; all but the last have their rows.
     """
-    if not extra.get(ASK_EXPERTS) or not known_tokens:
+    if not extra.get(RETURN_EXPERTS) or not known_tokens:
         return dict(extra)
     return {**extra, EXPERTS_START: known_tokens - 1}
 
@@ -40,14 +40,14 @@ def request_fields(extra: Mapping[str, Any], *, known_tokens: int) -> dict[str, 
 def missing_replay_data(
     extra: Mapping[str, Any], sampling_params: Mapping[str, Any], meta_info: Mapping[str, Any]
 ) -> str | None:
-    """What a request asked for and its answer lacks, as a message; None if nothing."""
-    if extra.get(ASK_EXPERTS) and meta_info.get(EXPERTS) is None:
+    """Return an error message if an answer lacks replay data that its request asked for; None otherwise."""
+    if extra.get(RETURN_EXPERTS) and meta_info.get(EXPERTS) is None:
         return (
             "asked for routed experts and got none: start SGLang with --enable-return-routed-experts, and use a router "
             "that passes return_routed_experts on (sglang-router 0.3 drops it)"
         )
     custom = sampling_params.get("custom_params")
-    if isinstance(custom, Mapping) and custom.get(_ASK_TOP_P) and not any(key in meta_info for key in _TOP_P_KEYS):
+    if isinstance(custom, Mapping) and custom.get(_RETURN_TOP_P) and not any(key in meta_info for key in _TOP_P_KEYS):
         return (
             "asked for the kept top-p ids (custom_params) and got none: serve with slime's SGLang, and use a router "
             "that passes custom_params on, or set --rollout-top-p 1"
@@ -56,19 +56,19 @@ def missing_replay_data(
 
 
 def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, layers: int, top_k: int) -> dict[str, Any]:
-    """The same `meta_info`, which says from which token on its routed experts are.
+    """Return `meta_info` with the token index at which its routed experts begin.
 
-    SGLang does not repeat the start that it was asked for, and older versions ignore it; the number of rows tells.
+    SGLang does not repeat the requested start, and older versions ignore it; the number of rows tells.
 
     Args:
-        meta_info: Of a request; returned as it is where it holds no routed experts.
-        start: The first row that was asked for.
-        total: Tokens of input and output together.
-        layers: Of the model.
+        meta_info: The answer's `meta_info`, returned without the index if it has no routed experts.
+        start: The first row that was requested.
+        total: Number of input and output tokens.
+        layers: Number of the model's layers.
         top_k: Experts per token.
 
     Raises:
-        EngineResponseError: The rows are neither those that were asked for nor those of the whole sequence.
+        EngineResponseError: The rows are neither the requested ones nor those of the whole sequence.
     """
     located = {key: value for key, value in meta_info.items() if key != EXPERTS_START}
     payload = located.get(EXPERTS)
@@ -87,16 +87,16 @@ def located_experts(meta_info: Mapping[str, Any], *, start: int, total: int, lay
 
 
 def joined_experts(meta_info: Mapping[str, Any], known: Any, *, layers: int, top_k: int) -> Any:  # noqa: ANN401 - arrays
-    """The routed experts of a sequence so far, as slime's Sample joins them; for releases whose Sample does not.
+    """Join the routed experts of a sequence as slime's Sample does, for releases whose Sample does not.
 
     Args:
-        meta_info: Of a request, from `located_experts`.
-        known: int32 of shape (rows, layers, top_k) of earlier requests, or None.
-        layers: Of the model.
+        meta_info: The last answer's, from `located_experts`.
+        known: int32 array of shape (rows, layers, top_k) of earlier answers, or None.
+        layers: Number of the model's layers.
         top_k: Experts per token.
 
     Returns:
-        An array like `known`; `known` itself where the request has no experts.
+        An array like `known`; `known` itself if the answer has no experts.
     """
     if meta_info.get(EXPERTS) is None:
         return known

@@ -1,4 +1,4 @@
-"""Asks the engine for one turn, within its budgets and the engine's context length, across the engine's aborts."""
+"""Sampling of one turn: within the token budgets and the engine's context length, across the engine's aborts."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from strands_rollout.record.weight_versions import KNOWN_VERSIONS
 logger = logging.getLogger(__name__)
 
 RequestSpan = Callable[[int | None], AbstractContextManager[Callable[[Mapping[str, Any]], object] | None]]
-"""Entered around each request with its max_new_tokens; what it gives, if anything, is called with the answer's
-`meta_info`."""
+"""A context manager around each request, made with its `max_new_tokens`. If it yields a function, that is called with
+the answer's `meta_info`."""
 
-# sampling parameters that bound a turn by a grammar, which SGLang begins anew with each request
+# sampling parameters that constrain a turn by a grammar, which SGLang restarts with each request
 GRAMMARS: Final = ("json_schema", "regex", "ebnf", "structural_tag")
 
-# for aborts of one turn in a row that brought no token: about 40 s in all
+# for consecutive aborts of a turn without a new token: about 40 s in all
 _ABORT_RETRIES: Final = RetryPolicy(backoff_base_s=0.25, backoff_cap_s=8.0)
-_MAX_FRUITLESS_ABORTS: Final = 10
-# a stop string ends within so many tokens, or it is not looked for
+_MAX_EMPTY_ABORTS: Final = 10
+# the end of a turn in which stop strings are looked for
 _STOP_TAIL_TOKENS: Final = 64
 
 
 class SGLangModelConfig(TypedDict, total=False):
-    """Settings that `SGLangModel.update_config` changes; their meaning is documented there."""
+    """Settings that `SGLangModel.update_config` can change; see `SGLangModel`."""
 
     model_id: str | None
     sampling_params: dict[str, Any]
@@ -56,7 +56,7 @@ class SGLangModelConfig(TypedDict, total=False):
 
 
 def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
-    """The settings with what is left of the response budget after `spent` tokens of earlier histories.
+    """Return the settings with the response budget that `spent` tokens of earlier branches leave.
 
     Raises:
         BudgetExhaustedError: Nothing is left.
@@ -75,7 +75,7 @@ def config_after(config: SGLangModelConfig, spent: int) -> SGLangModelConfig:
 
 
 def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGLangModelConfig:
-    """A copy of `config` with `changes`.
+    """Return a copy of `config` with `changes`.
 
     Raises:
         ConfigError: A name is unknown; the message names the nearest known one.
@@ -91,7 +91,7 @@ def updated_config(config: SGLangModelConfig, changes: Mapping[str, Any]) -> SGL
 
 
 def unknown_name(what: str, got: str, known: Mapping[str, Any]) -> str:
-    """The message for a name that is not among `known`, with the nearest one."""
+    """Return the error message for a name that is not among `known`, with the nearest one."""
     near = get_close_matches(got, known, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"got the unknown {what} {got!r}; expected one of {', '.join(sorted(known))}.{hint}"
@@ -102,14 +102,14 @@ class SamplingRequest:
     """One turn to be sampled.
 
     Attributes:
-        client: Of the running event loop.
+        client: The client of the running event loop.
         config: The settings in force.
-        trajectory: Grows by the context and every accepted answer.
-        context_ids: New context tokens; none where the trajectory's last turn is open.
-        images: Those among the context.
-        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open, as it does where
-            `config["continue_aborted"]` does not hold.
-        span: Entered around each request.
+        trajectory: Gets the context and every accepted answer.
+        context_ids: New context tokens; none if the trajectory's last turn is open.
+        images: Images in the context.
+        control: Once the rollout is aborted, no request is sent, and an aborted turn stays open. It also stays open
+            without `config["continue_aborted"]`.
+        span: A context manager around each request; see `RequestSpan`.
     """
 
     client: SGLangClient
@@ -122,18 +122,18 @@ class SamplingRequest:
 
 
 class TurnSampler:
-    """Samples the turns of one conversation after another; remembers what it learned of the engine's context.
+    """Samples the turns of one conversation, and remembers the engine's context length.
 
     Args:
-        vocab_size: New context ids must be below it.
+        vocab_size: Upper bound of context ids, exclusive.
         end_ids: Tokens that end a turn, beside those of the sampling parameters.
-        decode: Text of ids, to look for stop strings in an aborted turn.
+        decode: Returns the text of ids, in which stop strings of an aborted turn are looked for.
 
     Attributes:
         cut_by: The limit that cut the last turn: "turn", "response" or "context"; None if none did.
         engine_aborts: Requests that the engine aborted and that were continued from their own tokens.
-        flight: Where the request is.
-        is_closed: Whether no request may follow.
+        flight: The state of the in-flight request.
+        is_closed: True once further requests are refused.
     """
 
     def __init__(
@@ -155,55 +155,58 @@ class TurnSampler:
 
     @property
     def engine_fault(self) -> Fault | None:
-        """The engine's last failure, while it is asked again."""
+        """The engine's last failure, while the request is retried; None otherwise."""
         return self.flight.fault if self._learns_from is None else self._learns_from.info_fault
 
     def context_limit(self, configured: int | None) -> int | None:
-        """The smaller of the configured context length and the engine's own, in tokens, where known."""
+        """Return the smaller of the configured and the engine's context length, in tokens; None if neither is known."""
         if configured is None or self._engine_context is None:
             return self._engine_context if configured is None else configured
         return min(configured, self._engine_context)
 
     async def learn_context(self, client: SGLangClient) -> None:
-        """Ask the engine for its context length until it has answered, and again where it may be another.
+        """Ask the engine for its context length, unless it has answered since it was last replaced.
 
-        Its refusals teach it otherwise. Where it could not be reached for as long as the client's patience lasts, the
-        next request raises that.
+        If it does not say, its first refusal of a long request does. If it can't be reached within the client's
+        patience, the next request raises that error.
         """
         if self._connection_epoch == client.connection_epoch:
             return
         self._learns_from = client
         try:
-            # a router that tells nothing does not take back what its engine's refusal has told
+            # a router may not know what an engine's refusal has said before
             self._engine_context = (await client.server_info()).context_length or self._engine_context
             self._connection_epoch = client.connection_epoch
         except errors.EngineUnavailableError as e:
             self._unreachable = e
         except errors.EngineError as e:
             logger.debug("context length unknown error=%s", e)
-        self._learns_from = None  # stays where this is cancelled: `engine_fault` reads it
+        self._learns_from = None  # kept if this is cancelled: `engine_fault` reads it
 
     def room(self, config: SGLangModelConfig, trajectory: Trajectory) -> Room:
-        """Tokens left for new context and the next turn."""
+        """Return the tokens left for new context and the next turn."""
         return room_left(config["limits"], trajectory, self.context_limit(config["context_window_limit"]))
 
     async def sample(self, asked: SamplingRequest, *, turn: int | str) -> Generation:
         """Sample one turn into the trajectory, or the rest of its open one; return the engine's last answer.
 
-        A turn that the engine aborts, as it does for a weight update, is continued from its own tokens; what it had
-        sampled is kept whatever follows. A request that was aborted before its first token leaves no trace. `turn` is
-        its number in the conversation, from 0.
+        If the engine aborts a turn, as for a weight update, the turn is continued from its own tokens, which are kept
+        in any case. A request that is aborted before its first token changes nothing.
+
+        Args:
+            asked: The turn to sample.
+            turn: Its number in the conversation, from 0.
 
         Raises:
-            TrajectoryError: A context id is outside the vocabulary; or an image token stands for no image.
+            TrajectoryError: A context id is outside the vocabulary, or an image token stands for no image.
             ConfigError: An id in a parameter is outside the vocabulary.
             BudgetExhaustedError: No token is left for a turn.
             ContextWindowOverflowException: The engine refuses the request as too long for its context.
-            EngineAbortedError: The rollout is aborted, or the turn was and is not continued.
-            EngineError: The engine did not deliver.
+            EngineAbortedError: The rollout is aborted, or the turn was aborted and is not continued.
+            EngineError: The engine failed.
         """
         self._check_vocabulary(asked.context_ids)
-        params, fruitless = turn_params(asked.config["sampling_params"], turn), 0
+        params, empty_aborts = turn_params(asked.config["sampling_params"], turn), 0
         self._check_params(params)
         if self._unreachable is not None:
             error, self._unreachable = self._unreachable, None
@@ -213,42 +216,42 @@ class TurnSampler:
                 raise errors.EngineAbortedError("the rollout was aborted, or the episode has ended, before a request")
             generation = await self._request(asked, params)
             if generation.finish_reason.type == "abort":
-                generation = self._settled(generation, asked.config["extra"], params)
+                generation = self._after_abort(generation, asked.config["extra"], params)
             if generation.output_ids:
                 _record(asked, generation)
             if generation.finish_reason.type != "abort":
                 return generation
             if generation.output_ids:
-                asked, fruitless = replace(asked, context_ids=(), images=()), 0
+                asked, empty_aborts = replace(asked, context_ids=(), images=()), 0
             else:
-                fruitless += 1
+                empty_aborts += 1
             may_continue = asked.config["continue_aborted"] and generation.finish_reason.status_code is None
-            if asked.control.should_abort() or not may_continue or fruitless > _MAX_FRUITLESS_ABORTS:
+            if asked.control.should_abort() or not may_continue or empty_aborts > _MAX_EMPTY_ABORTS:
                 sampled = f"{len(generation.output_ids)} tokens"
                 reason = generation.finish_reason.message or "no reason given"
                 raise errors.EngineAbortedError(f"the engine aborted the turn after {sampled}: {reason}")
             self.engine_aborts += 1
-            if fruitless > 1:  # a paused engine lets the next request wait; one that does not is not asked in a hurry
-                await asyncio.sleep(_ABORT_RETRIES.backoff_s(fruitless - 1))
+            if empty_aborts > 1:  # a paused engine holds the next request back; wait here for one that does not
+                await asyncio.sleep(_ABORT_RETRIES.backoff_s(empty_aborts - 1))
 
-    def _settled(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
-        """Return what counts of an aborted answer."""
+    def _after_abort(self, generation: Generation, extra: Mapping[str, Any], params: Mapping[str, Any]) -> Generation:
+        """Return an aborted answer with the tokens that can be kept; a turn that reached its end has ended."""
         ids = generation.output_ids
         if not ids:
             return generation
         if missing_replay_data(extra, params, generation.meta_info):
-            # the trainer could not replay these tokens: they are sampled again
+            # the trainer could not replay these tokens, so they are sampled again
             return replace(generation, output_ids=[], logprobs=[])
         end = self._end_of(ids, params)
-        if end is not None:  # aborted as it sampled the end of its turn, after which nothing may follow
+        if end is not None:  # the abort came with the end of the turn, which is complete
             return replace(generation, finish_reason=FinishReason("stop", matched=end))
         if any(params.get(name) for name in GRAMMARS):
-            # the rest would be sampled by the grammar's beginning: the turn is sampled again
+            # the rest would follow the grammar from its start, so the turn is sampled again
             return replace(generation, output_ids=[], logprobs=[])
         return generation
 
     def _end_of(self, ids: Sequence[int], params: Mapping[str, Any]) -> int | str | None:
-        """The stop token or string that output ends with, if it does."""
+        """Return the stop token or stop string that an output ends with; None if it ends with neither."""
         if not params.get("ignore_eos") and ids[-1] in self._end_ids.union(params.get("stop_token_ids") or ()):
             return ids[-1]
         stops = params.get("stop") or ()
@@ -257,7 +260,7 @@ class TurnSampler:
         return next((stop for stop in stops if tail.endswith(stop)), None)
 
     async def _request(self, asked: SamplingRequest, params: Mapping[str, Any], *, is_last: bool = False) -> Generation:
-        """One accepted response; asked for again, for less, if the engine's context turns out smaller than known."""
+        """Return an accepted answer; ask once more, for less, if the engine's context turns out smaller than known."""
         client, config, trajectory = asked.client, asked.config, asked.trajectory
         images = [*trajectory.images, *asked.images]
         allowance, limit = self._allowance(asked, params.get("max_new_tokens"))
@@ -301,7 +304,7 @@ class TurnSampler:
         vocab_size: int | None,
         images: Sequence[PlacedImage],
     ) -> EncodedIds:
-        """The input of the next request, of which only what is new is encoded; all of it where there are images."""
+        """Return the encoded input of the next request. Without images, only new ids are encoded."""
         ids = trajectory.token_ids
         if images:
             return EncodedIds(collapsed_ids([*ids, *context_ids], images, self._decode), vocab_size=vocab_size)
@@ -310,7 +313,7 @@ class TurnSampler:
         return self._prompt.with_context(context_ids)
 
     def _allowance(self, asked: SamplingRequest, turn_cap: int | None) -> tuple[int | None, str]:
-        """Tokens that may be sampled, and the limit that will cut them."""
+        """Return how many tokens may be sampled, and the limit that will cut them."""
         trajectory = asked.trajectory
         turn_so_far = trajectory.turns[-1].end - trajectory.turns[-1].start if trajectory.is_open else 0
         return turn_allowance(
@@ -332,7 +335,7 @@ class TurnSampler:
             )
 
     def _check_params(self, params: Mapping[str, Any]) -> None:
-        """Refuse token ids in parameters that are outside the vocabulary, by which the server indexes its logits."""
+        """Check that token ids in parameters are in the vocabulary, since the server indexes its logits with them."""
         for name in ("stop_token_ids", "logit_bias"):
             for given in map(str, params.get(name) or ()):
                 if given.isdecimal() and int(given) >= self._vocab_size:
@@ -372,12 +375,13 @@ def _check_complete(generation: Generation, extra: Mapping[str, Any], params: Ma
 
 
 def turn_seed(seed: int, turn: int | str) -> int:
-    """The sampling seed of a turn (from 0), made from the sample's own; that of the first turn is the sample's.
+    """Return the sampling seed of a turn (from 0), derived from the sample's seed, which is the first turn's.
 
-    A further agent's own seed is made in the same way, from a name.
+    The seed of another agent is derived in the same way, from a name.
 
-    SGLang draws each token from (seed, position), so all parts of a turn have the same: a turn that was aborted and
-    continued gets the tokens that it would have got. Neighbouring samples have neighbouring seeds, hence the hash.
+    SGLang draws each token from (seed, position). All parts of a turn have the same seed, so that an aborted turn gets
+    the tokens that it would have got without the abort. Seeds are hashed because neighbouring samples have neighbouring
+    seeds.
     """
     if turn == 0:
         return seed
@@ -386,15 +390,15 @@ def turn_seed(seed: int, turn: int | str) -> int:
 
 
 def turn_params(params: Mapping[str, Any], turn: int | str) -> dict[str, Any]:
-    """The sampling parameters of a turn (from 0): those of the conversation, with a seed of its own."""
+    """Return the sampling parameters of a turn (from 0): the conversation's, with a seed for this turn."""
     seed = params.get("sampling_seed")
     return dict(params) if seed is None else {**params, "sampling_seed": turn_seed(seed, turn)}
 
 
 def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: int | None) -> dict[str, Any]:
-    """Return the next request's parameters: at most `allowance` tokens, at least what is missing of `min_new_tokens`.
+    """Return the next request's parameters: at most `allowance` tokens, at least the rest of `min_new_tokens`.
 
-    SGLang refuses a least length above the greatest one; the budget counts.
+    SGLang refuses a minimum above the maximum, so the budget limits both.
     """
     asked = {**params, "max_new_tokens": allowance}
     least = params.get("min_new_tokens")
@@ -407,13 +411,13 @@ def part_params(params: Mapping[str, Any], trajectory: Trajectory, allowance: in
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Budgets in tokens; None means no limit of ours (the engine's own context always holds).
+    """Budgets in tokens; None means no limit but the engine's context.
 
     Attributes:
-        max_response_tokens: Of everything after the first prompt, tool results included. slime's `max_new_tokens`.
+        max_response_tokens: Maximum tokens after the first prompt, tool results included; slime's `max_new_tokens`.
         max_context_tokens: Maximum tokens of prompt plus response.
-        max_turn_tokens: Sampled in one turn.
-        min_turn_tokens: Room that a tool result leaves for the turn after it: a result that would leave less is cut.
+        max_turn_tokens: Maximum tokens sampled in one turn.
+        min_turn_tokens: Minimum tokens that a tool result leaves for the next turn; a longer result is cut.
     """
 
     max_response_tokens: int | None = None
@@ -450,8 +454,8 @@ class Room:
     """Tokens left for new context and the next turn together.
 
     Attributes:
-        tokens: None when nothing limits it.
-        budget: "response" or "context", whichever is smaller.
+        tokens: Number of tokens; None without a limit.
+        budget: The budget that limits them, "response" or "context".
     """
 
     tokens: int | None
@@ -459,14 +463,14 @@ class Room:
 
 
 def room_left(limits: TokenLimits, trajectory: Trajectory, engine_context: int | None) -> Room:
-    """Return what the budgets leave after `trajectory`.
+    """Return the tokens that the budgets leave after `trajectory`.
 
     Args:
         limits: The budgets.
-        trajectory: The episode so far; before the first turn only the context budget applies, since the prompt is no
+        trajectory: The tokens so far. Before the first turn only the context budget applies, since a prompt is no
             response.
-        engine_context: The engine's own context length in tokens, where known. One token of it is never asked for:
-            SGLang 0.5.x refuses a request that would fill it.
+        engine_context: The engine's own context length in tokens, if known. One token stays free: SGLang 0.5.x refuses
+            a request that would fill its context.
     """
     length = len(trajectory.token_ids)
     candidates: list[tuple[int, str]] = []
@@ -491,18 +495,18 @@ def turn_allowance(
     turn_so_far: int = 0,
     turn_cap: int | None = None,
 ) -> tuple[int | None, str]:
-    """Tokens that the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
+    """Return how many tokens the next turn may sample, and the limit that will cut it: "turn", "response" or "context".
 
     Args:
         limits: The budgets.
-        room: What is left before the new context.
-        context_length: New context tokens of this request; on the first turn the whole prompt.
-        is_first: Whether this is the first turn, whose prompt does not count as response.
-        turn_so_far: Tokens that the turn has already, where it was aborted and is continued.
-        turn_cap: A further limit on the tokens of one turn.
+        room: The tokens left before the new context.
+        context_length: New context tokens of this request; in the first turn, the whole prompt.
+        is_first: True for the first turn, whose prompt does not count as response.
+        turn_so_far: Tokens that an aborted turn, which is continued, has already.
+        turn_cap: Another limit on the tokens of one turn.
 
     Raises:
-        BudgetExhaustedError: Not one token is left.
+        BudgetExhaustedError: No token is left.
     """
     candidates: list[tuple[int, str]] = []
     if room.tokens is not None:
@@ -515,8 +519,7 @@ def turn_allowance(
         left, budget = min(candidates)
         raise errors.BudgetExhaustedError(
             f"no token of the {budget} budget is left for another turn: {context_length} new context tokens leave "
-            f"{left}. "
-            "Raise the budget, shorten the prompt, or let tools return less.",
+            f"{left}. Raise the budget, shorten the prompt, or let tools return less.",
             budget=budget,
         )
     return min(candidates) if candidates else (None, "turn")

@@ -1,7 +1,7 @@
 """A Strands model provider on SGLang's native `/generate`: token-in/token-out.
 
-A request finds its place in the record, new messages become context tokens, the engine samples a turn, and the turn is
-recorded and read. What was sampled is never tokenised again: a branch of the record only grows.
+The record finds the place of a request, new messages become context tokens, the engine samples a turn, and the turn is
+recorded and parsed. Sampled text is never tokenised again: a branch of the record only grows.
 """
 
 from __future__ import annotations
@@ -39,53 +39,53 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 T = TypeVar("T", bound=BaseModel)
-_AT_ONCE: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
+_CONCURRENT_TURN: Final = 'got a second turn while one is running; expected one at a time, or conversations="many"'
 
 
 class SGLangModel(Model):
-    """One policy, for one conversation or for many at once; `trajectory` holds the exact tokens of the first.
+    """A policy for one conversation, or for many at once; `trajectory` holds the exact tokens of the first.
 
     Use it with any Strands agent: `Agent(model=SGLangModel(tokenizer=tokenizer, base_url=url), tools=[...])`, then read
     `model.trajectory`. Call `reset()` before another conversation.
 
     Args:
         tokenizer: A Hugging Face fast tokenizer with a chat template.
-        base_url: The server's or router's URL; the connection pool is shared by all models on the same URL and event
-            loop.
-        client: Instead of `base_url`: an `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`.
-        tool_parser: A registered parser's name; "auto" for the one that reads the calls which the template writes; or a
+        base_url: URL of the server or router. Models with the same URL and event loop share a connection pool.
+        client: An `SGLangClient`, or an `httpx.AsyncClient` as made by `create_client`, instead of `base_url`.
+        tool_parser: Name of a registered parser; "auto" for the parser of the calls that the template writes; or a
             parser.
-        sampling_params: SGLang's sampling parameters. `max_new_tokens` among them caps one turn.
-        enable_thinking: Handed to the chat template when given.
+        sampling_params: SGLang's sampling parameters. `max_new_tokens` limits one turn.
+        enable_thinking: Argument of the chat template, if given.
         chat_template_kwargs: Further arguments of the chat template.
         limits: Token budgets of the whole conversation.
-        return_logprobs: Ask for the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
-        model_id: A name for traces and logs.
-        context_window_limit: Context length in tokens; learned from the server where it is not given.
-        vocab_size: Ids that the served model knows are below this; default: what the tokenizer makes.
-        headers: Sent with each generation, e.g. a routing key.
-        extra: Further top-level fields of each request, e.g. `{"return_routed_experts": True}`.
+        return_logprobs: Request the logprobs of sampled tokens; without them `trajectory.logprobs` is all 0.0.
+        model_id: Name for traces and logs.
+        context_window_limit: Context length in tokens; by default the server's.
+        vocab_size: Number of ids that the served model knows; by default the tokenizer's.
+        headers: Headers of each generation request, such as a routing key.
+        extra: Further top-level fields of each request, such as `{"return_routed_experts": True}`.
         continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
-            else `EngineAbortedError` is raised.
-        should_abort: Once it holds, no aborted turn is continued.
-        control: That of the episode, which asks its own `should_abort`.
-        request_span: Entered around each request; see `RequestSpan`.
-        on_rewritten_history: "error" refuses a history that does not extend what the policy has read, and another
-            system prompt or a further tool in mid-conversation; "segment" begins a new trajectory with it, as for a
-            conversation manager that drops or sums up messages.
-        conversations: "one" refuses a second turn at once, and reads all requests as one agent's; "many" keeps one
-            conversation for each agent, told apart by what Strands says of who asks, else by their histories. Those of
-            agents beside the first may rewrite their histories.
-        transient_context: "segment" begins a new trajectory after a request that had a text which the history has not,
-            such as a plugin's reminder; "keep" leaves it where the policy has read it, and goes on after it.
-        processor: What makes tokens of images: the Hugging Face processor of the model, or the folder or hub id of one,
-            which is loaded when the first image occurs.
-        engine_patience_s: How long an engine that is away, busy or failing is asked again; a `client` that is an
-            `SGLangClient` has its own.
+            otherwise raise `EngineAbortedError`.
+        should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
+        control: The episode's control, which has a `should_abort` of its own.
+        request_span: Context manager around each request; see `RequestSpan`.
+        on_rewritten_history: For a history that does not extend what the policy has read, and for another system prompt
+            or a further tool in mid-conversation: "error" refuses it; "segment" begins a new trajectory with it, which
+            conversation managers that drop or summarise messages need.
+        conversations: "one" takes all requests as one agent's, and refuses a second turn while one is running. "many"
+            keeps a conversation for each agent; agents are told apart by what Strands says about the caller, else by
+            their histories. Agents other than the first may rewrite their histories.
+        transient_context: For a request with a text that the agent's history does not have, such as a plugin's
+            reminder: "segment" begins a new trajectory with the next request; "keep" keeps the text in the tokens, and
+            continues after it.
+        processor: The model's Hugging Face processor, which turns images into tokens; or its folder or hub id, loaded
+            with the first image.
+        engine_patience_s: Seconds for which requests to an unreachable, busy or failing engine are retried; an
+            `SGLangClient` given as `client` has its own.
 
     Attributes:
-        record: What it has read and written, in a conversation for each agent; the main agent's first.
-        tool_parser: The parser's name; None of one that was handed over.
+        record: All that it read and wrote, in a conversation for each agent; the main agent's first.
+        tool_parser: Name of the parser; None for a parser given as an object.
 
     Raises:
         ConfigError: Arguments contradict each other.
@@ -135,58 +135,58 @@ class SGLangModel(Model):
         self.reset()
 
     def client(self) -> SGLangClient:
-        """The client of the running event loop."""
+        """Return the client of the running event loop."""
         base_url = cast("str", self._base_url)
         return self._client or shared_client(base_url, vocab_size=self._vocab_size, patience_s=self._patience_s)
 
     # ---------------------------------------------------------------------------
-    # What it has read and written
+    # The record
     # ---------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """Start a new trajectory; references to the old one stay valid."""
+        """Start a new record; references to the old trajectory stay valid."""
         self.record = Record(self._new_sampler)
 
     @property
     def conversation(self) -> Conversation:
-        """The main agent's: the first, or the episode's."""
+        """The main agent's conversation."""
         return self.record.main
 
     @property
     def trajectory(self) -> Trajectory:
-        """Tokens, mask, logprobs and turns of the conversation so far."""
+        """Tokens, loss mask, logprobs and turns of the main conversation so far."""
         return self.conversation.branch.trajectory
 
     @property
     def prompt_ids(self) -> list[int]:
-        """The first prompt, also where its generation failed."""
+        """Tokens of the first prompt, also if its generation failed."""
         return self.conversation.branch.prompt_ids
 
     @property
     def final_text(self) -> str:
-        """The last turn as text, control tokens included but its end of turn."""
+        """The last turn as text, with its control tokens but without the end of turn."""
         return self.conversation.branch.final_text
 
     @property
     def parse_failures(self) -> list[ParseFailure]:
-        """Tool calls of the conversation that could not be parsed."""
+        """Tool calls of the main conversation that could not be parsed."""
         return [failure for branch in self.conversation for failure in branch.parse_failures]
 
     def resume(self, trajectory: Trajectory, messages: Sequence[Mapping[str, Any]], covered: int) -> None:
-        """Continue a conversation that another model began, perhaps in another process; see `Branch.restore`."""
+        """Continue a conversation of another model, perhaps of another process; see `Branch.restore`."""
         self.reset()
         self.restore_main(trajectory, messages, covered)
 
     def restore_main(self, trajectory: Trajectory, messages: StrandsMessages, covered: int) -> None:
-        """Let the main conversation, which is new, go on where an attempt before this one has left it."""
+        """Continue the main conversation, which must be new, where an earlier attempt left it."""
         conversation = self.conversation
         conversation.branch.restore(trajectory, messages, covered)
         self._reader(conversation).read_all(conversation.branch)
-        # the turn was sampled, and the agent was stopped before it had the message
+        # the agent was stopped after the turn was sampled and before it got the message
         conversation.has_unread_turn = len(messages) == covered and not trajectory.is_open
 
     # ---------------------------------------------------------------------------
-    # A turn: find its place in the record, sample it there, read it
+    # A turn: find its place in the record, sample it there, parse it
     # ---------------------------------------------------------------------------
 
     async def answer(
@@ -200,23 +200,22 @@ class SGLangModel(Model):
         *,
         only_grew: bool = False,
     ) -> Answer:
-        """One turn for an agent: find its place in the record, sample it there, and read it.
+        """Sample one turn for an agent at its place in the record, and return the answer.
 
         Raises:
-            TrajectoryError: The history does not extend what the policy has read, or it came with another system prompt
-                or a further tool; or a turn is already running. Not where many conversations, and segments, may begin.
+            TrajectoryError: The history does not extend what the policy has read, or has another system prompt or a
+                further tool, and `on_rewritten_history` is "error"; or a turn is running, and `conversations` is "one".
             BudgetExhaustedError: A budget leaves no token for this turn.
             ContextWindowOverflowException: The engine refuses the first prompt as too long; or the context is full, and
                 the history may be rewritten.
-            EngineAbortedError: The engine aborted the turn, and it is not continued; what it had sampled is in the
-                trajectory.
-            EngineError: The engine did not deliver; the trajectory is as before.
+            EngineAbortedError: The engine aborted the turn, and it is not continued. Its tokens are in the trajectory.
+            EngineError: The engine failed. The trajectory is unchanged.
         """
         is_sole = self.config["conversations"] == "one"
         asked = messages, tool_specs, system_prompt, system_prompt_content, agent, signal
         request = AgentRequest(*asked, is_sole=is_sole, only_grew=only_grew)
         if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_AT_ONCE)
+            raise TrajectoryError(_CONCURRENT_TURN)
         await own_pass()  # reading what is new in the history is the longest step of a turn
         place, head = self.record.place_of(request), request.head
         # bound even if it is refused below, so that a repeated request is refused too
@@ -228,8 +227,8 @@ class SGLangModel(Model):
             place.conversation.has_unread_turn = False
             return answer
         if is_sole and self.conversation.is_busy:
-            raise TrajectoryError(_AT_ONCE)
-        if isinstance(place, BeginBranch) and place.rewrites and not self._may_begin_branch(place.rewrites):
+            raise TrajectoryError(_CONCURRENT_TURN)
+        if isinstance(place, BeginBranch) and place.rewrites and not self._may_rewrite(place.rewrites):
             raise TrajectoryError(_refusal(place, len(messages), self.conversation.branch.covered))
         conversation = self.record.enter(place, head)
         if not is_sole:
@@ -244,14 +243,14 @@ class SGLangModel(Model):
         params: Mapping[str, Any] | None = None,
         request: AgentRequest | None = None,
     ) -> Answer:
-        """One turn at a place of the record, which `Record.enter` has entered; errors are those of `answer`.
+        """Sample one turn at a place that `Record.enter` has entered; raises the errors of `answer`.
 
         Args:
-            conversation: The conversation, which is busy until this ends.
+            conversation: The conversation, which is busy until this returns.
             place: The place.
             head: The system prompt and the tools.
-            params: Sampling parameters of this turn alone, beside the model's.
-            request: What an agent asks, which may show a text that the agent does not keep.
+            params: Sampling parameters of this turn, which win over the model's.
+            request: An agent's request, which may have a text that the agent's history does not have.
         """
         try:
             return await self._sample(conversation, place, head, params or {}, request)
@@ -266,18 +265,18 @@ class SGLangModel(Model):
         params: Mapping[str, Any],
         request: AgentRequest | None,
     ) -> Answer:
-        """Sample the next turn into the growing branch of a conversation, or the rest of its open one; read it."""
+        """Sample the next turn of a conversation, or the rest of its open turn, and parse it."""
         self.know_tools(conversation, head.tools)
         branch, sampler, trajectory = conversation.branch, conversation.sampler, conversation.branch.trajectory
         config = sampling.config_after(self.config, conversation.earlier_response_length)
         if params:
             config = {**config, "sampling_params": {**config["sampling_params"], **params}}
-        may_rewrite = self._may_begin_branch(conversation)
+        may_rewrite = self._may_rewrite(conversation)
         client = self.client()
         await sampler.learn_context(client)
         room = sampler.room(config, trajectory)
         if may_rewrite and room.budget == "context":
-            room = sampling.Room(None, "context")  # what does not fit is the conversation manager's business
+            room = sampling.Room(None, "context")  # the conversation manager decides what to drop
         branch.new_images = ()
         new_messages = place.new_messages
         continues_turn = branch.is_open and not new_messages
@@ -309,14 +308,14 @@ class SGLangModel(Model):
         branch.append_answer(answer)
         return answer
 
-    def _may_begin_branch(self, conversation: Conversation | str) -> bool:
-        """Return whether a history in a conversation may be another than the policy has read."""
+    def _may_rewrite(self, conversation: Conversation) -> bool:
+        """Return whether a request may rewrite the history of a conversation."""
         return conversation is not self.conversation or self.config["on_rewritten_history"] == "segment"
 
     def know_tools(self, conversation: Conversation, tool_specs: StrandsMessages | None) -> None:
-        """Read the calls of a conversation by the tools' schemas, where the format needs them; the first tools count.
+        """Parse the calls of a conversation by the schemas of its first tools, if the format needs schemas.
 
-        What was resumed was read without them, and is read again.
+        Resumed turns, which were parsed without schemas, are parsed again.
         """
         if conversation.parser is not None or not tool_specs:
             return
@@ -340,11 +339,11 @@ class SGLangModel(Model):
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
         invocation_state: Mapping[str, Any] | None = None,
         cancel_signal: object = None,
-        **kwargs: object,  # noqa: ARG002 - tool choice and others that SGLang has no equal for
+        **kwargs: object,  # noqa: ARG002 - tool choice and others, which SGLang does not have
     ) -> AsyncGenerator[StreamEvent, None]:
-        """One turn as Strands events; see `answer`.
+        """Sample one turn and yield it as Strands events; see `answer`.
 
-        The request is not streamed from the server; all events come when the turn is complete.
+        The server's answer is not streamed: all events come when the turn is complete.
         """
         agent = calling_agent(invocation_state, cancel_signal, messages)
         request = messages, tool_specs, system_prompt, system_prompt_content
@@ -358,7 +357,9 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         **kwargs: object,  # noqa: ARG002 - Strands' signature
     ) -> AsyncGenerator[dict[str, T | Any], None]:
-        """Ask for an instance of `output_model`, outside the trajectory; with many conversations, in one of its own.
+        """Ask for an instance of `output_model`, outside of the main trajectory.
+
+        With `conversations="many"` the turn is recorded in a conversation of its own.
 
         Yields:
             The turn's events, then `{"output": instance}`.
@@ -389,74 +390,74 @@ class SGLangModel(Model):
         system_prompt: str | None = None,
         system_prompt_content: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Tokens of the messages in this template, exactly; tool results alone count as the turn that they open."""
-        if self.config["conversations"] == "many":  # who counts compares with the context's length
+        """Return the exact number of tokens of messages; tool results alone count as the turn that they open."""
+        if self.config["conversations"] == "many":  # callers compare the number with the context length
             await self.conversation.sampler.learn_context(self.client())
         asked = messages, tool_specs, system_prompt, system_prompt_content
         return await token_count(self.template, AgentRequest(*asked))
 
     @property
     def context_window_limit(self) -> int | None:
-        """Context length in tokens: the smallest of those configured and the engine's own, where known."""
+        """Context length in tokens: the smallest of the configured ones and the engine's; None if none is known."""
         limits = [self.config["context_window_limit"], self.config["limits"].max_context_tokens]
         return self.conversation.sampler.context_limit(min((one for one in limits if one is not None), default=None))
 
     def estimate_utilization(self, input_tokens: int) -> float:
-        """The share of the context that so many tokens use; 0.0 where its length is not known."""
+        """Return the share of the context that this number of tokens uses; 0.0 if the context length is not known."""
         limit = self.context_window_limit
         return input_tokens / limit if limit else 0.0
 
     def update_config(self, **model_config: Any) -> None:  # noqa: ANN401 - Strands' signature
-        """Change settings by name; the next turn uses them.
+        """Change settings by name, from the next turn on.
 
         Raises:
-            ConfigError: There is no such setting.
+            ConfigError: A name is unknown.
         """
         self.config = sampling.updated_config(self.config, model_config)
 
     def get_config(self) -> sampling.SGLangModelConfig:
-        """The settings in force."""
+        """Return the settings in force."""
         return self.config
 
     # ---------------------------------------------------------------------------
-    # How it goes at the engine, and the end
+    # The engine's state, and the end
     # ---------------------------------------------------------------------------
 
     @property
     def cut_by(self) -> str | None:
-        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if none did."""
+        """The limit that cut the main agent's last turn: "turn", "response" or "context"; None if it was not cut."""
         return self.conversation.sampler.cut_by
 
     @property
     def engine_aborts(self) -> int:
-        """Requests that the engine aborted and that were continued in place."""
+        """Number of requests that the engine aborted and that were continued."""
         return sum(one.sampler.engine_aborts for one in self.record)
 
     @property
     def engine_fault(self) -> Fault | None:
-        """How the engine failed, while it is asked again; None while it is well."""
+        """The engine's last failure, while a request is retried; None otherwise."""
         return next((one.sampler.engine_fault for one in self.record if one.sampler.engine_fault), None)
 
     @property
     def sent_at(self) -> float | None:
-        """When the last of this model's requests that are at the engine was sent; None without any."""
+        """Time at which the last in-flight request was sent, by `time.monotonic`; None without one."""
         flights = [one.sampler.flight for one in self.record]
         return max((flight.sent_at for flight in flights if flight.rid is not None), default=None)
 
     async def stop_generating(self) -> bool:
-        """Ask the engine to abort the requests that it has; whether it said that it will. A router can't."""
+        """Ask the engine to abort the in-flight requests; return whether it confirmed one. Routers can't abort."""
         rids = [rid for one in self.record if (rid := one.sampler.flight.rid) is not None]
         client, headers = self.client(), self.config["headers"] or None
         return any([await client.stop(rid, headers=headers) for rid in rids])
 
     async def finish(self, grace_s: float) -> None:
-        """Let no request follow; wait so many seconds at most for those of agents that nobody awaits."""
+        """Refuse further requests, and wait up to `grace_s` seconds for requests that no caller awaits."""
         self.record.close()
         if any(one.is_busy for one in self.record):
             with suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self.stop_generating()
-                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - perhaps in threads
+                    while any(one.is_busy for one in self.record):  # noqa: ASYNC110 - they may run in threads
                         await asyncio.sleep(ABORT_POLL_S / 5)
 
 

@@ -1,7 +1,8 @@
-"""An episode as it is saved, to be continued elsewhere: at once beside a sample's tokens, or step by step in a journal.
+"""Saving and loading of unfinished episodes.
 
-`save_episode` and `load_episode` are one pair, `StepWriter` and `load_steps` the other; what they load is the same.
-What can be read again from the tokens (calls, failures, the last text) is not saved.
+An episode is saved at once, beside the tokens of an aborted sample (`save_episode`, `load_episode`), or step by step in
+a journal (`StepWriter`, `load_steps`). Both load as a `SavedEpisode`. Calls, parse failures and texts are not saved,
+since they can be read from the tokens again.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class EpisodeProgress:
-    """An episode between two of its steps.
+    """The state of an agent between two steps of its episode.
 
     Attributes:
-        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that asks
-            for tools, or with the results of those.
-        covered: How many of the messages the policy has read.
-        finished: By tool-use id, results of the calls of the last message that had ended; they are not run again.
-        tool_iterations: Turns whose tools were run, that of unfinished calls not counted.
-        tool_calls: Calls of those turns.
-        tool_errors: Results with status error.
-        tool_timeouts: Calls that were cut at their limit.
-        tool_s: Seconds in tools.
+        messages: The agent's history. It ends with a message that the policy has to answer, with an answer that calls
+            tools, or with the results of those calls.
+        covered: Number of messages that the policy has read.
+        finished: By tool-use id, results of the last message's calls that had ended; they are not run again.
+        tool_iterations: Number of turns whose tools were run, without the turn of unfinished calls.
+        tool_calls: Number of calls of those turns.
+        tool_errors: Number of results with status error.
+        tool_timeouts: Number of calls that were cut at their time limit.
+        tool_s: Seconds spent in tools.
         duration_s: Wall-clock seconds of the episode.
-        calls: What each call that ended came to; see `ToolStats.calls`.
+        calls: A record of each call that ended; see `ToolStats.calls`.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -62,10 +63,10 @@ class SavedEpisode:
     """An episode to continue.
 
     Attributes:
-        trajectory: The tokens of the main agent.
-        progress: The agent's part.
-        engine_aborts: Requests that the engine aborted and that were continued in place.
-        code: What its code tool did, by name.
+        trajectory: The main agent's tokens.
+        progress: The main agent's state.
+        engine_aborts: Number of requests that the engine aborted and that were continued.
+        code: Counts of its code tool, by name.
     """
 
     trajectory: Trajectory
@@ -90,7 +91,7 @@ class _SavedPart(_Strict):
     # JSON has no tuples
     weight_versions: list[Annotated[tuple[str | None, int, int], Field(strict=False)]]
     numbering: str = ""  # of these versions
-    meta_info: dict[str, Any] = {}  # in a journal; else the sample has what slime counts of it
+    meta_info: dict[str, Any] = {}  # only in a journal; slime's Sample has its own counts
 
 
 class _SavedTurn(_Strict):
@@ -120,13 +121,15 @@ class _Saved(_Strict):
     calls: list[dict[str, Any]] = []
     engine_aborts: NonNegativeInt
     code: dict[str, int | float]
-    conditions: dict[str, str] = {}  # none in a journal, whose name has them
+    conditions: dict[str, str] = {}  # empty in a journal, whose name has them
 
 
 def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The state without its tokens, as plain JSON values that share nothing with it.
+    """Return the state without its tokens as JSON values, which share nothing with it.
 
-    `conditions` are those that the episode was played under, and is to be resumed under.
+    Args:
+        state: The episode.
+        conditions: The settings under which it was played, which must be the same when it is resumed.
 
     Raises:
         ResumeError: A message or a tool's result can't be written as JSON.
@@ -152,10 +155,16 @@ def save_episode(state: SavedEpisode, conditions: Mapping[str, str] | None = Non
 def load_episode(
     saved: object, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> SavedEpisode:
-    """Load what `save_episode` gave, with the sample's tokens (prompt and response), mask and logprobs (response).
+    """Load an episode that `save_episode` saved.
+
+    Args:
+        saved: The saved state.
+        tokens: The sample's tokens, prompt and response.
+        loss_mask: The sample's loss mask, one number per response token.
+        logprobs: The sample's logprobs, one per response token.
 
     Raises:
-        ResumeError: It is of another version, damaged, or does not fit the tokens.
+        ResumeError: The state is of another version, is damaged, or does not fit the tokens.
     """
     if not all(isinstance(given, list) for given in (tokens, loss_mask, logprobs)):
         kinds = [type(given).__name__ for given in (tokens, loss_mask, logprobs)]
@@ -172,12 +181,12 @@ def load_episode(
         return SavedEpisode(trajectory, progress, values.engine_aborts, values.code)
     except ResumeError:
         raise
-    except Exception as e:  # whatever a damaged state or sample makes fail, it can't be used
+    except Exception as e:  # a damaged state or sample may fail anywhere
         raise ResumeError(f"got a damaged resume state: {type(e).__name__}: {e}") from e
 
 
 def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the policy reads of a message, and Strands' count of its tokens, so that it need not count again."""
+    """Return the parts of a message that the policy reads, and Strands' count of its tokens."""
     content = [
         {**block, "toolResult": saved_result(block["toolResult"])} if "toolResult" in block else block
         for block in message["content"]
@@ -189,7 +198,7 @@ def saved_message(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_result(result: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool's result with its JSON values as the text that the policy reads, since not every value can be kept."""
+    """Return a tool's result with its JSON values as the text that the policy reads, since some can't be saved."""
     content = [{"text": tool_result_text([block])} if "json" in block else block for block in result["content"]]
     return {"toolUseId": result["toolUseId"], "status": result["status"], "content": content}
 
@@ -207,7 +216,7 @@ def _saved_part(part: Part) -> dict[str, Any]:
 def _trajectory(
     saved: _Saved, tokens: Sequence[int], loss_mask: Sequence[int], logprobs: Sequence[float]
 ) -> Trajectory:
-    """Built turn by turn as it was the first time, with the same checks; then with the sample's mask."""
+    """Build the trajectory turn by turn, with the checks of sampling; then apply the sample's loss mask."""
     if saved.tokens_crc32 != tokens_crc32(tokens):
         raise ResumeError(f"got {len(tokens)} tokens that are not those that the resume state was saved with")
     turns, prompt_length = saved.turns, len(tokens) - len(loss_mask)
@@ -253,7 +262,7 @@ def _check_progress(progress: EpisodeProgress, trajectory: Trajectory) -> None:
 
 
 def tokens_crc32(tokens: Sequence[int]) -> int:
-    """A checksum of token ids."""
+    """Return a checksum of token ids."""
     return zlib.crc32(orjson.dumps(list(tokens)))
 
 
@@ -285,13 +294,13 @@ _fields_of_part: Final = attrgetter(*_PART_FIELDS)
 
 
 class StepWriter:
-    """Writes an episode step by step: each record has what is new since the one before, and the counts as they are.
+    """Writes an episode step by step: each record has the additions since the last one, and the present counts.
 
-    A record is a line of JSON; where it has turns, their token ids follow as int32 and the logprobs of sampled tokens
-    as float64.
+    A record is a line of JSON. If it has turns, their token ids follow as int32, and the logprobs of their sampled
+    tokens as float64.
 
     Args:
-        is_continued: Whether the trajectory was begun elsewhere, so that slime may have masked some of it.
+        is_continued: True if the trajectory was begun in another attempt, so that slime may have masked parts of it.
     """
 
     def __init__(self, *, is_continued: bool) -> None:
@@ -300,16 +309,16 @@ class StepWriter:
         self._finished: set[str] = set()
 
     def begin_turn(self) -> None:
-        """A turn has ended, whose calls have no results yet."""
+        """Note that a turn has ended, whose calls have no results yet."""
         self._finished.clear()
 
     def record(self, state: SavedEpisode, *, dropped: int = 0, resumes: int = 0) -> bytes | None:
-        """The record of a step; None where it can't be written as JSON, as with the bytes of an image.
+        """Return the record of a step; None if it can't be written as JSON, as with the bytes of an image.
 
         Args:
             state: The episode after this step.
-            dropped: Tokens that other agents have sampled, which are in no record.
-            resumes: How often the episode was resumed before.
+            dropped: Number of tokens that other agents have sampled, which are in no record.
+            resumes: Number of earlier resumes of the episode.
         """
         progress, trajectory = state.progress, state.trajectory
         head: dict[str, Any] = {"counts": _counts_of(progress), "aborts": state.engine_aborts}
@@ -334,7 +343,7 @@ class StepWriter:
         return line + tail
 
     def _add_turns(self, head: dict[str, Any], trajectory: Trajectory) -> bytes:
-        """Add new turns to the head; the numbers that follow it."""
+        """Add new turns to the head, and return the numbers that follow it."""
         turns, ids = trajectory.turns[self._turns :], trajectory.token_ids[self._tokens :]
         sampled: list[float] = []
         for turn in turns:
@@ -349,7 +358,7 @@ class StepWriter:
 
 
 def closing_record(reason: str) -> bytes:
-    """The record after which an episode can't be continued from its further steps."""
+    """Return the record that ends a journal: its episode can't be continued, for this reason."""
     return orjson.dumps({"closed": reason})
 
 
@@ -367,12 +376,12 @@ def _as_json(record: dict[str, Any]) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSteps:
-    """An episode as its records leave it.
+    """An episode loaded from its records.
 
     Attributes:
         state: The episode.
-        dropped: Tokens of other agents, which are in no sample.
-        resumes: How often it was resumed before.
+        dropped: Number of tokens of other agents, which are in no sample.
+        resumes: Number of earlier resumes.
     """
 
     state: SavedEpisode
@@ -381,10 +390,10 @@ class LoadedSteps:
 
 
 def load_steps(records: Sequence[bytes]) -> LoadedSteps:
-    """The episode that its records describe, of which there is at least one.
+    """Load an episode from its records, at least one.
 
     Raises:
-        ResumeError: They say that it can't be continued, or are damaged.
+        ResumeError: The episode can't be continued, or its records are damaged.
     """
     if records[-1].startswith(_CLOSED):
         raise ResumeError(str(orjson.loads(records[-1])["closed"]))
@@ -406,7 +415,7 @@ def load_steps(records: Sequence[bytes]) -> LoadedSteps:
         return LoadedSteps(state, last.get("dropped", 0), last.get("resumes", 0))
     except ResumeError:
         raise
-    except Exception as e:  # whatever a damaged record makes fail, it can't be used
+    except Exception as e:  # a damaged record may fail anywhere
         raise ResumeError(f"got a damaged journal: {e!r}") from e
 
 
@@ -425,7 +434,7 @@ def _all(lines: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def _saved(lines: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return what `save_episode` gives of the same episode, without its checksum."""
+    """Return the same values as `save_episode`, without the checksum."""
     finished: dict[str, Any] = {}
     for line in lines:
         finished = ({} if "messages" in line else finished) | line.get("finished", {})

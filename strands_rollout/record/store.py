@@ -1,17 +1,17 @@
-"""Records of unfinished episodes in a folder: append-only files, each of one process.
+"""Records of unfinished episodes in a folder, in append-only files with one writing process each.
 
-A record is written by one system call, and a killed process leaves what it has written; only a machine that goes down
-may lose what its kernel had not written yet. A process holds the `flock` of its files as long as it lives. A file whose
-lock is free was left by a dead process, and belongs to the next one that opens the folder. All records of an episode
-are in one file, so that no two processes continue it.
+Each record is written by one system call, so it survives the death of its process; only the death of the machine may
+lose records that its kernel had not written to disk. A process holds the `flock` of its files while it lives. A file
+without a lock was left by a dead process, and belongs to the next process that opens the folder. All records of an
+episode are in one file, so that no two processes continue it.
 
-A file begins with a line that names the format. Frames follow, their numbers little-endian:
+A file begins with a line that names the format. Frames follow, with little-endian numbers:
 
-    checksum (CRC-32 of what follows), kind, bytes of the key, bytes of the record; the episode's key; the record
+    checksum (CRC-32 of the rest), kind, length of the key, length of the record; the episode's key; the record
 
-Reading ends at the first frame that is cut or damaged. Finished episodes take no room for long: a file is emptied when
-it has no unfinished one, and new episodes begin in another file when it is large. Where episodes that nobody continues
-(their samples were dropped, their conditions have changed) keep too many files, the oldest of them are ended.
+Reading ends at the first frame that is cut or damaged. A file is emptied when its last unfinished episode ends, and a
+large file gets no new episodes. If episodes that nobody continues (their samples were dropped, their settings have
+changed) fill too many files, the oldest of them are ended.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from strands_rollout.log_once import log_once
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES: Final = 64 * 2**20
-"""Size of a file in which no further episode begins."""
+"""Size of a file from which on no episode begins in it."""
 MAX_BYTES: Final = 4 * 2**30
-"""Size of a process's files together, beyond which it ends episodes that do not run."""
+"""Total size of a process's files from which on it ends episodes that are not running."""
 _SUFFIX: Final = ".records"
 _FORMAT: Final = b"strands-rollout records 1\n"
 _CHECKSUM: Final = struct.Struct("<I")
@@ -47,12 +47,12 @@ _FIRST, _FURTHER, _ENDED = 1, 2, 3
 
 
 class RecordStore:
-    """Records of this process's episodes in a folder, and those that dead processes left there.
+    """The records of this process's episodes in a folder, and the records that dead processes left there.
 
     Threads may share a store, and processes a folder.
 
     Raises:
-        OSError: The folder can't be made or listed.
+        OSError: The folder can't be created or listed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,7 +74,7 @@ class RecordStore:
         """Open the records of an episode.
 
         Raises:
-            OSError: An episode of this name is running.
+            OSError: An episode with this name is running.
         """
         key = name.encode()
         with self._lock:
@@ -84,31 +84,31 @@ class RecordStore:
             return EpisodeRecords(self, key, self._left.pop(key, ()))
 
     def end_others(self, prefix: str, name: str) -> None:
-        """End the episodes whose names have this prefix, but for the named one and those that are running."""
+        """End the episodes whose names have this prefix, except the named one and running ones."""
         with self._lock:
             for key in self._file_of.keys() - self._running - {name.encode()}:
                 if key.startswith(prefix.encode()):
                     self._end(key)
 
     def append(self, key: bytes, record: bytes, *, is_first: bool) -> bool:
-        """Append a record; the first one of an attempt takes the place of all earlier ones.
+        """Append a record; the first record of an attempt replaces all earlier ones.
 
         Returns:
-            False where it can't be written, which is logged once. The episode's earlier records are ended then: an
-            episode that was continued from them would do again what it has done since.
+            False if it can't be written, which is logged once. The episode is ended then: if it were continued from its
+            earlier records, it would repeat the steps after them.
         """
         with self._lock:
             try:
                 self._file_for(key).append(_FIRST if is_first else _FURTHER, key, record)
             except OSError as e:
                 self._end(key)
-                words = "episodes have no further records, and can't be continued after their process dies: %s: %s"
-                log_once(logger, logging.WARNING, words, self._folder, e, key=self._folder)
+                message = "can't write records to %s: %s; its episodes can't be continued if their process dies"
+                log_once(logger, logging.WARNING, message, self._folder, e, key=self._folder)
                 return False
             return True
 
     def release(self, key: bytes, *, keep: bool) -> None:
-        """End an episode that no longer runs, or `keep` its records for when it is continued later."""
+        """Note that an episode no longer runs: end it, or `keep` its records so that it can be continued."""
         with self._lock:
             self._running.discard(key)
             if not keep:
@@ -132,7 +132,7 @@ class RecordStore:
         if file is None:
             return
         file.unfinished.discard(key)
-        with suppress(OSError):  # on a full disk the next process may take it for unfinished
+        with suppress(OSError):  # on a full disk, the next process may read it as unfinished
             if file.unfinished:
                 file.append(_ENDED, key, b"")
             elif file is self._files[-1]:
@@ -146,7 +146,7 @@ class EpisodeRecords:
     """The records of one episode; see `slime_plugin.journal.RecordSink`.
 
     Attributes:
-        records: What a process left that died while it played the episode.
+        records: Records of the episode that a dead process left.
     """
 
     is_certain = False
@@ -164,22 +164,22 @@ class EpisodeRecords:
         self._is_first = True
 
     def write(self, record: bytes) -> None:
-        """Keep a record; after one that can't be written the episode has no more of them."""
+        """Write a record; after a failure the episode writes no more records."""
         if not self._is_lost:
             self._is_lost = not self._store.append(self._key, record, is_first=self._is_first)
             self._is_first = False
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Keep a record; there is nothing to wait for."""
+        """Write a record; it is safe on return."""
         self.write(record)
 
     def close(self, *, keep: bool) -> None:
-        """End the episode, or `keep` its records for when it is continued later."""
+        """End the episode, or `keep` its records so that it can be continued."""
         self._store.release(self._key, keep=keep)
 
 
 def left_in(folder: Path) -> dict[str, list[bytes]]:
-    """The records of unfinished episodes that a dead process left in a folder, which is removed."""
+    """Return the records of unfinished episodes that a dead process left in a folder, and remove the folder."""
     found: dict[str, list[bytes]] = {}
     for file, records in _take_over(folder):
         found |= {key.decode(): own for key, own in records.items()}
@@ -189,11 +189,11 @@ def left_in(folder: Path) -> dict[str, list[bytes]]:
 
 
 class _File:
-    """A file that is locked to this process.
+    """A file that is locked by this process.
 
     Attributes:
-        size: Bytes of whole frames and what is before them.
-        unfinished: Keys of the episodes whose records it holds.
+        size: Number of bytes up to the end of the last whole frame.
+        unfinished: Keys of its unfinished episodes.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -209,7 +209,7 @@ class _File:
             file = cls(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
             if file.lock():
                 break
-            file.close()  # another process took the empty file for a dead one's
+            file.close()  # another process took the empty file for one of a dead process
         try:
             file._write(_FORMAT)
         except OSError:
@@ -218,7 +218,7 @@ class _File:
         return file
 
     def lock(self) -> bool:
-        """Lock the file; False where another process has it, or has removed it."""
+        """Lock the file; return False if another process has locked or removed it."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -243,10 +243,10 @@ class _File:
         self.size += length
 
     def read(self) -> dict[bytes, list[bytes]]:
-        """Read the records of unfinished episodes by their keys, and cut what follows the last whole frame.
+        """Return the records of unfinished episodes by their keys, and cut the file after the last whole frame.
 
         Raises:
-            ValueError: It is no file of this format.
+            ValueError: The file has another format.
         """
         found: dict[bytes, list[bytes]] = {}
         size = os.fstat(self._descriptor).st_size
@@ -287,7 +287,7 @@ class _File:
 
 
 def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
-    """Lock and read the files that dead processes left, the oldest first; those without unfinished episodes go."""
+    """Lock and read the files of dead processes, oldest first; remove those without unfinished episodes."""
     taken = []
     for path in sorted(folder.glob(f"*{_SUFFIX}"), key=_changed_at_ns):
         file = None
@@ -299,7 +299,7 @@ def _take_over(folder: Path) -> list[tuple[_File, dict[bytes, list[bytes]]]]:
                 taken.append((file, records))
             else:
                 file.remove()
-        except FileNotFoundError:  # its process has removed it
+        except FileNotFoundError:  # its process has removed it meanwhile
             pass
         except (OSError, ValueError) as e:
             logger.warning("can't read %s, whose episodes start from scratch: %s; remove it", path, e)

@@ -1,4 +1,4 @@
-"""The exact tokens of one branch: what the policy read and wrote, with mask, log-probabilities and weight versions."""
+"""The exact tokens of one branch, with loss mask, logprobs and weight versions."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Facts of one accepted answer of the engine, which holds at least one sampled token.
+    """One accepted answer of the engine, with at least one sampled token.
 
-    A turn has several where the engine aborted it, for a weight update or because the rollout ended, and it was
+    A turn has several parts if the engine aborted it, for a weight update or because the rollout ended, and it was
     continued from its own tokens.
 
     Attributes:
         start: Index in `Trajectory.token_ids` of its first sampled token.
         end: Index after its last sampled token.
         finish_reason: "stop", "length" or "abort", as SGLang reports it.
-        matched: For "stop": the token id or the string that ended it, where the engine says.
+        matched: The stop token or stop string that ended it, if the finish reason is "stop" and the engine says so.
         rid: The request's id at the engine.
-        latency_s: Wall-clock seconds of the request, as the client saw it.
-        prompt_tokens: Tokens that the engine read, where it says so.
-        cached_tokens: Of these, tokens served from the prefix cache, where it says so.
-        weight_spans: Which weights sampled which of its tokens; together they cover it.
+        latency_s: Wall-clock seconds of the request, measured by the client.
+        prompt_tokens: Tokens that the engine read; None if it does not say.
+        cached_tokens: How many of these came from the prefix cache; None if the engine does not say.
+        weight_spans: The weights that sampled its tokens; together they cover it.
         meta_info: SGLang's `meta_info` without its logprob lists.
-        at_s: When its request began, in seconds since the episode did; None outside of one.
+        at_s: Start of its request, in seconds since the episode began; None outside of an episode.
     """
 
     start: int
@@ -51,10 +51,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the policy: consecutive parts, nothing between them.
+    """One turn of the policy: consecutive parts with nothing between them.
 
     Attributes:
-        parts: At least one; only the last can have ended otherwise than by an abort.
+        parts: At least one; all but the last ended by an abort.
     """
 
     parts: tuple[Part, ...]
@@ -71,7 +71,7 @@ class Turn:
 
     @property
     def finish_reason(self) -> str:
-        """That of the last part: "abort" if the turn is not finished."""
+        """The finish reason of the last part: "abort" if the turn is not finished."""
         return self.parts[-1].finish_reason
 
     @property
@@ -81,22 +81,22 @@ class Turn:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens that the engine read for its first part, where it says so."""
+        """Tokens that the engine read for the first part; None if it does not say."""
         return self.parts[0].prompt_tokens
 
     @property
     def cached_tokens(self) -> int | None:
-        """Of these, tokens served from the prefix cache, where it says so."""
+        """How many of these came from the prefix cache; None if the engine does not say."""
         return self.parts[0].cached_tokens
 
     @property
     def weight_version(self) -> str | None:
-        """The weights that sampled its last token."""
+        """Version of the weights that sampled its last token."""
         return self.parts[-1].weight_spans[-1].version
 
     @property
     def weight_spans(self) -> list[WeightSpan]:
-        """Which weights sampled which of its tokens, neighbours of one version joined."""
+        """The weights that sampled its tokens; adjacent spans of one version are joined."""
         return _joined(chain.from_iterable(part.weight_spans for part in self.parts))
 
 
@@ -104,9 +104,8 @@ class Turn:
 class Trajectory:
     """Exactly the tokens that the policy read and wrote, in order.
 
-    `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. The mask is 1 and
-    the logprob the sampled one where the policy wrote the token; context (prompt, tool results, template text) has mask
-    0 and logprob 0.0.
+    `token_ids`, `loss_mask` and `logprobs` always have the same length, and end with a sampled token. Sampled tokens
+    have mask 1 and the engine's logprob. Context (prompt, tool results, template text) has mask 0 and logprob 0.0.
 
     Attributes:
         token_ids: Prompt, then response.
@@ -114,7 +113,7 @@ class Trajectory:
         logprobs: One finite float per token, at the sampling temperature.
         prompt_length: Tokens of the first prompt.
         turns: The policy's turns.
-        images: Those whose tokens are among the context, in order.
+        images: The images in the context, in order.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -126,17 +125,17 @@ class Trajectory:
 
     @property
     def response_length(self) -> int:
-        """Tokens after the first prompt, context between the turns included."""
+        """Number of tokens after the first prompt, including the context between turns."""
         return len(self.token_ids) - self.prompt_length
 
     @property
     def sampled_length(self) -> int:
-        """Tokens that the policy wrote."""
+        """Number of tokens that the policy wrote."""
         return sum(turn.end - turn.start for turn in self.turns)
 
     @property
     def is_open(self) -> bool:
-        """True if the last turn was aborted: it is continued from its own tokens, without new context."""
+        """True if the last turn was aborted, so that it is continued from its own tokens, without new context."""
         return bool(self.turns) and self.turns[-1].parts[-1].finish_reason == "abort"
 
     @property
@@ -146,11 +145,11 @@ class Trajectory:
 
     @property
     def weight_spans(self) -> list[WeightSpan]:
-        """Which weights sampled which tokens, turn by turn."""
+        """The weights that sampled its tokens, turn by turn."""
         return [span for turn in self.turns for span in turn.weight_spans]
 
     def snapshot(self, turn_count: int | None = None) -> Trajectory:
-        """A copy up to its last turn, or of so many turns, also while another thread appends to it."""
+        """Return a copy of its first `turn_count` turns, by default of all; another thread may append meanwhile."""
         turns = self.turns[:turn_count]
         end = turns[-1].end if turns else 0
         lists = (self.token_ids[:end], self.loss_mask[:end], self.logprobs[:end])
@@ -175,12 +174,12 @@ class Trajectory:
         numbering: str = "",
         images: Sequence[PlacedImage] = (),
     ) -> Turn:
-        """Append what a request added to the last one, and what the policy answered.
+        """Append the new context of a request and the tokens that the policy sampled.
 
         Args:
-            context_ids: New context tokens; first the whole prompt. None where the last turn is continued (`is_open`).
+            context_ids: New context tokens; the whole prompt at first, none if the last turn is continued (`is_open`).
             sampled_ids: The tokens as the engine returned them, at least one.
-            sampled_logprobs: One per sampled token; empty if logprobs were not asked for (recorded as 0.0).
+            sampled_logprobs: One per sampled token; empty if logprobs were not requested (recorded as 0.0).
             finish_reason: See `Part`.
             rid: See `Part`.
             latency_s: See `Part`.
@@ -189,13 +188,13 @@ class Trajectory:
             cached_tokens: See `Part`.
             meta_info: See `Part`.
             at_s: See `Part`.
-            weight_versions: (version, start, end) in sampled tokens from 0, without gaps; default: an unknown version.
-            numbering: Of these versions.
-            images: Those of the context.
+            weight_versions: (version, start, end), with indices into `sampled_ids`, without gaps; by default unknown.
+            numbering: The numbering of these versions; see `KnownVersions`.
+            images: Images in the context.
 
         Raises:
             TrajectoryError: The lengths disagree, a logprob is not finite, nothing was sampled, the first prompt is
-                empty, or an open turn would get context. Nothing is appended then.
+                empty, or an open turn would get context. The trajectory is unchanged then.
         """
         spans = list(weight_versions) or [(None, 0, len(sampled_ids))]
         self._check(context_ids, sampled_ids, sampled_logprobs, spans)
@@ -247,7 +246,7 @@ class Trajectory:
             raise TrajectoryError(
                 f"got {len(logprobs)} logprobs for {len(sampled_ids)} sampled tokens; expected one each"
             )
-        # a sum is finite only if all that it sums is
+        # fast: a finite sum has finite terms only
         if not math.isfinite(sum(logprobs)) and not all(map(math.isfinite, logprobs)):
             raise TrajectoryError("got a logprob that is not finite; the response must be rejected, not stored")
         ends = [0, *(end for _, _, end in spans)]

@@ -1,7 +1,7 @@
-"""Weight versions: which weights sampled which tokens, and how old those are beside the newest that are known.
+"""Weight versions: the weights that sampled each token, and their staleness.
 
-slime's trainer counts its updates from 0 whenever a run is started, so that a version means something only beside
-others of the same numbering. A numbering is that of one driver process; its episode workers share it.
+slime's trainer counts its updates from 0 at each start of a run, so versions can be compared only within one numbering.
+Each driver process has a numbering, which its episode workers share.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Final
 
 NOT_COMPARABLE: Final = math.inf
-"""Staleness beyond every limit: of weights from before a restart."""
+"""Staleness of weights from before a restart, which is above every limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpan:
-    """Sampled tokens of one weight version.
+    """A stretch of sampled tokens of one weight version.
 
     Attributes:
-        version: As the engine names it; None where it does not.
-        start: Index in `Trajectory.token_ids` of the first one.
-        end: Index after the last one.
-        numbering: The version's; see `KnownVersions`. "" where that is not known.
+        version: The engine's name of the version; None if it has none.
+        start: Index in `Trajectory.token_ids` of the first token.
+        end: Index after the last token.
+        numbering: The version's numbering, see `KnownVersions`; "" if it is not known.
     """
 
     version: str | None
@@ -34,11 +34,11 @@ class WeightSpan:
 
 
 class KnownVersions:
-    """Weight versions that engines have named to this process and to its episode workers.
+    """The weight versions that engines reported to this process and its episode workers.
 
     Attributes:
-        newest: The largest that is a number; None before any.
-        on_newer: Called in the thread of the answer that names a newer one.
+        newest: The largest version that is a number; None before the first.
+        on_newer: Called when an answer reports a newer version, in that answer's thread.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class KnownVersions:
 
     @property
     def numbering(self) -> str:
-        """The id of the run's numbering: this process's own, or that of the driver whose worker it is."""
+        """Id of the numbering: this process's own, or its driver's in an episode worker."""
         self._numbering = self._numbering or uuid.uuid4().hex[:12]
         return self._numbering
 
     def share(self, numbering: str) -> None:
-        """Take over the driver's numbering."""
+        """Use the driver's numbering."""
         self._numbering = numbering
 
     def note(self, version: object) -> None:
-        """Remember a version, if it is a number and the newest so far."""
+        """Note a version, which counts if it is a number and the newest so far."""
         number = _number_of(version)
         if number is not None and (self.newest is None or number > self.newest):
             self.newest = number
@@ -65,16 +65,16 @@ class KnownVersions:
 
 
 KNOWN_VERSIONS: Final = KnownVersions()
-"""Those of this process, whose engines all get the weights of one training run."""
+"""The versions of this process, whose engines all get the weights of one training run."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastWeights:
-    """The weights that sampled the end of a sample.
+    """The weights that sampled the last tokens of a sample.
 
     Attributes:
-        version: The last one that is a number; None without any.
-        numbering: Its numbering; None where the sample doesn't say, which is then this process's.
+        version: The last version that is a number; None if there is none.
+        numbering: Its numbering; None if the sample does not say, which means this process's.
     """
 
     version: int | None
@@ -82,21 +82,22 @@ class LastWeights:
 
     @classmethod
     def of(cls, versions: Sequence[str | None], numberings: object = None) -> LastWeights:
-        """Those of a sample with these versions, and numberings, in the order of its tokens."""
+        """Return the last weights of a sample with these versions and numberings, in the order of its tokens."""
         numbers = [number for number in map(_number_of, versions) if number is not None]
         last = numberings[-1] if isinstance(numberings, list) and numberings else None
         return cls(numbers[-1] if numbers else None, str(last) if last else None)
 
 
 def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOWN_VERSIONS) -> list[float | None]:
-    """How many versions each sample's last weights are behind the newest that is known.
+    """Return how many versions each sample's last weights are behind the newest known version.
 
-    The trainer's own version is not known here; the newest is that of these samples and of all answers: the true
+    The newest known version is the largest of these samples and of all answers. The trainer's may be newer, so the true
     staleness may be larger, never smaller.
 
     Returns:
-        None for a sample without a version that is a number, and `NOT_COMPARABLE` for one from before a restart. Where
-        this process knows no version at all, as when it trains on saved samples, each numbering counts by itself.
+        One number per sample: None for a sample without a version that is a number, and `NOT_COMPARABLE` for a sample
+        from before a restart. If this process knows no version, as when it trains on saved samples, each numbering has
+        a newest version of its own.
     """
     newest: dict[str, int] = {} if known.newest is None else {known.numbering: known.newest}
     numberings = [one.numbering or known.numbering for one in samples]
@@ -115,24 +116,24 @@ def sample_staleness(samples: Sequence[LastWeights], known: KnownVersions = KNOW
 
 
 def distinct_versions(spans: Iterable[WeightSpan]) -> list[str | None]:
-    """The versions in the order of their first tokens."""
+    """Return the versions in the order of their first tokens."""
     return list(dict.fromkeys(span.version for span in spans))
 
 
 def distinct_numberings(spans: Iterable[WeightSpan]) -> list[str]:
-    """The numberings of the versions, in the order of their first tokens: several of a sample that saw a restart."""
+    """Return the numberings in the order of their first tokens; a sample from before a restart has several."""
     return list(dict.fromkeys(span.numbering for span in spans))
 
 
 def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightSpan]:
-    """The spans whose weights are more than `max_staleness` versions older than those of the last span.
+    """Return the spans whose weights are more than `max_staleness` versions older than the last span's.
 
-    Versions that are whole numbers, as slime numbers them, are subtracted; others are counted as they appear. Those of
-    another numbering than the last span's are older than any.
+    Whole numbers, as slime's versions are, are subtracted; other versions are counted in their order of appearance.
+    Versions of another numbering than the last span's are always too old.
 
     Args:
-        spans: In order.
-        max_staleness: 0 keeps the last version alone.
+        spans: The spans in order.
+        max_staleness: Maximum staleness; 0 keeps the last version only.
     """
     numbering = spans[-1].numbering if spans else ""
     ages = _ages([span for span in spans if span.numbering == numbering])
@@ -140,7 +141,7 @@ def stale_spans(spans: Sequence[WeightSpan], max_staleness: int) -> list[WeightS
 
 
 def _ages(spans: Sequence[WeightSpan]) -> dict[str | None, int]:
-    """Versions before the last span's, for each version of one numbering."""
+    """Return the age of each version of one numbering, in versions before the last span's."""
     versions = distinct_versions(spans)
     numbers = {version: number for version in versions if (number := _number_of(version)) is not None}
     if len(numbers) == len(versions):

@@ -26,7 +26,7 @@ from strands_rollout.code_tool.tool import CODE_TOOL_NAME, CodeCalls, episode_co
 from strands_rollout.control import ABORT_GRACE_S, Control
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
-from strands_rollout.model.replay_data import ASK_EXPERTS
+from strands_rollout.model.replay_data import RETURN_EXPERTS
 from strands_rollout.model.sampling import TokenLimits, turn_seed
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.own_loop import OwnLoop
@@ -432,7 +432,7 @@ class RolloutJob:
             enable_thinking=settings.enable_thinking,
             chat_template_kwargs=template_kwargs(args, sample),
             limits=limits,
-            extra={ASK_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
+            extra={RETURN_EXPERTS: True} if getattr(args, "use_rollout_routing_replay", False) else {},
             headers={ROUTING_HEADER: self.routing_key},
             continue_aborted=settings.on_engine_abort == "continue",
             control=self.control,

@@ -428,7 +428,7 @@ async def _process(argv: Sequence[str], env: Mapping[str, str], cwd: str, stdin:
 
 
 def _kill_marked(mark: str, group: int) -> int:
-    """Kill processes outside of a group with an episode's mark in their environment; return their number. Linux only."""
+    """Kill processes outside of a group with an episode's mark in their environment; return how many (Linux only)."""
     found = 0
     for _ in range(3):  # they may be starting others meanwhile
         alive = 0

@@ -1,4 +1,4 @@
-"""Fixtures of the conformance suite: each engine in turn, with the shipped model, shared by all tests.
+"""Fixtures of the conformance suite: each engine in turn with the shipped model, shared by all tests.
 
 The real SGLang is started with the shipped model, or is the one at --sglang-base-url; there, tests that compare numbers
 or load other weights are skipped unless it serves this checkout's folder of the shipped model, in single precision.
@@ -32,7 +32,7 @@ _NARROW_FLAGS = ("--max-running-requests", "1", "--chunked-prefill-size", "16", 
 
 @pytest.fixture(scope="session")
 def embedded_server() -> Iterator[str]:
-    """The URL of the embedded engine that all tests share: leave it as it was found."""
+    """Return the URL of the embedded engine that all tests share; leave it as it was."""
     with run_on_thread(running_engine()) as url:
         yield url
 
@@ -45,7 +45,7 @@ def narrow_embedded_server() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def narrow_sglang_server() -> Iterator[Callable[[], RealServer]]:
-    """Gives the real SGLang that is like it, which it starts, again if a test has killed it."""
+    """Return a function that starts the same narrow engine as a real SGLang, again if a test killed it."""
     servers: list[RealServer] = []
 
     def alive() -> RealServer:
@@ -68,7 +68,7 @@ def engine_url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=BOTH)
 def narrow_url(request: pytest.FixtureRequest) -> str:
-    """The URL of each engine in turn that makes one generation at a time."""
+    """Return the URL of each engine that runs one generation at a time."""
     if request.param == "sglang":
         url = request.getfixturevalue("narrow_sglang_server")().base_url
         note_engine(request.node, f"SGLang {version_of(url)}")
@@ -87,7 +87,7 @@ async def engine(engine_url: str) -> AsyncIterator[ServedEngine]:
 
 @pytest.fixture
 async def narrow(narrow_url: str) -> AsyncIterator[ServedEngine]:
-    """Each engine in turn that makes one generation at a time; the others wait in its queue."""
+    """Yield each engine that runs one generation at a time; other requests wait in its queue."""
     async with client_session() as session:
         served = ServedEngine(narrow_url, session, facts_of(narrow_url))
         await served.settle()
@@ -107,7 +107,7 @@ def _needs_the_shipped_weights(facts: EngineFacts) -> None:
 
 @pytest.fixture
 async def reweighted(shipped: ServedEngine, other_weights: Path) -> AsyncIterator[Callable[..., Any]]:
-    """Gives each engine in turn other weights: `await reweighted(weight_version="v2")`; they go when the test ends."""
+    """Yield a function that loads other weights: `await reweighted(weight_version="v2")`; restored at the end."""
 
     async def update(**fields: Any) -> Any:
         return await shipped.post("/update_weights_from_disk", {"model_path": str(other_weights), **fields})
@@ -135,7 +135,7 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedEngine, ServedEngine]]:
-    """The embedded engine and the real one, with the same weights."""
+    """Yield the embedded engine and the real one with the same weights."""
     _needs_the_shipped_weights(facts_of(sglang))
     async with client_session() as session:
         served = [ServedEngine(url, session, facts_of(url)) for url in (embedded_server, sglang)]
@@ -145,8 +145,8 @@ async def both(sglang: str, embedded_server: str) -> AsyncIterator[tuple[ServedE
 
 
 @pytest.fixture
-def tell(report_row: Callable[..., None]) -> Callable[[str], None]:
-    """Tells of a difference that was measured, by its name, when all tests are done."""
+def report_difference(report_row: Callable[..., None]) -> Callable[[str], None]:
+    """Return a function that adds a measured difference, by its name, to the summary of the run."""
 
     def add(name: str) -> None:
         difference = DIFFERENCES[name]

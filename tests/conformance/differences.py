@@ -1,10 +1,10 @@
-"""What the embedded engine does otherwise than SGLang 0.5.23, on purpose, and why."""
+"""Intended differences between the embedded engine and SGLang 0.5.23, with their reasons."""
 
 from typing import NamedTuple
 
 
 class Difference(NamedTuple):
-    """What SGLang does, what the embedded engine does, and why it does not do the same."""
+    """The behaviour of SGLang, that of the embedded engine, and the reason for the difference."""
 
     sglang: str
     embedded: str

@@ -1,18 +1,18 @@
-"""Prompts for both engines: a real conversation with a tool, and ids at random."""
+"""Prompts for both engines: a real conversation with a tool, and random ids."""
 
 import json
 import random
 from pathlib import Path
 
-# The episode's conversation, whose vocabulary is the shipped model's.
+# the conversation of the golden episode, in the shipped model's vocabulary
 _EPISODE = json.loads((Path(__file__).parents[1] / "golden" / "episode.json").read_text(encoding="utf-8"))
 CHAT_IDS = [token for stretch in _EPISODE["stretches"] for token in stretch["ids"]]
-# Below every control token of the shipped vocabulary, and inside any other model's.
+# below every control token of the shipped vocabulary, and inside any other model's vocabulary
 ORDINARY_IDS = 1000
 
 
 def turn_prompts() -> list[list[int]]:
-    """What the model was given before each of the conversation's turns."""
+    """Return the model's input before each turn of the conversation."""
     prompts, so_far = [], []
     for stretch in _EPISODE["stretches"]:
         if stretch["trained"]:

@@ -1,6 +1,6 @@
-"""The shipped model computed a third time, in double precision and without a cache: what both engines must agree with.
+"""The shipped model in double precision and without a cache: the reference for both engines.
 
-Knows Qwen3's arithmetic and nothing of either engine's code but the reading of its weights.
+It shares no code with the embedded engine except the reading of weights.
 """
 
 from collections.abc import Sequence
@@ -24,25 +24,25 @@ class ReferenceQwen3:
         return self._config.vocab_size
 
     def logits(self, ids: Sequence[int] | Sequence[Sequence[int]]) -> Doubles:
-        """[tokens, vocabulary]: row i holds the logits of the token that follows ids[: i + 1].
+        """Return [tokens, vocabulary]; row i holds the logits of the token that follows ids[: i + 1].
 
         Several sequences of one length give [sequences, tokens, vocabulary].
         """
         x = self._tensors["model.embed_tokens.weight"][np.asarray(ids)]
-        turns = self._turns(x.shape[-2])
+        rotations = self._rotations(x.shape[-2])
         for layer in range(self._config.layers):
-            x = x + self._attention(f"model.layers.{layer}.", x, turns)
+            x = x + self._attention(f"model.layers.{layer}.", x, rotations)
             x = x + self._feed_forward(f"model.layers.{layer}.", x)
         head = "model.embed_tokens" if self._config.tied_embeddings else "lm_head"
-        return self._linear(head, self._normed("model.norm.weight", x))
+        return self._linear(head, self._rms_norm("model.norm.weight", x))
 
-    def _attention(self, layer: str, x: Doubles, turns: Doubles) -> Doubles:
+    def _attention(self, layer: str, x: Doubles, rotations: Doubles) -> Doubles:
         c, count = self._config, x.shape[-2]
-        normed = self._normed(layer + "input_layernorm.weight", x)
+        normed = self._rms_norm(layer + "input_layernorm.weight", x)
         q, k, v = (self._linear(f"{layer}self_attn.{name}_proj", normed) for name in "qkv")
         q, k, v = (np.swapaxes(heads.reshape(*heads.shape[:-1], -1, c.head_dim), -3, -2) for heads in (q, k, v))
         q, k = (
-            _turned(self._normed(f"{layer}self_attn.{name}_norm.weight", heads), turns)
+            _rotated(self._rms_norm(f"{layer}self_attn.{name}_norm.weight", heads), rotations)
             for name, heads in (("q", q), ("k", k))
         )
         k, v = (np.repeat(heads, c.heads // c.kv_heads, axis=-3) for heads in (k, v))
@@ -54,30 +54,30 @@ class ReferenceQwen3:
         return self._linear(layer + "self_attn.o_proj", mixed.reshape(*x.shape[:-1], -1))
 
     def _feed_forward(self, layer: str, x: Doubles) -> Doubles:
-        normed = self._normed(layer + "post_attention_layernorm.weight", x)
+        normed = self._rms_norm(layer + "post_attention_layernorm.weight", x)
         gate, up = (self._linear(f"{layer}mlp.{name}_proj", normed) for name in ("gate", "up"))
         return self._linear(layer + "mlp.down_proj", gate / (1 + np.exp(-gate)) * up)
 
     def _linear(self, name: str, x: Doubles) -> Doubles:
-        # one product for all sequences: many small ones take longer
+        # one product for all sequences is faster than many small ones
         rows = x.reshape(-1, x.shape[-1]) @ self._tensors[name + ".weight"].T
         return rows.reshape(*x.shape[:-1], -1)
 
-    def _normed(self, name: str, x: Doubles) -> Doubles:
+    def _rms_norm(self, name: str, x: Doubles) -> Doubles:
         return x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + self._config.rms_norm_eps) * self._tensors[name]
 
-    def _turns(self, count: int) -> Doubles:
-        """[positions, head_dim / 2] rotations as complex numbers."""
+    def _rotations(self, count: int) -> Doubles:
+        """Return [positions, head_dim / 2] rotations as complex numbers."""
         half = self._config.head_dim // 2
         frequencies = self._config.rope_theta ** -(np.arange(half) / half)
         return np.exp(1j * np.outer(np.arange(count), frequencies))
 
 
-def _turned(heads: Doubles, turns: Doubles) -> Doubles:
-    """RoPE as Hugging Face's Qwen3 has it: dimension i turns together with i + head_dim / 2."""
+def _rotated(heads: Doubles, rotations: Doubles) -> Doubles:
+    """Apply RoPE like Hugging Face's Qwen3: dimension i rotates together with i + head_dim / 2."""
     first, second = np.split(heads, 2, axis=-1)
-    turned = (first + 1j * second) * turns
-    return np.concatenate([turned.real, turned.imag], axis=-1)
+    rotated = (first + 1j * second) * rotations
+    return np.concatenate([rotated.real, rotated.imag], axis=-1)
 
 
 def log_softmax(logits: Doubles) -> Doubles:

@@ -1,7 +1,7 @@
-"""The distribution that sampling parameters make of a model's logits, and whether tokens were drawn from it.
+"""Distribution that sampling parameters make of a model's logits, and a test that tokens were drawn from it.
 
-Knows SGLang's formulas (0.5.23): penalties by what was generated so far, then the temperature, then top-k, top-p and
-min-p, each of which looks at the whole distribution; logprobs are those before the last three.
+The formulas are those of SGLang 0.5.23: penalties by the tokens generated so far, then the temperature, then top-k,
+top-p and min-p, each computed from the whole distribution. Logprobs are taken before the last three.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from reference_qwen3 import Doubles, log_softmax
 
 _BINS = 25
-# How far a float32 engine's probabilities may be from exact ones where they decide about a token.
+# tolerance for a float32 engine's probabilities where they decide whether a token is possible
 _BORDER = 1e-4
 
 
@@ -26,15 +26,15 @@ class Sampling:
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by; 1 for greedy requests."""
+        """Divisor of the logits; 1 for greedy requests."""
         return self.params.get("temperature", 1.0) or 1.0
 
     def logprobs(self, logits: Doubles, output_ids: list[int]) -> Doubles:
-        """[tokens, vocabulary] log-probabilities as they are to be reported, of `output_ids` and all others.
+        """Return [tokens, vocabulary] log-probabilities as an engine must report them.
 
         Args:
             logits: [tokens, vocabulary] of the bare model.
-            output_ids: What was generated, whose penalties grow as it does.
+            output_ids: Generated ids, from which the penalties at each position follow.
         """
         penalised = logits.copy()
         for position in range(len(output_ids)):
@@ -51,7 +51,7 @@ class Sampling:
             row[list(self.stop_ids)] = -np.inf
 
     def places(self, logprobs: Doubles, output_ids: list[int], rng: np.random.Generator) -> Doubles:
-        """Where in its distribution each token was drawn: uniform in [0, 1) if it was drawn from it.
+        """Return the place of each token in its distribution: uniform in [0, 1) if it was drawn from it.
 
         A distribution's tokens lie on that line from the most likely to the least.
         """
@@ -63,7 +63,7 @@ class Sampling:
         return np.array(places)
 
     def _shares(self, row: Doubles) -> tuple[np.ndarray, Doubles]:
-        """All tokens from the most likely to the least, and their probabilities after top-k, top-p and min-p."""
+        """Return all tokens from the most to the least likely, and their probabilities after top-k, top-p and min-p."""
         order = np.argsort(-row, kind="stable")
         shares = np.exp(row[order])
         before = np.cumsum(shares) - shares
@@ -74,7 +74,7 @@ class Sampling:
         return order, shares / shares.sum()
 
     def is_possible(self, row: Doubles, token: int) -> bool:
-        """Whether a token of these logprobs survives top-k, top-p and min-p, to within float32's precision."""
+        """Return whether a token survives top-k, top-p and min-p, within float32's precision."""
         more_likely = np.exp(row[row > row[token] + _BORDER])
         share_of_best = np.exp(row[token] - row.max())
         return bool(
@@ -91,7 +91,7 @@ class Sampling:
 
 
 def chance_of_being_uniform(places: Iterable[float]) -> float:
-    """The p-value of Pearson's chi-square test that numbers were drawn uniformly from [0, 1)."""
+    """Return the p-value of Pearson's chi-square test that numbers are uniform in [0, 1)."""
     observed = np.histogram(np.clip(list(places), 0, 1), bins=_BINS, range=(0, 1))[0]
     expected = observed.sum() / _BINS
     chi_square = ((observed - expected) ** 2 / expected).sum()

@@ -1,4 +1,4 @@
-"""An engine under test, whichever it is, and what it says of itself."""
+"""An engine under test, embedded or SGLang, and the facts that it reports."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     import aiohttp
 
 _START_S = 300.0
-# so many slow each other down that they last far longer than the 4 s after which SGLang looks whether a client is gone
+# SGLang checks for disconnected clients every 4 s; this many generations slow each other down to last longer than that
 WITNESSES = 16
-# the keys of SGLang's answers to /generate (0.5.23), and how it says that it has aborted a request
+# keys of SGLang's /generate responses (0.5.23), and its finish reason of an aborted request
 META_KEYS = {
     "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
     "completion_tokens", "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency",
     "response_sent_to_client_ts",
 }  # fmt: skip
 LOGPROB_KEYS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
-# of a request that was aborted before it ran, or after it was put back into the queue
+# for a request that was aborted before it ran, or after it was put back into the queue
 QUEUED_META_KEYS = {
     "id", "finish_reason", "weight_version", "e2e_latency", "weight_versions", "completion_tokens",
     "response_sent_to_client_ts",
@@ -38,13 +38,13 @@ ABORTED_IN_QUEUE = {"type": "abort", "message": "Abort in waiting queue"}
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a server tells."""
+    """Facts that a server reports."""
 
     is_embedded: bool
     model_path: str
     context_length: int
     max_prompt_tokens: int  # prompts must be shorter
-    max_running: int  # generations at once
+    max_running: int  # parallel generations
     heeds_seeds: bool  # whether a sampling_seed repeats tokens
 
 
@@ -55,27 +55,27 @@ class ServedEngine(Api):
 
     @property
     def long(self) -> dict[str, Any]:
-        """Parameters of a generation that goes on while a test does something."""
+        """Parameters of a generation that lasts longer than the test needs."""
         return {"max_new_tokens": self.facts.context_length - 100, "ignore_eos": True}
 
     @property
     def hop_s(self) -> float:
-        """Seconds in which a request has most likely arrived; nothing fails if it has not."""
+        """Seconds in which a request has most likely arrived; no test fails if it has not."""
         return 0.03 if self.facts.is_embedded else 0.15
 
     async def settle(self) -> None:
-        """Leave neither a pause nor a generation of an earlier test."""
+        """End pauses and generations of earlier tests."""
         await self.post("/continue_generation", {})
         await self.until_idle()
 
     async def flush(self) -> None:
-        """Empty the cache; SGLang may need a moment to put away what has been answered."""
+        """Empty the cache; SGLang refuses until it has cleaned up after its last answers."""
         async with asyncio.timeout(_START_S):
             while (await self.post("/flush_cache")).status != 200:  # noqa: ASYNC110 - the state polled is the server's
                 await asyncio.sleep(0.02)
 
     async def until_idle(self) -> None:
-        """Wait until the load tells that nothing runs or waits, which it does late; else it would mislead a test."""
+        """Wait until the reported load is zero, since it is reported late and would mislead the next test."""
         await wait_for_load(self, 0)
 
 
@@ -96,15 +96,15 @@ def facts_of(base_url: str) -> EngineFacts:
 
 @asynccontextmanager
 async def witnesses(engine: ServedEngine) -> AsyncIterator[None]:
-    """Checks that what begins in the block, as long a generation as these, which begin before it, ends before them."""
-    rids = [f"witness{n or ''}" for n in range(WITNESSES)]  # the first is how all of theirs begin
+    """Run long generations, and check that a request of the block, as long as they are, ends before them."""
+    rids = [f"witness{n or ''}" for n in range(WITNESSES)]  # the first rid is the prefix of all of them
     async with in_flight(engine, *rids, **engine.long) as tasks:
         await wait_for_load(engine, WITNESSES)
         yield
         await wait_for_load(engine, WITNESSES, falling=True)
-        await engine.generate(max_new_tokens=1)  # the load falls on meanwhile if all were ended
+        await engine.generate(max_new_tokens=1)  # refreshes the load, which falls to zero if all were aborted
         await wait_for_load(engine, WITNESSES, falling=True)
-        # whether their tasks are done would not tell: the load falls before the witnesses' own answers arrive
+        # their tasks are no proof: the load falls before the witnesses' answers arrive
         await engine.post("/abort_request", {"rid": "witness"})
         reasons = [answer["meta_info"]["finish_reason"] for answer in await asyncio.gather(*tasks)]
         assert reasons == [ABORTED] * WITNESSES, reasons

@@ -1,4 +1,4 @@
-"""Aborts, disconnects and flushes, in the middle of generations."""
+"""`/abort_request`, disconnects and `/flush_cache` during generations."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ async def test_abort_request_returns_partial_output(engine):
 
 
 async def test_abort_request_ends_stream_with_partial_output(engine):
-    # an id of its own, since SGLang aborts a stream's id once more, 2 s after its end
+    # a unique id, since SGLang aborts a stream's id again 2 s after its end
     task = await start_stream(engine, rid="stream", **engine.long)
     await engine.post("/abort_request", {"rid": "stream"})
     last = await task

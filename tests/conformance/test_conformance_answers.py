@@ -1,4 +1,4 @@
-"""What /generate answers: ids, text, meta_info and why it ended."""
+"""Responses of `/generate`: ids, text, meta_info and finish reason."""
 
 import pytest
 from prompts import turn_prompts
@@ -13,7 +13,7 @@ END = "<|im_end|>"
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    """The shipped model's, as its publisher's library reads it."""
+    """Return the shipped tokenizer as the tokenizers library reads it."""
     return Tokenizer.from_file(str(SHIPPED_MODEL_DIR / "tokenizer.json"))
 
 

@@ -1,4 +1,4 @@
-"""The prefix cache: what was computed before is found, and told of."""
+"""The prefix cache, by the `cached_tokens` that it reports."""
 
 from engine_api import IDS
 
@@ -11,7 +11,7 @@ async def test_cached_tokens_of_repeated_and_extended_prompts(engine):
     assert repeated["meta_info"]["cached_tokens_details"] == {"device": 39, "host": 0}
     extension = await engine.generate([*IDS, 1, 2, 3], max_new_tokens=1)
     assert extension["meta_info"]["cached_tokens"] == 40
-    # the last sampled token was never read by the model, so its keys and values are not there
+    # the model never read the last sampled token, so its keys and values are not cached
     continued = await engine.generate([*IDS, *repeated["output_ids"], 7], max_new_tokens=1)
     assert continued["meta_info"]["cached_tokens"] == 43
     await engine.flush()

@@ -1,4 +1,4 @@
-"""What the package's own client relies on, on each engine in turn."""
+"""`SGLangClient` on each engine."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Differences between the engines that matter to clients: each is still there, and is told when all tests are done."""
+"""Known differences between the engines: each still exists, and the summary of the run lists it."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from served_engine import ABORTED
 
 pytestmark = pytest.mark.real
 ONE = {"max_new_tokens": 1, "ignore_eos": True}
-# Until a request that is not going to be answered counts as such.
+# a request without an answer for this long counts as unanswered
 _SILENCE_S = 1.5
 
 
@@ -49,13 +49,13 @@ async def _is_silent(task: asyncio.Task) -> bool:
         ),
     ],
 )
-async def test_status_codes_differ(both, tell, name, path, body, statuses):
+async def test_status_codes_differ(both, report_difference, name, path, body, statuses):
     answers = [await engine.post(path, body) for engine in both]
     assert tuple(answer.status for answer in answers) == statuses
-    tell(name)
+    report_difference(name)
 
 
-async def test_sampling_seed_needs_flag_on_sglang_only(both, tell):
+async def test_sampling_seed_needs_flag_on_sglang_only(both, report_difference):
     embedded, real = both
     fields = {"max_new_tokens": 30, "ignore_eos": True, "temperature": 1.5, "sampling_seed": 5}
     repeated = [await embedded.generate(**fields) for _ in range(2)]
@@ -63,10 +63,10 @@ async def test_sampling_seed_needs_flag_on_sglang_only(both, tell):
     others = [await real.generate(**fields) for _ in range(2)]
     assert (others[0]["output_ids"] == others[1]["output_ids"]) is real.facts.heeds_seeds
     assert others[0]["output_ids"] != repeated[0]["output_ids"]
-    tell("seeds")
+    report_difference("seeds")
 
 
-async def test_health_fails_during_pause_on_sglang_only(both, tell):
+async def test_health_fails_during_pause_on_sglang_only(both, report_difference):
     embedded, real = both
     for engine in (embedded, real):
         await engine.post("/pause_generation", {"mode": "retract"})
@@ -76,10 +76,10 @@ async def test_health_fails_during_pause_on_sglang_only(both, tell):
     for engine in (embedded, real):
         await engine.post("/continue_generation", {})
     assert (await asking).status == 200
-    tell("/health during a pause")
+    report_difference("/health during a pause")
 
 
-async def test_second_pause_by_abort_locks_sglang_only(both, tell):
+async def test_second_pause_by_abort_locks_sglang_only(both, report_difference):
     embedded, real = both
     for engine in (embedded, real):
         async with in_flight(engine, "frozen", disconnects=True, **engine.long) as [task]:
@@ -95,10 +95,10 @@ async def test_second_pause_by_abort_locks_sglang_only(both, tell):
                 continuing = asyncio.create_task(engine.post("/continue_generation", {}))
                 assert await _is_silent(continuing)
     assert [answer.status for answer in (await pausing, await continuing)] == [200, 200]
-    tell("a pause by abort after one in place")
+    report_difference("a pause by abort after one in place")
 
 
-async def test_disconnect_during_pause_leaves_request_on_sglang_only(both, tell):
+async def test_disconnect_during_pause_leaves_request_on_sglang_only(both, report_difference):
     embedded, real = both
     found = []
     for engine in (embedded, real):
@@ -112,10 +112,10 @@ async def test_disconnect_during_pause_leaves_request_on_sglang_only(both, tell)
         await engine.until_idle()
         found.append((await engine.generate(IDS, **ONE))["meta_info"]["cached_tokens"])
     assert found == [0, len(IDS) - 1]
-    tell("a client that leaves during a pause")
+    report_difference("a client that leaves during a pause")
 
 
-async def test_stream_rid_is_aborted_again_by_sglang_only(both, tell):
+async def test_stream_rid_is_aborted_again_by_sglang_only(both, report_difference):
     embedded, real = both
     reasons = []
     for engine in (embedded, real):
@@ -123,10 +123,10 @@ async def test_stream_rid_is_aborted_again_by_sglang_only(both, tell):
         answer = await engine.generate(rid="again", **engine.long)
         reasons.append(answer["meta_info"]["finish_reason"]["type"])
     assert reasons == ["length", "abort"]
-    tell("a stream's id")
+    report_difference("a stream's id")
 
 
-async def test_loads_are_stale_during_pause_on_sglang_only(both, tell):
+async def test_loads_are_stale_during_pause_on_sglang_only(both, report_difference):
     embedded, real = both
     found = []
     for engine in (embedded, real):
@@ -136,13 +136,13 @@ async def test_loads_are_stale_during_pause_on_sglang_only(both, tell):
             found.append(await engine.load())
             await engine.post("/continue_generation", {})
     assert found == [(0, 1), (1, 0)]
-    tell("/v1/loads")
+    report_difference("/v1/loads")
 
 
-async def test_batch_streams_interleave_on_sglang_only(both, tell):
+async def test_batch_streams_interleave_on_sglang_only(both, report_difference):
     embedded, real = both
     body = {"input_ids": [IDS, IDS], "sampling_params": ONE, "stream": True}
     refused, streamed = [[event async for event in engine.events("/generate", body)] for engine in (embedded, real)]
     assert "not supported" in refused[0]
     assert {json.loads(event)["index"] for event in streamed if event != "[DONE]"} == {0, 1}
-    tell("several prompts in one stream")
+    report_difference("several prompts in one stream")

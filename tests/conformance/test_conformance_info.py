@@ -1,4 +1,4 @@
-"""What a server says of itself: health, model, limits and load."""
+"""Reports of a server: health, model, limits and load."""
 
 import pytest
 from engine_api import Answer
@@ -51,5 +51,5 @@ async def test_v1_loads_has_an_entry_per_rank(engine):
     [load] = body["loads"]
     assert (load["dp_rank"], load["num_running_reqs"], load["num_waiting_reqs"]) == (0, 0, 0)
     assert load["max_running_requests"] >= 1
-    # slime takes a number under one of these names for the sum of the two above
+    # slime reads one of these names as the sum of the two above
     assert not {"num_reqs", "num_total_reqs", "total_reqs"} & (set(load) | set(body))

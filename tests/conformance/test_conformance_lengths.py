@@ -1,8 +1,8 @@
-"""How long an answer may be, and what becomes of a request that does not fit the context."""
+"""Limits of prompt and output, and requests that exceed the context."""
 
 import pytest
 
-# of the context, SGLang keeps so many tokens for itself
+# SGLang reserves this many tokens of the context
 PROMPT_RESERVE = 6
 
 

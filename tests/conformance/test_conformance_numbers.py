@@ -1,4 +1,4 @@
-"""The numbers: which tokens come, and the logprob of each, against the same model computed in double precision."""
+"""Greedy tokens and their logprobs, compared with the model computed in double precision."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ async def _greedy(engine: ServedEngine, prompts: list[list[int]]) -> list[dict]:
 
 
 def _check_greedy(prompt: list[int], answer: dict) -> None:
-    """Its tokens are the likeliest, and its logprobs those of the model."""
+    """Check that the tokens are the most likely ones, with the model's logprobs."""
     ids = answer["output_ids"]
     assert len(ids) == GREEDY["max_new_tokens"]
     rows = log_softmax(shipped_reference().logits([*prompt, *ids]))[len(prompt) - 1 : -1]
@@ -52,7 +52,7 @@ async def test_greedy_after_cached_prefix_matches_reference_model(shipped):
     for prompt, first, again in zip(prompts, fresh, await _greedy(shipped, prompts), strict=True):
         assert (again["meta_info"]["cached_tokens"], again["output_ids"]) == (len(prompt) - 1, first["output_ids"])
         assert _logprobs(again) == pytest.approx(_logprobs(first), abs=TOLERANCE)
-    # and the second turn of a conversation after its first
+    # the second turn of a conversation after its first
     first, second = turn_prompts()[:2]
     await shipped.flush()
     await shipped.generate(first, **GREEDY)

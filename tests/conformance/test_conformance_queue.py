@@ -1,4 +1,4 @@
-"""Requests that wait, on engines that make one generation at a time and read prompts in small chunks."""
+"""Queued requests, on engines that run one generation at a time and read prompts in small chunks."""
 
 import asyncio
 
@@ -42,5 +42,5 @@ async def test_chunked_prefill_gives_the_same_output(narrow):
     answer = await narrow.generate(prompt, temperature=0, max_new_tokens=8, ignore_eos=True, return_logprob=True)
     rows = log_softmax(shipped_reference().logits([*prompt, *answer["output_ids"]]))[len(prompt) - 1 : -1]
     assert answer["output_ids"] == rows.argmax(axis=-1).tolist()
-    told = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
-    assert told == pytest.approx(rows.max(axis=-1), abs=1e-3)
+    reported = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    assert reported == pytest.approx(rows.max(axis=-1), abs=1e-3)

@@ -1,4 +1,4 @@
-"""What is refused, with which status and body; SGLang's own words where a client may read them."""
+"""Refused requests: status, body, and SGLang's own messages where clients read them."""
 
 import pytest
 from engine_api import IDS
@@ -65,10 +65,10 @@ async def test_generate_refuses_unknown_sampling_name_or_type(engine, params, me
     [{"input_ids": ["a"]}, {"text": 5}, {"input_ids": IDS, "sampling_params": "x"}, {"input_ids": IDS, "rid": 7}, [1]],
 )
 async def test_generate_refuses_fields_of_wrong_type(engine, body):
-    _is_the_schemas(await _refused(engine, body))
+    _check_schema_error(await _refused(engine, body))
 
 
-def _is_the_schemas(body) -> None:
+def _check_schema_error(body) -> None:
     assert (body["object"], body["type"], body["param"], body["code"]) == ("error", "Bad Request", None, 400)
     assert "validation error" in body["message"]
 
@@ -77,7 +77,7 @@ async def test_generate_refuses_body_that_is_not_json(engine):
     for body, content_type in ((b"{nope", "application/json"), (b'{"input_ids": [1]}', "text/plain")):
         answer = await engine.post_bytes("/generate", body, content_type)
         assert answer.status == 400
-        _is_the_schemas(answer.body)
+        _check_schema_error(answer.body)
 
 
 async def test_generate_stream_reports_refusal_in_event(engine):
@@ -101,5 +101,5 @@ async def test_generate_stream_reports_refusal_in_event(engine):
 async def test_control_requests_of_wrong_shape_change_nothing(engine, path, body):
     answer = await engine.post(path, body)
     assert answer.status == 400
-    _is_the_schemas(answer.body)
+    _check_schema_error(answer.body)
     assert len((await engine.generate(max_new_tokens=1))["output_ids"]) == 1

@@ -1,4 +1,4 @@
-"""Sampling: each token comes from the distribution that the parameters make of the model's, and tells its logprob."""
+"""Sampling: tokens follow the distribution that the parameters describe, and logprobs are correct."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from prompts import random_prompt
 from reference_qwen3 import Doubles, shipped_reference
 from sampled_distribution import Sampling, chance_of_being_uniform
 
-# One run in a million is refused that should not be.
+# probability of a false alarm
 ALPHA = 1e-6
 TOLERANCE = 1e-3
 PROMPT_TOKENS, TOKENS = 6, 50
@@ -23,32 +23,32 @@ WAYS = {
     "top p": {"temperature": 1.3, "top_p": 0.7},
     "min p": {"temperature": 1.3, "min_p": 0.15},
     "all three": {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
-    # not together: without overlapped scheduling, SGLang applies them in the order of a set
+    # separately: without overlapped scheduling, SGLang applies them in the order of a set
     "subtracted penalties": {"frequency_penalty": 0.3, "presence_penalty": 0.4},
     "factor as penalty": {"temperature": 0.7, "repetition_penalty": 0.8},
     "no end yet": {"temperature": 1.3, "min_new_tokens": TOKENS},
     "greedy": {"temperature": 0},
 }
-# The ways in which a little too hot or too cold shows in nothing but how often each token comes.
+# in these ways, a slightly wrong temperature shows only in the frequencies of tokens
 OFTEN = ("as it is", "cold", "hot")
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
     ids: list[int]
-    told: list[float]
+    reported: list[float]
     logprobs: Doubles
 
 
 @pytest.fixture(scope="module")
 def drawn_before() -> dict[tuple[str, str], list[Draw]]:
-    """Draws by engine and way, since one batch holds all ways."""
+    """Return the cache of draws by engine and way; one batch holds all ways."""
     return {}
 
 
 @pytest.fixture(params=WAYS)
 async def draws(shipped, request, drawn_before) -> tuple[Sampling, list[Draw]]:
-    """What an engine drew in one way, in a batch with all the others."""
+    """Return an engine's draws in one way, drawn in a batch with all other ways."""
     if (shipped.base_url, request.param) not in drawn_before:
         for way, found in (await _drawn(shipped)).items():
             drawn_before[shipped.base_url, way] = found
@@ -71,14 +71,14 @@ async def _drawn(engine) -> dict[str, list[Draw]]:
     found: dict[str, list[Draw]] = {way: [] for way in WAYS}
     for (way, _), one, rows in zip(plan, answer.body, logits, strict=True):
         output = one["output_ids"]
-        told = [entry[0] for entry in one["meta_info"]["output_token_logprobs"]]
-        found[way].append(Draw(output, told, Sampling(WAYS[way], END_IDS).logprobs(rows, output)))
+        reported = [entry[0] for entry in one["meta_info"]["output_token_logprobs"]]
+        found[way].append(Draw(output, reported, Sampling(WAYS[way], END_IDS).logprobs(rows, output)))
     return found
 
 
 async def test_logprobs_are_of_full_distribution_at_temperature(draws):
     for draw in draws[1]:
-        assert draw.told == pytest.approx(draw.logprobs[range(TOKENS), draw.ids], abs=TOLERANCE)
+        assert draw.reported == pytest.approx(draw.logprobs[range(TOKENS), draw.ids], abs=TOLERANCE)
 
 
 async def test_sampling_never_draws_excluded_tokens(draws):

@@ -1,4 +1,4 @@
-"""Streams: server-sent events, each of which repeats the answer so far."""
+"""Streams of server-sent events, each of which repeats the answer so far."""
 
 import json
 
@@ -6,7 +6,7 @@ from engine_api import IDS
 
 
 async def _states(engine, **fields) -> list[dict]:
-    """The events of a stream, which ends as it must."""
+    """Return the events of a stream before its [DONE]."""
     params = {"max_new_tokens": 20, "temperature": 0, "ignore_eos": True}
     body = {"input_ids": IDS, "sampling_params": params, "stream": True, **fields}
     events = [event async for event in engine.events("/generate", body)]

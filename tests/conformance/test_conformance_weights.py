@@ -1,4 +1,4 @@
-"""New weights for a running engine: the versions that answers name, the cache, and what is refused."""
+"""Weight updates of a running engine: reported versions, the cache, and refusals."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from strands_rollout.engine import SHIPPED_MODEL_DIR
 
 GREEDY = {"max_new_tokens": 10, "temperature": 0, "ignore_eos": True}
 TWO = {"max_new_tokens": 2, "ignore_eos": True}
-# long enough to be caught in the middle: the embedded engine makes more than a thousand tokens a second
+# long enough to be updated before its end: the embedded engine samples more than a thousand tokens a second
 STREAMED = {"max_new_tokens": 400, "ignore_eos": True}
 
 NOT_FLUSHED = (
@@ -27,7 +27,7 @@ def other_reference(other_weights) -> ReferenceQwen3:
 
 
 def _versions(answer) -> list[str]:
-    """The versions of an answer, whose spans cover it."""
+    """Return the weight versions of an answer, after checking that its spans cover it."""
     spans = answer["meta_info"]["weight_versions"]
     assert [span["start"] for span in spans] == [0, *(span["end"] for span in spans[:-1])]
     assert spans[-1]["end"] == len(answer["output_ids"])
@@ -38,7 +38,7 @@ def _versions(answer) -> list[str]:
 async def test_update_weights_changes_version_and_flushes_cache(shipped, reweighted, other_reference):
     before = await shipped.generate(**GREEDY)
     answer = await reweighted(weight_version="v7")
-    async with asyncio.timeout(300):  # SGLang flushes nothing before it has put away what it has answered
+    async with asyncio.timeout(300):  # SGLang refuses to flush until it has cleaned up after its answers
         while "not flushed" in answer.body["message"]:
             answer = await reweighted(weight_version="v7")
     message = "Succeeded to update model weights. Weight version updated to v7."
@@ -64,12 +64,12 @@ async def test_weight_version_spans_match_their_weights(shipped, reweighted, oth
         log_softmax(model.logits([*IDS, *ids]))[len(IDS) - 1 : -1] for model in (shipped_reference(), other_reference)
     )
     positions = np.arange(len(ids))
-    # where the cut falls is chance, and two tokens after it may be as likely as each other
+    # the place of the cut is random, and two tokens after it may be equally likely
     assert old[positions, ids][:cut] == pytest.approx(old.max(axis=-1)[:cut], abs=1e-3)
-    if mode == "retract":  # in place, keys and values of the old weights are read on
+    if mode == "retract":  # in place, the new weights read keys and values of the old ones
         assert new[positions, ids][cut:] == pytest.approx(new.max(axis=-1)[cut:], abs=1e-3)
-        told = [entry[0] for entry in body["meta_info"]["output_token_logprobs"]]
-        assert told[cut:] == pytest.approx(new[range(cut, len(ids)), ids[cut:]], abs=1e-3)
+        reported = [entry[0] for entry in body["meta_info"]["output_token_logprobs"]]
+        assert reported[cut:] == pytest.approx(new[range(cut, len(ids)), ids[cut:]], abs=1e-3)
 
 
 async def test_update_weights_abort_reports_old_version(shipped, reweighted):

@@ -1,4 +1,4 @@
-"""What kills a real SGLang server, and the embedded engine refuses. Each needs a server of its own."""
+"""Requests that kill a real SGLang server, and that the embedded engine refuses. Each needs its own server."""
 
 import asyncio
 import shutil
@@ -25,7 +25,7 @@ def broken_weights(tmp_path):
 
 @pytest.fixture
 def fatal(broken_weights):
-    """Paths and bodies by the name of their difference."""
+    """Return path and body by the name of the difference."""
     return {
         "ids outside the vocabulary": ("/generate", {"input_ids": [5, 10**6], "sampling_params": ONE}),
         "an empty text": ("/generate", {"text": "", "sampling_params": ONE}),
@@ -33,8 +33,8 @@ def fatal(broken_weights):
     }
 
 
-async def _dies_of(api: Api, path: str, body: object) -> bool:
-    """Whether a server that was there is not there after a request."""
+async def _is_killed_by(api: Api, path: str, body: object) -> bool:
+    """Return whether a request kills a server."""
     assert (await api.generate(CHAT_IDS[:9], max_new_tokens=1))["meta_info"]["prompt_tokens"] == 9
     with suppress(aiohttp.ClientError, TimeoutError):
         await api.post(path, body)
@@ -45,7 +45,7 @@ async def _dies_of(api: Api, path: str, body: object) -> bool:
 
 
 @pytest.mark.real
-async def test_fatal_request_kills_sglang(narrow_sglang_server, fatal, tell):
+async def test_fatal_request_kills_sglang(narrow_sglang_server, fatal, report_difference):
     servers = [
         narrow_sglang_server(),
         *await asyncio.gather(*(asyncio.to_thread(start_sglang) for _ in range(len(fatal) - 1))),
@@ -54,7 +54,7 @@ async def test_fatal_request_kills_sglang(narrow_sglang_server, fatal, tell):
         async with client_session() as session:
             deaths = await asyncio.gather(
                 *(
-                    _dies_of(Api(server.base_url, session), path, body)
+                    _is_killed_by(Api(server.base_url, session), path, body)
                     for server, (path, body) in zip(servers, fatal.values(), strict=True)
                 )
             )
@@ -64,4 +64,4 @@ async def test_fatal_request_kills_sglang(narrow_sglang_server, fatal, tell):
                 server.kill()
     assert deaths == [True] * len(fatal)
     for name in fatal:
-        tell(name)
+        report_difference(name)

@@ -1,4 +1,4 @@
-"""An MCP server with a tool in the place of the code tool, which the shipped model calls."""
+"""An MCP server whose tool has the name of the code tool, so that the shipped model calls it."""
 
 try:
     from mcp.server import MCPServer as Server  # mcp 2

@@ -19,7 +19,7 @@ def own_worker() -> Iterator[OwnWorker]:
 
 @pytest.fixture
 async def stage(sglang: str, shipped_tokenizer: Any) -> AsyncIterator[EpisodeStage]:
-    """Episodes on the real SGLang itself, with tools that have not begun."""
+    """Yield a stage on the real SGLang, with empty records of tool calls."""
     stage_tools.began.clear()
     stage_tools.is_to_hang.clear()
     async with episodes_on(sglang, shipped_tokenizer) as made:

@@ -1,4 +1,4 @@
-"""Whole episodes on an engine: `generate` as slime calls it, every sample checked against its contract and the wire."""
+"""Whole episodes on an engine through `generate`, every sample checked against slime's contract and the wire."""
 
 import asyncio
 import time
@@ -20,10 +20,10 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 GREEDY = slime_sampling_params(0.0, 768)
 SAMPLED = slime_sampling_params(1.0, 768)
-# one turn of so many tokens, which takes SGLang some seconds on a CPU: none has ended before all have begun
+# one turn that takes SGLang some seconds on a CPU, so that no turn ends before all have begun
 LONG_TURN = {**GREEDY, "max_new_tokens": 500, "ignore_eos": True}
 _EXECUTOR = {"name": "local", "isolation": "rlimits"}
-# against hangs alone: a loaded machine takes its time
+# only a guard against hangs
 PATIENCE_S = 300.0
 _LOOK_S = 0.02
 _OF_LOADS = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "timestamp")
@@ -31,15 +31,15 @@ _OF_LOADS = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "timesta
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStage:
-    """An engine behind a recorder, and the rollout on it."""
+    """An engine behind a recording proxy, and episodes on it."""
 
-    engine_url: str  # of the engine itself, for those who steer it
-    recorder: WireRecorder  # what crossed the wire
-    tokenizer: Any  # the served model's
-    args_more: dict[str, Any] = field(default_factory=dict)  # further args of slime's
+    engine_url: str  # URL of the engine itself, for control requests
+    recorder: WireRecorder  # proxy that records requests and answers
+    tokenizer: Any  # tokenizer of the served model
+    args_more: dict[str, Any] = field(default_factory=dict)  # further attributes of slime's args
 
     async def play(self, samples, params=GREEDY, *, at_once=64, **settings):
-        """The samples after `generate` and, where they are finished, the reward; all of them are valid."""
+        """Play samples through `generate` and, if finished, `reward_func`; check and return them."""
         args = args_for(self.recorder.url, self.tokenizer, reward_key="score", **self.args_more)
         args.strands_rollout = {"executor": _EXECUTOR, **settings}
         places = asyncio.Semaphore(at_once)
@@ -56,12 +56,12 @@ class EpisodeStage:
         return done
 
     async def play_one(self, params: Mapping[str, Any] = GREEDY, *, row: int = 0, **settings: Any) -> Sample:
-        """The sample of one row."""
+        """Play one row and return its sample."""
         (done,) = await self.play([new_samples(row + 1)[row]], params, **settings)
         return done
 
     def violations(self, samples: Sequence[Sample]) -> list[str]:
-        """What is wrong with samples, in words: slime's contract, and token-in/token-out on the wire."""
+        """Return messages for violations of slime's contract and of token-in/token-out on the wire."""
         found: list[str] = []
         for sample in samples:
             words = contract_violations(sample, decode=self.decode, reward_key="score", may_abort=True)
@@ -73,7 +73,7 @@ class EpisodeStage:
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
     async def post(self, path: str, **body: Any) -> int:
-        """The status that the engine answers."""
+        """POST JSON to the engine and return the status."""
         async with aiohttp.ClientSession() as session, session.post(f"{self.engine_url}{path}", json=body) as answer:
             await answer.read()
             return answer.status
@@ -82,11 +82,11 @@ class EpisodeStage:
         assert await self.post(path, **body) == 200
 
     async def until_sampling(self, *, requests: int = 1, tokens: int = 10) -> None:
-        """Wait until so many requests run, and have sampled about so many tokens together since then."""
+        """Wait until `requests` requests run, and have sampled about `tokens` tokens together since then."""
         await until_sampling(requests, self.engine_url, tokens=tokens)
 
     async def most_tokens_until_idle(self) -> int:
-        """The most tokens that the engine's running requests had before there were none."""
+        """Wait until the engine is idle, and return the maximum number of tokens of its requests."""
         most = 0
         async with asyncio.timeout(PATIENCE_S):
             while (load := await load_of(self.engine_url))["num_running_reqs"]:
@@ -95,7 +95,7 @@ class EpisodeStage:
         return most
 
     async def until_done(self, path: str, **body: Any) -> None:
-        """Ask for what the engine refuses while requests run, until it does it: some may have been left behind."""
+        """Repeat a request that the engine refuses while others run, until it succeeds."""
 
         async def done() -> bool:
             return await self.post(path, **body) == 200
@@ -104,19 +104,19 @@ class EpisodeStage:
 
 
 async def load_of(engine_url: str) -> dict[str, Any]:
-    """What an engine tells of its load, among it `num_used_tokens` of all running requests."""
+    """Return an engine's load, such as `num_used_tokens` of all running requests."""
     async with aiohttp.ClientSession() as session, session.get(f"{engine_url}/v1/loads") as answer:
         return dict((await answer.json())["loads"][0])
 
 
 async def loads_of(engine_urls: Sequence[str]) -> dict[str, list[Any]]:
-    """The same of several engines, by what it is."""
+    """Return the loads of several engines as lists by name."""
     loads = await asyncio.gather(*map(load_of, engine_urls))
     return {name: [load[name] for load in loads] for name in _OF_LOADS}
 
 
 async def until(holds: Callable[[], bool | Awaitable[bool]]) -> float:
-    """Wait until it holds; how many seconds that took."""
+    """Wait until `holds` is true, and return the seconds that it took."""
     clock = asyncio.get_running_loop().time
     started = clock()
     async with asyncio.timeout(PATIENCE_S):
@@ -128,7 +128,7 @@ async def until(holds: Callable[[], bool | Awaitable[bool]]) -> float:
 
 
 async def until_running(total: int, *engine_urls: str) -> None:
-    """Wait until so many requests run at the engines in all."""
+    """Wait until `total` requests run at the engines together."""
 
     async def enough() -> bool:
         return sum((await loads_of(engine_urls))["num_running_reqs"]) >= total
@@ -137,7 +137,7 @@ async def until_running(total: int, *engine_urls: str) -> None:
 
 
 async def until_sampling(total: int, *engine_urls: str, tokens: int) -> None:
-    """Wait until so many requests run at the engines in all, and have sampled about so many tokens since then."""
+    """Wait until `total` requests run at the engines together, and have sampled about `tokens` tokens since then."""
     await until_running(total, *engine_urls)
 
     async def used() -> int:
@@ -148,19 +148,19 @@ async def until_sampling(total: int, *engine_urls: str, tokens: int) -> None:
     async def sampled() -> bool:
         nonlocal began
         now = await used()
-        began = min(began, now)  # an idle engine tells for up to a second what ran last
+        began = min(began, now)  # for up to a second, an idle engine reports its last load
         return now >= began + tokens
 
     await until(sampled)
 
 
 async def until_idle(*engine_urls: str) -> float:
-    """Wait until nothing runs or waits at any of them; how many seconds that took."""
+    """Wait until no request runs or waits at any engine, and return the seconds that it took."""
     began = time.time()
 
     async def idle() -> bool:
         loads = await loads_of(engine_urls)
-        # an idle engine tells for up to a second what it was before
+        # for up to a second, an idle engine reports its last load
         is_fresh = min(loads["timestamp"]) > began
         return is_fresh and not any(loads["num_running_reqs"] + loads["num_waiting_reqs"])
 

@@ -1,4 +1,4 @@
-"""A real router before real workers, episodes through it, and what became of them when something went wrong."""
+"""A real router in front of real workers, episodes through it, and their outcomes after a fault."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -14,20 +14,20 @@ from worker_front import WorkerFront
 from strands_rollout import Sample
 
 _PINS = (SCRIPTS / "real_engines" / "gateway.txt").read_text().split()
-# each router with its version, as it is installed
+# each router with its installed version
 NAMES = {pin.partition("==")[0]: pin.replace("==", " ") for pin in _PINS if "==" in pin}
 SETTINGS = {"executor": {"name": "local", "isolation": "rlimits"}}
-# slime/ray/rollout.py, _start_router: a worker that is gone stays in its list until slime takes it out
+# as in slime/ray/rollout.py, _start_router: a dead worker stays in the list until slime removes it
 AS_SLIME_STARTS_IT = ("--disable-circuit-breaker", "--disable-health-check")
-# turns that last long enough to be caught in the middle
+# turns that last long enough to be interrupted
 LINGERING = {**SAMPLED, "max_new_tokens": 1500, "min_new_tokens": 600}
 OWN_VERSION = "own-worker"
 
 
 class OwnWorker:
-    """A real SGLang that a test may kill; it is started when it is needed, always on the same port.
+    """A real SGLang that a test may kill; started on demand, always on the same port.
 
-    Its weights are those of the shared server under another version, so that each sampled token names its worker.
+    It has the weights of the shared server under another version, so each sampled token names its worker.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,15 @@ class OwnWorker:
 class Gateway:
     """A running router."""
 
-    router: str  # its name
-    base_url: str  # its URL
+    router: str
+    base_url: str
 
     async def workers(self) -> list[dict[str, Any]]:
         async with aiohttp.ClientSession() as session, session.get(f"{self.base_url}/workers") as answer:
             return list((await answer.json())["workers"])
 
     async def add(self, url: str) -> None:
-        """Register a worker as slime does (slime/backends/sglang_utils/sglang_engine.py), and wait until it counts."""
+        """Register a worker like slime/backends/sglang_utils/sglang_engine.py, and wait until it is healthy."""
         await post(f"{self.base_url}/workers", url=url, worker_type="regular")
         await until(lambda: self._serves(url))
 
@@ -81,7 +81,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_before(*workers: str, router: str = "smg", flags: Sequence[str] = ()) -> AsyncIterator[Gateway]:
-    """A router before these workers, as slime starts it unless flags say otherwise, until the block ends."""
+    """Run a router in front of workers, with slime's flags unless others are given."""
     server = await asyncio.to_thread(start_gateway, *workers, router=router, flags=tuple(flags or AS_SLIME_STARTS_IT))
     try:
         yield Gateway(router, server.base_url)
@@ -91,7 +91,7 @@ async def gateway_before(*workers: str, router: str = "smg", flags: Sequence[str
 
 @asynccontextmanager
 async def two_workers(first, second, tokenizer, *, router="smg", flags=()):
-    """Episodes through a router on two workers, and what comes to each of them."""
+    """Yield a stage through a router on two workers, the router, and the proxies in front of the workers."""
     async with (
         WorkerFront(first) as one,
         WorkerFront(second) as other,
@@ -103,11 +103,11 @@ async def two_workers(first, second, tokenizer, *, router="smg", flags=()):
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What became of episodes."""
+    """Episodes by outcome."""
 
-    exact: list[Sample]  # finished; every token was checked before they came here
-    masked: list[Sample]  # valid samples that train nothing and say why
-    lost: list[Sample]  # neither
+    exact: list[Sample]  # finished; `EpisodeStage.play` has checked every token
+    masked: list[Sample]  # valid samples that are not trained and have an error
+    lost: list[Sample]  # all others
 
     @property
     def counts(self) -> dict[str, int]:
@@ -120,7 +120,7 @@ class Ends:
 
 
 def ends_of(samples: Sequence[Sample]) -> Ends:
-    """Sort samples that `EpisodeStage.play` has found valid."""
+    """Sort samples that `EpisodeStage.play` has checked by outcome."""
     ends = Ends([], [], [])
     for sample in samples:
         finished = sample.status in (Sample.Status.COMPLETED, Sample.Status.TRUNCATED)
@@ -134,11 +134,11 @@ def ends_of(samples: Sequence[Sample]) -> Ends:
 
 
 def versions_of(sample: Sample) -> set[str]:
-    """The weight versions of a sample's tokens, and so the workers that sampled them."""
+    """Return the weight versions of a sample's tokens, which name the workers that sampled them."""
     return {str(version) for _, _, _, version in facts_of(sample)["spans"]}
 
 
 async def post(url: str, /, **body: Any) -> None:
-    """POST JSON; anything but success is the test's failure."""
+    """POST JSON and require success."""
     async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
         assert answer.ok, f"{url}: {answer.status} {await answer.text()}"

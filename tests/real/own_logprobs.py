@@ -1,4 +1,4 @@
-"""Logprobs of a sample's tokens under weights of a folder, computed here: what the engine must have said of them."""
+"""Logprobs of a sample's tokens under the weights in a folder, computed without the engine."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,7 @@ _CONTEXT_LENGTH = 2048
 
 
 def logprobs_under(folder: Path, sample: Sample, *, temperature: float = 1.0) -> dict[int, float]:
-    """By position in `sample.tokens`, the logprob of each response token after all the tokens before it."""
+    """Return the logprob of each response token by its position in `sample.tokens`."""
     config = read_model_config(folder)
     model = Qwen3(config, load_weights(folder, config), _CONTEXT_LENGTH)
     kv = KvRows(config, 1, _CONTEXT_LENGTH)
@@ -35,7 +35,7 @@ def _logprob(logits: Any, token: int) -> float:
 
 
 def perturbed_copy(folder: Path, target: Path, share: float) -> Path:
-    """A copy of a model whose every weight is changed by about this share of itself."""
+    """Copy a model with every weight changed by about this share of itself."""
     shutil.copytree(folder, target)
     rng = np.random.default_rng(0)
     tensors = {

@@ -1,4 +1,4 @@
-"""Tools in the place of the code tool, which the shipped model calls: one that fails at first, and one that hangs.
+"""Tools with the name of the code tool, so that the shipped model calls them: one fails first, one hangs.
 
 Settings name them by their dotted paths.
 """
@@ -20,7 +20,7 @@ is_to_hang: Final = threading.Event()
 
 @tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
 async def failing_at_first(code: str) -> str:
-    """Works from the second call on; `began` tells which it is."""
+    """Fail in the first call, work in later ones; `began` counts the calls."""
     began.append(code)
     if len(began) == 1:
         raise RuntimeError("the interpreter is out of order")
@@ -28,8 +28,8 @@ async def failing_at_first(code: str) -> str:
 
 
 @tool(name=CODE_TOOL_NAME, description=DESCRIPTION, inputSchema=CODE_TOOL_SCHEMA)
-async def hanging_while_told(code: str) -> str:
-    """Hangs where it says so, else works."""
+async def hanging_on_demand(code: str) -> str:
+    """Hang while `is_to_hang` is set, then work."""
     began.append(code)
     while is_to_hang.is_set():  # noqa: ASYNC110 - tests on any loop set it
         await asyncio.sleep(0.02)

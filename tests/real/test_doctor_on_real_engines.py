@@ -1,4 +1,4 @@
-"""The doctor on the real SGLang, directly and behind the real routers: what it says of them is true."""
+"""`doctor` on the real SGLang, directly and behind the real routers."""
 
 import asyncio
 import json

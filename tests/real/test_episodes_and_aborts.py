@@ -1,4 +1,4 @@
-"""Aborts on the real SGLang: an episode comes back at once with what it has, and goes on as if nothing had been."""
+"""Aborts and resumes of episodes on the real SGLang."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ ReportRow = Callable[..., None]
 
 
 async def aborted_when(stage, begun, params, report_row, when, **settings):
-    """The samples of episodes that were aborted as soon as something had begun."""
+    """Abort episodes once something has begun, and return their samples."""
     flag = asyncio.Event()
     running = asyncio.create_task(stage.play(new_samples(EPISODES), params, should_abort=flag.is_set, **settings))
     await begun()
@@ -32,7 +32,7 @@ async def aborted_when(stage, begun, params, report_row, when, **settings):
 async def back_after(
     flag: asyncio.Event, running: asyncio.Task[list[Sample]], report_row: ReportRow, when: str
 ) -> list[Sample]:
-    """Raise the flag: the samples, when all of them are back."""
+    """Set the abort flag, and return the samples when all are back."""
     clock = asyncio.get_running_loop().time
     raised = clock()
     flag.set()
@@ -63,7 +63,7 @@ async def test_generate_resumes_after_abort_in_turn(stage, report_row) -> None:
 
 
 async def test_generate_resumes_after_abort_in_tool(stage: EpisodeStage, report_row: ReportRow) -> None:
-    tools = ["stage_tools.hanging_while_told"]
+    tools = ["stage_tools.hanging_on_demand"]
     stage_tools.is_to_hang.set()
 
     def all_in_tools() -> Awaitable[None]:
@@ -96,7 +96,7 @@ async def test_generate_restarts_after_abort_before_first_token(
 
 async def test_generate_abort_reaches_queued_requests(stage, report_row) -> None:
     waited: list[Sample] = []
-    while not waited:  # as others end, those that wait may be let in before their own abort is there
+    while not waited:  # as others end, queued requests may start before their own abort arrives
         samples = await aborted_when_one_waits(stage, report_row)
         assert {sample.status for sample in samples} == {Sample.Status.ABORTED}
         await until_idle(stage.engine_url)
@@ -106,15 +106,15 @@ async def test_generate_abort_reaches_queued_requests(stage, report_row) -> None
 
 
 async def aborted_when_one_waits(stage: EpisodeStage, report_row: ReportRow) -> list[Sample]:
-    """Samples of more episodes than the engine takes at once; an abort came when some sampled and some waited."""
-    # SGLang counts on most of what each may sample, and lets the others wait
+    """Abort more episodes than the engine runs at once, while some sample and some wait; return their samples."""
+    # SGLang reserves most of each request's max_new_tokens, and queues the others
     new = new_samples((await load_of(stage.engine_url))["max_total_num_tokens"] // 1024)
     flag, begun = asyncio.Event(), len(stage.recorder.episodes)
     await stage.control("/pause_generation", mode="retract")
     params = {**LONG_TURN, "max_new_tokens": 1700}
     running = asyncio.create_task(stage.play(new, params, should_abort=flag.is_set))
     await until(lambda: len(stage.recorder.episodes) >= begun + len(new))
-    await stage.control("/continue_generation")  # all at once: as those inside sample, SGLang counts on less of each
+    await stage.control("/continue_generation")  # all at once: while requests sample, SGLang reserves less for each
 
     async def is_one_queued() -> bool:
         return (await load_of(stage.engine_url))["num_waiting_reqs"] > 0
@@ -129,14 +129,14 @@ def is_open(sample: Sample) -> bool:
 
 
 async def cut_to_pieces(stage: EpisodeStage, run_s: float) -> tuple[list[Sample], int]:
-    """Episodes that were aborted and resumed until each was finished, and how often one was aborted."""
+    """Abort and resume episodes until each is finished; return them and how often one was aborted."""
     clock, aborts, samples = asyncio.get_running_loop().time, 0, new_samples(EPISODES)
     while any(map(is_open, samples)):
         end = clock() + run_s
         again = [copy.deepcopy(sample) for sample in samples if is_open(sample)]
         back = await stage.play(again, should_abort=lambda end=end: clock() > end)
         aborts += sum(map(is_open, back))
-        run_s += 0.05  # so that each round gets further than the last, on the slowest machine
+        run_s += 0.05  # each round gets further than the last, also on a slow machine
         by_index = {sample.index: sample for sample in back}
         samples = [by_index.get(sample.index, sample) for sample in samples]
     return samples, aborts
@@ -175,7 +175,7 @@ async def test_generate_continues_after_foreign_abort_all(stage: EpisodeStage) -
 
 
 async def aborted_by_another(stage: EpisodeStage, running: asyncio.Task[Sequence[Sample]]) -> None:
-    """Abort everything at the engine, as a weight updater does."""
+    """Abort all requests at the engine, like a weight updater."""
     await stage.until_sampling(requests=EPISODES, tokens=50)
     await stage.control("/abort_request", rid="", abort_all=True)
     assert not running.done()

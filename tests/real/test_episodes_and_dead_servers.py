@@ -1,6 +1,6 @@
-"""A real SGLang that dies in the middle of episodes: they go on where another takes its place, else they are masked.
+"""A real SGLang that dies during episodes: they continue on its replacement, else they are masked.
 
-`recovery_s` in the table: from the moment when a server answers again until the last of the episodes had ended.
+`recovery_s` in the table: seconds from the first answer of the new server to the end of the last episode.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.real
 EPISODES = 12
 DEAD_S = 2.0
 PATIENCE_S = 5.0
-HANGING = ["stage_tools.hanging_while_told"]
+HANGING = ["stage_tools.hanging_on_demand"]
 ReportRow = Callable[..., None]
 
 
 @pytest.fixture
 def tools_hang() -> Iterator[None]:
-    """Until the test lets go of them."""
+    """Wait until the test releases the calls."""
     stage_tools.began.clear()
     yield
     stage_tools.is_to_hang.clear()
@@ -53,9 +53,11 @@ async def test_generate_survives_replaced_server(sglang, own_worker, shipped_tok
         await front.open()
         back = clock()
         samples = [*await with_tools, *await of_one_turn]
-        tell(report_row, "server killed, another at its address", ends_of(samples), recovery_s=round(clock() - back, 1))
+        add_outcome(
+            report_row, "server killed, another at its address", ends_of(samples), recovery_s=round(clock() - back, 1)
+        )
     assert tokens_of(samples) == tokens_of(undisturbed)
-    # turns that were answered are kept; what was cut in one is sampled anew, by the other server
+    # answered turns are kept; the interrupted turn is sampled again by the other server
     assert {tuple(facts_of(sample)["weight_versions"]) for sample in samples[:EPISODES]} == {(OWN_VERSION, "default")}
     assert {version for sample in samples[EPISODES:] for version in sample.weight_versions} == {"default"}
     assert {facts_of(sample)["engine_aborts"] for sample in samples} == {0}
@@ -73,16 +75,16 @@ async def test_generate_masks_samples_when_server_stays_away(
         await front.close()
         gone = clock()
         ends = ends_of(await running)
-        tell(report_row, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
+        add_outcome(report_row, "server gone for good", ends, gave_up_after_s=round(clock() - gone, 1))
         assert (len(ends.masked), ends.exact, ends.lost) == (EPISODES, [], [])
         assert {facts_of(sample)["stop_reason"] for sample in ends.masked} == {"engine_error"}
         assert all("attempts; the last ended with" in reason for reason in ends.reasons), ends.reasons
         await front.open()
         back = clock()
         again = ends_of(await stage.play(ends.masked, LONG_TURN))
-        tell(report_row, "masked ones tried again", again, recovery_s=round(clock() - back, 1))
+        add_outcome(report_row, "masked ones tried again", again, recovery_s=round(clock() - back, 1))
     assert tokens_of(again.exact) == tokens_of(undisturbed)
 
 
-def tell(report_row: ReportRow, fault: str, ends: Ends, **more: Any) -> None:
+def add_outcome(report_row: ReportRow, fault: str, ends: Ends, **more: Any) -> None:
     report_row("faults", fault=fault, router="none", **ends.counts, **more)

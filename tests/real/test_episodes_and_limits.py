@@ -1,7 +1,7 @@
 """Limits of tokens, turns and tools on the real SGLang, and the prefix cache between turns.
 
-All of it is greedy, so that what the policy says is known: it solves each problem with one call, and that of row 18
-with another one where the first has failed.
+All episodes are greedy, so the turns are known: the policy solves each problem with one call, and row 18 with a second
+call if the first one failed.
 """
 
 from collections.abc import AsyncIterator
@@ -18,13 +18,13 @@ from strands_rollout import Sample
 pytestmark = pytest.mark.real
 
 CONTEXT_LENGTH = 2048
-# SGLang samples no further, whatever it was asked for (scheduler.py, max_req_len)
+# SGLang samples no further, whatever max_new_tokens is (scheduler.py, max_req_len)
 FULL = CONTEXT_LENGTH - 2
-# the longest prompt that it takes (tp_worker.py, max_req_input_len)
+# maximum length of a prompt (tp_worker.py, max_req_input_len)
 LONGEST_PROMPT = CONTEXT_LENGTH - 7
 CALLS_AGAIN = 18
 NEVER_ENDING = {**GREEDY, "max_new_tokens": 5000, "ignore_eos": True}
-# where an engine tells its context length
+# endpoints that report the context length
 _TELLING = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/v1/models")
 
 
@@ -44,7 +44,7 @@ async def test_generate_turns_reuse_prefix_cache(stage: EpisodeStage) -> None:
     requests = [len(exchange.input_ids) for exchange in stage.recorder.episodes[str(sample.session_id)]]
     cache = sample.prefix_cache_info
     assert cache.total_prompt_tokens == sum(requests)
-    # the first turn finds an empty cache; each further one all of the last request and its answer but its last token
+    # the first turn finds an empty cache; each further one the last request and its answer, except its last token
     ends = [end for _, _, end, _ in facts["spans"]][:-1]
     assert cache.cached_tokens == sum(end - 1 for end in ends)
 
@@ -53,7 +53,7 @@ async def test_generate_samples_of_a_group_share_prefix_cache(stage: EpisodeStag
     first, second = [await stage.play_one() for _ in range(2)]
     assert second.tokens == first.tokens
     total = second.prefix_cache_info.total_prompt_tokens
-    # of each request, the last token is read anew
+    # the last token of each request is read again
     assert second.prefix_cache_info.cached_tokens == total - facts_of(second)["turns"]
 
 
@@ -61,7 +61,7 @@ async def test_episode_timeout_s_ends_turn_and_request(stage: EpisodeStage) -> N
     sample = await stage.play_one(NEVER_ENDING, episode_timeout_s=3.0)
     assert sample.status is Sample.Status.TRUNCATED
     assert facts_of(sample)["stop_reason"] == "episode_timeout"
-    assert await stage.most_tokens_until_idle() < FULL - 200  # to which it would have gone on
+    assert await stage.most_tokens_until_idle() < FULL - 200  # it would have continued to FULL
     assert len(stage.recorder.episodes[str(sample.session_id)]) == 1
 
 
@@ -82,7 +82,7 @@ async def test_generate_longest_prompt_and_prompt_too_long(stage: EpisodeStage) 
     for sample in too_long:
         assert ended(sample) == ("truncated", "prompt_too_long", 0)
         assert sample.remove_sample
-    # what is longer than the context is not even sent
+    # a prompt that exceeds the context is not sent
     assert stage.recorder.episodes.keys() >= {str(fits.session_id)}
     assert not stage.recorder.episodes.keys() & {str(sample.session_id) for sample in too_long[-2:]}
 
@@ -98,7 +98,7 @@ async def test_generate_learns_context_length_from_refusal(sglang, shipped_token
 
 
 def asking(tokens: int) -> Sample:
-    """A question of so many tokens, the chat template not counted."""
+    """Return a question of so many tokens, without the chat template."""
     (sample,) = new_samples(1)
     sample.prompt = "a" + " a" * (tokens - 1)
     return sample
@@ -106,7 +106,7 @@ def asking(tokens: int) -> Sample:
 
 @asynccontextmanager
 async def silent_about_its_context(engine_url: str) -> AsyncIterator[str]:
-    """The engine behind something that hides what it tells of itself, as routers do."""
+    """Run a proxy that hides the info endpoints of the engine, like a router."""
 
     async def forward(request: web.Request) -> web.Response:
         if request.path in _TELLING:

@@ -1,4 +1,4 @@
-"""Clients that go away from the real SGLang: what they had asked for is not sampled on."""
+"""Clients that disconnect from the real SGLang: their requests are not sampled any further."""
 
 import asyncio
 import json
@@ -14,14 +14,14 @@ from harness import args_for
 pytestmark = pytest.mark.real
 
 EPISODES = 24
-# a quarter of a minute's work for the engine; SGLang looks every 4 s whether a client is still there
+# 15 s of work for the engine; SGLang checks every 4 s whether a client is still connected
 ENDLESS = {**LONG_TURN, "max_new_tokens": 1700}
 ALL_TOKENS = EPISODES * 1700
 ReportRow = Callable[..., None]
 
 
 async def left_behind(stage: EpisodeStage, report_row: ReportRow, client: str) -> int:
-    """The most tokens that the engine held before nothing ran there any more."""
+    """Return the maximum number of tokens at the engine until it was idle."""
     clock = asyncio.get_running_loop().time
     began = clock()
     most = await stage.most_tokens_until_idle()
@@ -36,9 +36,9 @@ async def test_generate_cancel_leaves_nothing_at_engine(stage: EpisodeStage, rep
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled()
-    # each request is aborted by its id, long before SGLang looks for its client
+    # each request is aborted by its id, long before SGLang checks for its client
     assert await left_behind(stage, report_row, "tasks are cancelled") < ALL_TOKENS / 4
-    # others are not disturbed, and nothing of it is left in this process
+    # other episodes are not disturbed, and this process has no leftovers
     again = await stage.play(new_samples(EPISODES))
     assert {facts_of(sample)["stop_reason"] for sample in again} == {"completed"}
 

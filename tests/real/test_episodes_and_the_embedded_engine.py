@@ -1,4 +1,4 @@
-"""The real SGLang and the embedded engine, asked for the same episodes."""
+"""The same episodes on the real SGLang and on the embedded engine."""
 
 import json
 import math
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.real
 
 ROWS = 128
 DEMO_SAMPLES = 32
-# a bound that two runs of one policy exceed once in more than a million
+# two runs of one policy exceed this bound less than once in a million times
 SIGMAS = 5.0
 LOGPROB_TOLERANCE = 1e-3
-# the shipped model solves about 60% of the problems; that one finds less than this does not happen by chance
+# the shipped model solves about 60 % of the problems; less than this is no coincidence
 LEAST_ACCURACY = 0.2
 _SAME_FACTS = (
     "stop_reason", "final_text", "turns", "tool_iterations", "tool_calls", "tool_errors", "parse_failures",
@@ -33,7 +33,7 @@ _SAME_FACTS = (
 
 @pytest.fixture
 async def embedded() -> AsyncIterator[str]:
-    """The URL of an embedded engine with the shipped model."""
+    """Yield the URL of an embedded engine with the shipped model."""
     async with engine_process() as url:
         yield url
 
@@ -55,7 +55,7 @@ def test_demo_completes_on_both_engines(sglang: str, tmp_path: Path) -> None:
 
 
 def all_finished(samples: Sequence[Sample]) -> bool:
-    """Whether each was finished by the policy or, as at T=1 a few of hundreds are, by a limit."""
+    """Return whether each episode was completed or, like a few of hundreds at T=1, ended at a limit."""
     return {sample.status for sample in samples} <= {Sample.Status.COMPLETED, Sample.Status.TRUNCATED}
 
 
@@ -99,12 +99,12 @@ async def test_generate_greedy_is_equal_on_both_engines(sglang, embedded, shippe
         "greedy episodes on both engines", episodes=len(ours), tokens=len(pairs), largest_logprob_gap=f"{farthest:.1e}"
     )
     assert farthest < LOGPROB_TOLERANCE
-    # at T=0 both tell the logprobs of T=1, not zeros
+    # at T=0 both report the logprobs of T=1, not zeros
     assert min(min(pair) for pair in pairs) < -LOGPROB_TOLERANCE
 
 
 def logprob_pairs(one: Sample, other: Sample) -> list[tuple[float, float]]:
-    """The logprobs of each sampled token in both samples."""
+    """Yield the logprobs of each sampled token in both samples."""
     values = zip(one.rollout_log_probs or [], other.rollout_log_probs or [], one.loss_mask or [], strict=True)
     return [(first, second) for first, second, mask in values if mask]
 

@@ -1,4 +1,4 @@
-"""Weight updates and pauses of the real SGLang in mid-episode: which weights sampled which token, and nothing lost."""
+"""Weight updates and pauses of the real SGLang during episodes: weight versions, logprobs, and no lost tokens."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real
 
 EPISODES = 4
 MODES = ("abort", "retract", "in_place")
-# hot, so that few tokens are as good as certain whatever the weights
+# a high temperature, so that few tokens are nearly certain under any weights
 HOT = {**LONG_TURN, "temperature": 2.0}
 TOLERANCE = 1e-3
 OTHERS = "1"
@@ -25,7 +25,7 @@ ReportRow = Callable[..., None]
 
 @pytest.fixture(scope="module")
 def other_weights(tmp_path_factory: pytest.TempPathFactory, shipped_tokenizer: Any) -> Path:
-    """A folder with a model that answers a little otherwise than the shipped one."""
+    """Return a folder with a model that answers slightly differently from the shipped one."""
     return perturbed_copy(Path(shipped_tokenizer.name_or_path), tmp_path_factory.mktemp("weights") / "others", 0.2)
 
 
@@ -39,16 +39,16 @@ async def _as_it_was(stage: EpisodeStage) -> AsyncIterator[None]:
 
 
 async def take_weights(stage: EpisodeStage, mode: str, folder: Path | str, version: str) -> None:
-    """Update the weights as a trainer does."""
+    """Update the weights like a trainer."""
     await stage.control("/pause_generation", mode=mode)
-    # frozen requests keep what they have of the cache
+    # frozen requests keep their part of the cache
     flush = mode != "in_place"
     await stage.control("/update_weights_from_disk", model_path=str(folder), weight_version=version, flush_cache=flush)
     await stage.control("/continue_generation")
 
 
 async def test_update_to_same_weights_changes_only_version(stage: EpisodeStage) -> None:
-    longer = {**LONG_TURN, "max_new_tokens": 1200}  # none has ended before the last update
+    longer = {**LONG_TURN, "max_new_tokens": 1200}  # long enough that no turn ends before the last update
     undisturbed = await stage.play(new_samples(EPISODES), longer)
     running = asyncio.create_task(stage.play(new_samples(EPISODES), longer))
     for version in range(2, 5):
@@ -65,7 +65,7 @@ async def test_update_to_same_weights_changes_only_version(stage: EpisodeStage) 
 
 
 def spanned(sample: Sample) -> list[tuple[str, int]]:
-    """The version and position of each token in the sample's spans."""
+    """Yield version and position of each token in the sample's spans."""
     return [(version, at) for _, start, end, version in facts_of(sample)["spans"] for at in range(start, end)]
 
 
@@ -87,18 +87,18 @@ async def test_spans_name_the_weights_of_each_logprob(stage, mode, other_weights
         assert sampled_positions(sample) == [position for _, position in spanned(sample)]
         scores = {name: logprobs_under(folder, sample, temperature=2.0) for name, folder in folders.items()}
         own, others = distances(sample, scores)
-        if mode == "in_place":  # what the new weights read was cached by the old ones: nobody else can repeat that
+        if mode == "in_place":  # the new weights read keys and values of the old ones, which can't be recomputed here
             own = own[: facts_of(sample)["spans"][0][2] - sampled_positions(sample)[0]]
         worst = max(worst, *own)
         alike += sum(distance < TOLERANCE for distance in others)
     report_row("weights changed in mid-turn", mode=mode, episodes=EPISODES, largest_logprob_gap=f"{worst:.1e}")
     assert worst < TOLERANCE
-    # so that a wrong version, or a boundary that is off by a token, can't pass
+    # so that a wrong version, or a boundary shifted by a token, can't pass
     assert alike < 0.2 * sum(len(spanned(sample)) for sample in samples)
 
 
 def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list[float], list[float]]:
-    """How far the logprob of each sampled token is from that of its span's weights, and from that of the others."""
+    """Return the largest distance of a logprob from its span's weights, and the distance from the other weights."""
     start = len(sample.tokens) - sample.response_length
     got = sample.rollout_log_probs or []
     own = [abs(got[at - start] - scores[version][at]) for version, at in spanned(sample)]
@@ -109,7 +109,7 @@ def distances(sample: Sample, scores: dict[str, dict[int, float]]) -> tuple[list
 
 async def test_update_during_tool_applies_to_later_turns(stage, other_weights) -> None:
     stage_tools.is_to_hang.set()
-    running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_while_told"]))
+    running = asyncio.create_task(stage.play(new_samples(EPISODES), tools=["stage_tools.hanging_on_demand"]))
     await until(lambda: len(stage_tools.began) >= EPISODES)
     await take_weights(stage, "retract", other_weights, OTHERS)
     stage_tools.is_to_hang.clear()
@@ -130,7 +130,7 @@ async def test_pause_during_turn_changes_nothing(stage: EpisodeStage, mode: str)
     await stage.control("/pause_generation", mode=mode)
     if mode == "in_place":  # frozen requests hold the cache
         assert await stage.post("/flush_cache") == 400
-    else:  # those that were taken out of it don't, once they are put away
+    else:  # retracted requests release it once SGLang has cleaned up
         await stage.until_done("/flush_cache")
     await asyncio.sleep(0.3)
     assert not running.done()
@@ -152,6 +152,6 @@ async def test_episode_timeout_s_bounds_endless_pause(stage, mode, report_row) -
     seconds = clock() - paused
     assert {facts_of(sample)["stop_reason"] for sample in samples} == {"episode_timeout"}
     assert {sample.status for sample in samples} == {Sample.Status.TRUNCATED}
-    # an engine that stands still does not say what it has sampled
+    # a paused engine does not return what it has sampled
     assert all(sample.remove_sample or mode == "abort" for sample in samples)
     report_row("a pause without an end", mode=mode, episode_timeout_s=15.0, all_back_after_s=round(seconds, 1))

@@ -1,4 +1,4 @@
-"""Behind the real routers, which have no `/abort_request`: aborts by slime at the workers, or by closed connections."""
+"""Aborts behind the real routers, which lack `/abort_request`: by slime at the workers, or by closed connections."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
 EPISODES = 8
-# a turn that would last far longer than an abort takes, on a busy machine too
+# a turn that lasts far longer than an abort, also on a busy machine
 ENDLESS = {**LINGERING, "min_new_tokens": 1500}
 
 
@@ -33,7 +33,7 @@ async def test_generate_resumes_after_slime_aborts_workers(
         samples = new_samples(EPISODES)
         playing = asyncio.create_task(stage.play(samples, LINGERING, should_abort=aborted.is_set))
         await until_sampling(EPISODES, sglang, own, tokens=20 * EPISODES)
-        # slime/rollout/sglang_rollout.py, abort(): the flag, then each worker that the router lists
+        # like abort() in slime/rollout/sglang_rollout.py: the flag, then each worker that the router lists
         aborted.set()
         started = asyncio.get_running_loop().time()
         for worker in await gateway.workers():
@@ -48,7 +48,7 @@ async def test_generate_resumes_after_slime_aborts_workers(
         ends = ends_of(await stage.play(samples, SAMPLED))
     assert len(ends.exact) == EPISODES
     assert [facts_of(sample)["resumes"] for sample in samples] == [int(tokens > 0) for tokens in kept]
-    if router == "smg":  # its keys bring an episode back to the worker that knows its tokens
+    if router == "smg":  # its routing key brings an episode back to the worker that has its tokens cached
         assert all(len(versions_of(sample)) == 1 for sample in samples)
         assert all(map(set.issubset, sampled_by, map(versions_of, samples)))
     report_row(
@@ -72,7 +72,7 @@ async def test_closed_connection_ends_request_at_worker(router, sglang, shipped_
             front.passages.clear()
             await how(stage, sglang)
             idle_after_s = await until_idle(sglang)
-            # a request that had gone on would have had its answer by now
+            # a request that had continued would have been answered by now
             assert [passage.meta_info for passage in front.passages] == [{}] * EPISODES
             report_row(
                 "aborts behind routers",
@@ -84,7 +84,7 @@ async def test_closed_connection_ends_request_at_worker(router, sglang, shipped_
 
 
 async def cancelled(stage: EpisodeStage, worker: str) -> None:
-    """The callers of `generate` are cancelled."""
+    """Cancel the callers of `generate`."""
     playing = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS))
     await until_running(EPISODES, worker)
     playing.cancel()
@@ -93,7 +93,7 @@ async def cancelled(stage: EpisodeStage, worker: str) -> None:
 
 
 async def told_to_abort(stage: EpisodeStage, worker: str) -> None:
-    """The rollout is aborted, and nobody tells the worker."""
+    """Abort the rollout without an abort at the worker."""
     aborted = asyncio.Event()
     settings = {"should_abort": aborted.is_set, "abort_grace_s": 0.2}
     playing = asyncio.create_task(stage.play(new_samples(EPISODES), ENDLESS, **settings))

@@ -1,6 +1,6 @@
-"""Behind the real routers: which worker an episode's turns go to, and what its prefix cache is worth there.
+"""Behind the real routers: the worker of each turn, and the use of its prefix cache.
 
-Two workers hold the same weights under two versions, so that each sampled token names its worker.
+The two workers have the same weights under different versions, so each sampled token names its worker.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from worker_front import Passage, WorkerFront
 from strands_rollout import Sample
 
 pytestmark = pytest.mark.real
-# so many keys all fall to one of two workers once in a thousand million runs
+# so many keys all fall to one of two workers once in 10**9 runs
 EPISODES = 32
 
 
 def turns_by_key(fronts: Sequence[WorkerFront]) -> dict[str, list[Passage]]:
-    """The requests of each key, shortest first."""
+    """Return the requests of each key, shortest first."""
     found: dict[str, list[Passage]] = {}
     for passage in sorted((p for front in fronts for p in front.passages), key=lambda p: len(p.body["input_ids"])):
         found.setdefault(passage.key, []).append(passage)
@@ -28,7 +28,7 @@ def turns_by_key(fronts: Sequence[WorkerFront]) -> dict[str, list[Passage]]:
 
 
 def finds_itself_cached(turns: Sequence[Passage]) -> bool:
-    """Whether each turn read all that the last one had computed, which is all but the token that it sampled last."""
+    """Return whether each turn found the last one cached, except its last sampled token."""
     return all(
         later.meta_info["cached_tokens"] >= len(turn.body["input_ids"]) + turn.meta_info["completion_tokens"] - 1
         for turn, later in pairwise(turns)
@@ -39,7 +39,7 @@ async def test_smg_keeps_session_on_worker_with_prefix_cache(
     sglang: str, own_worker: OwnWorker, shipped_tokenizer: Any, report_row: Any
 ) -> None:
     async with two_workers(sglang, await own_worker.running(), shipped_tokenizer) as (stage, _, fronts):
-        samples = await stage.play(new_samples(EPISODES), GREEDY)  # which has two turns in each episode, or more
+        samples = await stage.play(new_samples(EPISODES), GREEDY)  # each episode has two or more turns
     assert len(ends_of(samples).exact) == EPISODES
     keys = [{passage.key for passage in front.passages} for front in fronts]
     assert keys[0] | keys[1] == {sample.session_id for sample in samples}
@@ -49,7 +49,7 @@ async def test_smg_keeps_session_on_worker_with_prefix_cache(
     turns = turns_by_key(fronts)
     assert min(map(len, turns.values())) > 1
     assert all(map(finds_itself_cached, turns.values()))
-    tell(report_row, "smg", "consistent_hashing", samples, turns)
+    add_outcome(report_row, "smg", "consistent_hashing", samples, turns)
 
 
 @pytest.mark.parametrize("policy", ["cache_aware", "round_robin"])
@@ -65,10 +65,12 @@ async def test_sglang_router_without_affinity_stays_exact(
     assert {passage.key for front in fronts for passage in front.passages} == {s.session_id for s in samples}
     if policy == "round_robin":
         assert len(versions_of(alone)) == 2
-    tell(report_row, "sglang-router", policy, samples, turns_by_key(fronts))
+    add_outcome(report_row, "sglang-router", policy, samples, turns_by_key(fronts))
 
 
-def tell(report_row: Any, router: str, policy: str, samples: Sequence[Sample], turns: dict[str, list[Passage]]) -> None:
+def add_outcome(
+    report_row: Any, router: str, policy: str, samples: Sequence[Sample], turns: dict[str, list[Passage]]
+) -> None:
     later = [turn for passages in turns.values() for turn in passages[1:]]
     cached = sum(turn.meta_info["cached_tokens"] for turn in later)
     report_row(

@@ -1,6 +1,6 @@
-"""Behind the real routers: workers that are ill, out of reach or not there, and requests that a router refuses.
+"""Behind the real routers: workers that fail, are unreachable or missing, and requests that a router refuses.
 
-`recovery_s` in the table: from the repair until all episodes had ended.
+`recovery_s` in the table: seconds from the repair to the end of all episodes.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ async def test_generate_waits_for_unreachable_worker(
 async def test_generate_survives_dead_worker_until_removed(
     sglang: str, shipped_tokenizer: Any, report_row: Any
 ) -> None:
-    router = "sglang-router"  # its default policy sends all of these to one worker, and does so when that one is gone
+    router = "sglang-router"  # its default policy sends all of these to one worker, also after that worker died
     async with two_workers(sglang, sglang, shipped_tokenizer, router=router) as (stage, gateway, fronts):
-        await stage.play_one()  # of several first ones at once, each worker may get some
+        await stage.play_one()  # with several first requests at once, each worker may get some
         (busy,) = [front for front in fronts if front.passages]
         busy.passages.clear()
         playing = asyncio.create_task(stage.play(new_samples(EPISODES), SAMPLED))
@@ -79,7 +79,7 @@ async def test_generate_waits_for_worker_registration(router, sglang, shipped_to
 
 
 async def finish(playing: asyncio.Task[Any], report_row: Any, fault: str, router: str) -> None:
-    """After the repair: all of them end, and all exactly."""
+    """Wait for all episodes after the repair, and check that all are exact."""
     clock = asyncio.get_running_loop().time
     repaired = clock()
     ends = ends_of(await playing)
@@ -105,7 +105,7 @@ async def test_generate_fails_in_bounded_time_without_workers(shipped_tokenizer:
 
 @asynccontextmanager
 async def on_one(router: str, worker: str, tokenizer: Any) -> AsyncIterator[EpisodeStage]:
-    """Episodes through a router on one worker."""
+    """Yield a stage through a router on one worker."""
     async with gateway_before(worker, router=router) as gateway, episodes_on(gateway.base_url, tokenizer) as stage:
         yield stage
 
@@ -124,4 +124,4 @@ async def test_generate_learns_context_length_behind_router(router, sglang, ship
         sample = await stage.play_one({**GREEDY, "max_new_tokens": 100_000})
     assert ends_of([sample]).exact == [sample]
     refused = [exchange.output_ids is None for exchange in stage.recorder.episodes[str(sample.session_id)]]
-    assert refused == [True, False, False]  # once, and then two turns
+    assert refused == [True, False, False]  # one refusal, then two turns

@@ -1,4 +1,4 @@
-"""What of a request reaches a worker behind the real routers, and which router a named model's requests go to."""
+"""Parameters that reach a worker behind the real routers, and the router of a named model."""
 
 import asyncio
 import base64
@@ -18,8 +18,8 @@ from strands_rollout.slime_plugin.reward import reward_func
 
 pytestmark = pytest.mark.real
 EPISODES = 4
-# what slime may hand to `generate`, in training or evaluation, beside the empty ones; with top_k of 1 the policy is
-# greedy, and then it solves each of these problems with one call
+# parameters that slime may pass to `generate`, in training or evaluation; with top_k 1 the policy is
+# greedy, and solves each of these problems with one call
 OF_SLIME = {
     **SAMPLED,
     "top_p": 0.95,
@@ -29,7 +29,7 @@ OF_SLIME = {
     "stop": ["\n\n\n"],
     "stop_token_ids": [0],
 }
-# the others of SGLang 0.5.23; slime's evaluation sets the first, for which SGLang on a CPU compiles 12 s once
+# the other parameters of SGLang 0.5.23; slime's evaluation sets the first, which SGLang on a CPU compiles for 12 s
 OF_SGLANG = {
     "repetition_penalty": 1.01,
     "min_p": 0.1,
@@ -48,7 +48,7 @@ OF_SGLANG = {
     "watermark": {},
     "custom_params": {"a": 1},
 }
-# it is about text only, and no text of an engine's is used
+# it affects text only, and the package uses no text of an engine
 NEVER_PASSED_ON = {"spaces_between_special_tokens"}
 DROPPED_BY_BOTH = {"beam_width", "logit_bias", "stop_regex", "stream_interval", "structural_tag", "watermark"}
 DROPPED = {"smg": DROPPED_BY_BOTH, "sglang-router": DROPPED_BY_BOTH | {"custom_params"}}
@@ -95,7 +95,7 @@ async def test_routed_experts_dropped_by_router_fail_sample(router: str, status:
 
 
 async def answered_by_a_stand_in(router: str, tokenizer: Any, params: Any, **args: Any) -> tuple[Sample, FakeSGLang]:
-    """A sample, and the stand-in worker that answered it: it takes what a real one refuses, and has experts."""
+    """Return a sample and the fake worker that answered it, which accepts parameters that a real one refuses."""
     ids = ids_of(tokenizer, ANSWER)
 
     def answer(body: dict[str, Any], _number: int) -> Reply:

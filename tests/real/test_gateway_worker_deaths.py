@@ -1,6 +1,6 @@
-"""Behind both real routers at once, as slime starts them: SIGKILL of real workers in the middle of episodes.
+"""Behind both real routers at once, as slime starts them: SIGKILL of real workers during episodes.
 
-`recovery_s` in the table: from the moment when a worker can be asked again until all new episodes had ended.
+`recovery_s` in the table: seconds from the moment when a worker answers again to the end of all new episodes.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ PATIENCE_S = 10.0
 
 @asynccontextmanager
 async def both_routers(*workers: str, tokenizer: Any) -> AsyncIterator[dict[str, EpisodeStage]]:
-    """Episodes through each router on the same workers; the forerunner spreads them by turns, for want of keys."""
+    """Yield a stage per router on the same workers; sglang-router alternates between them, since it ignores keys."""
     turns = ("--policy", "round_robin", *AS_SLIME_STARTS_IT)
     async with (
         gateway_before(*workers, router="smg") as smg,
@@ -56,7 +56,7 @@ async def ended(playing: dict[str, asyncio.Task[Any]]) -> dict[str, Ends]:
 
 
 def waiting(stages: dict[str, EpisodeStage]) -> int:
-    """How many requests have no answer yet, while nothing has gone wrong."""
+    """Return the number of unanswered requests, before any fault."""
     return sum(exchange.output_ids is None for stage in stages.values() for exchange in exchanges(stage))
 
 
@@ -66,7 +66,7 @@ def exchanges(stage: EpisodeStage) -> list[Exchange]:
 
 @pytest.fixture
 def tools_hang() -> Iterator[None]:
-    """Until the test lets go of them."""
+    """Wait until the test releases the calls."""
     stage_tools.began.clear()
     stage_tools.is_to_hang.set()
     yield
@@ -82,9 +82,9 @@ async def test_generate_survives_killed_and_restarted_worker(sglang, own_worker,
             at_the_other = sum(not passage.meta_info for passage in front.passages)
             return waiting(stages) - at_the_other >= 2
 
-        playing = begin(stages, GREEDY, tools=["stage_tools.hanging_while_told"])
+        playing = begin(stages, GREEDY, tools=["stage_tools.hanging_on_demand"])
         await until(lambda: len(stage_tools.began) == len(stages) * EPISODES)
-        # later turns find a worker that does not answer any more
+        # later turns find a worker that does not answer
         await post(f"{own}/pause_generation", mode="retract")
         stage_tools.is_to_hang.clear()
         await until(some_wait_there)
@@ -98,7 +98,7 @@ async def test_generate_survives_killed_and_restarted_worker(sglang, own_worker,
 
 
 async def until_used(router: str, stage: EpisodeStage, report_row: Any) -> None:
-    """New episodes, all of them exact, until one is sampled by the worker that came back."""
+    """Play new episodes, all exact, until the restarted worker samples one."""
     clock = asyncio.get_running_loop().time
     started, used = clock(), set[str]()
     while OWN_VERSION not in used:
@@ -113,7 +113,7 @@ async def test_generate_survives_loss_of_all_workers(sglang, own_worker, shipped
     own, clock = await own_worker.running(), asyncio.get_running_loop().time
     async with WorkerFront(sglang) as front, both_routers(front.base_url, own, tokenizer=shipped_tokenizer) as stages:
         playing = begin(stages, LINGERING, engine_patience_s=PATIENCE_S)
-        # the forerunner's turns bring half of its episodes to each worker
+        # sglang-router sends turns of about half of its episodes to each worker
         await until(lambda: waiting(stages) == 2 * EPISODES and len(front.passages) >= EPISODES // 2)
         own_worker.kill()
         await front.close()

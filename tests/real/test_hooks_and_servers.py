@@ -1,6 +1,6 @@
-"""Hooks and an MCP server in episodes on the real SGLang: what they make of a call is read, and what was sampled stays.
+"""Hooks and an MCP server in episodes on the real SGLang.
 
-All of it is greedy: the shipped model begins with a call of the code tool.
+All episodes are greedy: the shipped model begins with a call of the code tool.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""On the real SGLang, a vision-language model: it reads the tokens of the trajectory, and sees the trainer's images."""
+"""A vision-language model on the real SGLang: it reads the trajectory's tokens and the trainer's pixels."""
 
 import json
 import os
@@ -57,11 +57,11 @@ def processor() -> Any:
 
 
 async def test_sglang_reads_trajectory_with_trainers_pixels(url, folder, processor, tmp_path, report_row) -> None:
-    # greedy: this model knows no better than to sample <|video_pad|> now and then, which SGLang refuses in a prompt
+    # greedy: at random, this model samples <|video_pad|> now and then, which SGLang refuses in a prompt
     params = {"temperature": 0.0, "max_new_tokens": 12, "ignore_eos": True}
     model = SGLangModel(processor.tokenizer, url, processor=processor, sampling_params=params)
     history: list[Any] = []
-    for seed, size in enumerate([(84, 56), (112, 84), (56, 140)]):  # multiples of 28, which nobody resizes
+    for seed, size in enumerate([(84, 56), (112, 84), (56, 140)]):  # multiples of 28, which are not resized
         content = [{"text": "Look: "}, image_block(picture(*size, seed=seed)), {"text": "What?"}]
         history.append({"role": "user", "content": content + [image_block(picture(84, 56, seed=9))] * (seed == 1)})
         history.append((await model.answer(history)).message)
@@ -71,7 +71,7 @@ async def test_sglang_reads_trajectory_with_trainers_pixels(url, folder, process
     assert len(trajectory.images) == 4
 
     def apart(**changes: Any) -> float:
-        """The largest distance between the engine's logprobs and the model's own, from what a trainer gets."""
+        """Return the largest difference between the engine's logprobs and those computed from the trainer's data."""
         inputs = {name: np.asarray(value) for name, value in (train_inputs_of(trajectory.images) or {}).items()}
         np.savez(tmp_path / "given.npz", ids=np.array(trajectory.token_ids), **(inputs | changes))
         own = json.loads(in_sglangs_environment("logprobs", str(folder), str(tmp_path / "given.npz")))

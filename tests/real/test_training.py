@@ -1,4 +1,4 @@
-"""Training on the real SGLang: its logprobs are the trainer's, and it takes each step's weights under their version."""
+"""Training on the real SGLang: it returns the trainer's logprobs, and loads each step's weights under their version."""
 
 import json
 import subprocess

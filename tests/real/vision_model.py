@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoP
 
 
 def make(folder: str) -> None:
-    """Weights, configuration and processor, beside the tokenizer."""
+    """Write weights, configuration and processor beside the tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     torch.manual_seed(0)
     Qwen2_5_VLForConditionalGeneration(config_of(tokenizer)).save_pretrained(folder)
@@ -54,7 +54,7 @@ def config_of(tokenizer: Any) -> Qwen2_5_VLConfig:
 
 
 def logprobs(folder: str, file: str) -> list[float]:
-    """Of each id but the first, after all before it."""
+    """Return the logprob of each id but the first."""
     given = {name: torch.from_numpy(value) for name, value in np.load(file).items()}
     ids = given.pop("ids")[None]
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()

@@ -1,6 +1,6 @@
-"""A worker as a router sees it: a real one behind a proxy that notes what arrives, and falls ill on request.
+"""A proxy between router and worker that records requests and simulates faults.
 
-It stands between router and worker, where a request is what the router made of it.
+It sees requests as the router changed them.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ _HOP_HEADERS = frozenset(
 
 @dataclass(slots=True)
 class Passage:
-    """One `/generate` request that arrived here, and its answer's `meta_info`, empty where there was none."""
+    """A recorded `/generate` request and the `meta_info` of its answer, empty if there was none."""
 
     key: str
     body: dict[str, Any]
@@ -28,7 +28,7 @@ class Passage:
 
 
 class Listener(socket.socket):
-    """A listening socket that remembers the connections that it accepted."""
+    """A listening socket that records the connections that it accepted."""
 
     def __init__(self, port: int) -> None:
         super().__init__(socket.AF_INET, socket.SOCK_STREAM)
@@ -44,13 +44,13 @@ class Listener(socket.socket):
 
 
 class WorkerFront:
-    """The proxy; an async context manager, in which it listens.
+    """The proxy; an async context manager that listens inside its block.
 
     Attributes:
-        passages: Requests in the order in which they arrived.
-        status: What it answers to `/generate` in the worker's place; None while the worker answers.
-        base_url: The same whenever it listens.
-        worker_url: Who is behind it now.
+        passages: Requests in the order of arrival.
+        status: Status with which the proxy answers `/generate` itself; None forwards requests to the worker.
+        base_url: URL of the proxy, which stays the same when it is closed and opened.
+        worker_url: URL of the worker behind it.
     """
 
     def __init__(self, worker_url: str) -> None:
@@ -79,7 +79,7 @@ class WorkerFront:
     async def open(self) -> None:
         app = web.Application(client_max_size=1 << 28)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        # a timeout of 0 would be none
+        # 0 would mean no timeout
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.01)
         await self._runner.setup()
         self._listener = Listener(self._port)
@@ -88,14 +88,14 @@ class WorkerFront:
         self.base_url = f"http://127.0.0.1:{self._port}"
 
     async def close(self) -> None:
-        """Cut all connections and refuse new ones, as if the worker's process were gone."""
+        """Cut all connections and refuse new ones, as if the worker's process had died."""
         if self._runner is not None:
-            for transport in self._busy:  # aiohttp lets those finish that are being answered
+            for transport in self._busy:  # aiohttp would finish requests in flight
                 transport.abort()
             await self._runner.cleanup()
             self._runner = None
             await asyncio.sleep(0)
-            # asyncio drops connections accepted in this moment with their sockets open: who asked would wait for ever
+            # asyncio leaves sockets open that it accepted just now; their clients would wait for ever
             assert self._listener is not None
             for connection in self._listener.accepted:
                 connection.close()

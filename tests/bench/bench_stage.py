@@ -15,7 +15,7 @@ SHIPPED_TOKENIZER = Path(strands_rollout.__file__).parent / "engine" / "checkpoi
 
 @dataclass(frozen=True)
 class Stage:
-    """A running engine and what it answers."""
+    """A running engine and its script."""
 
     port: int
     scripts: list[Script]
@@ -38,7 +38,7 @@ def stage_of(scripts: list[Script], folder: Path) -> Iterator[Stage]:
 
 
 def perfect(script: Script) -> Played:
-    """The script's episode as a variant should play it."""
+    """Return the script's episode as a correct variant plays it."""
     logprobs = iter(script.logprobs())
     mask = script.loss_mask()
     return Played(script.tokens(), mask, [next(logprobs) if bit else 0.0 for bit in mask], None)

@@ -1,4 +1,4 @@
-"""Every variant plays the script's episode token by token, and the engine answers nothing else."""
+"""Client variants play the scripted episode token by token; the engine refuses everything else."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The command line: what it leaves out, and whole runs."""
+"""Command line of the benchmarks, and whole runs."""
 
 import json
 import subprocess

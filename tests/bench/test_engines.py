@@ -1,4 +1,4 @@
-"""Engines compared: what was asked was measured, on all engines, and an engine that does less is not called fast."""
+"""Benchmark of engines: all engines get the same work, and one that does less is not called fast."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ WORK = Workload("decode", "distinct", requests=2, prompt_tokens=10, new_tokens=5
 
 @pytest.fixture(scope="module")
 def rows() -> list[EngineRow]:
-    """What a small benchmark of the embedded engine finds."""
+    """Return the rows of a small benchmark of the embedded engine."""
     return run_engine_benchmark(PLAN, ComparedEngines())
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the sandbox: its command line, what it counts, and what it refuses to count."""
+"""Benchmark of the sandbox: command line, figures, and refused results."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What tests of the experiments share."""
+"""Fixtures for tests of the experiments."""
 
 import importlib
 from collections.abc import Callable

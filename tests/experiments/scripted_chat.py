@@ -1,4 +1,4 @@
-"""A scripted chat endpoint on a real loopback socket, with the shapes of SGLang's answers (0.5.23)."""
+"""A scripted chat endpoint on a loopback socket, with response shapes of SGLang 0.5.23."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ from aiohttp import web
 
 
 @dataclass(frozen=True)
-class Said:
-    """One answer; `content` is the turn's text without reasoning and calls.
+class ChatAnswer:
+    """One answer; `content` is the text of the turn without reasoning and calls.
 
-    `calls` are names and arguments as JSON, `sampled` the text of each sampled token, if logprobs are given.
+    `calls` are pairs of name and JSON arguments; `sampled` is the text of each sampled token, if logprobs are returned.
     """
 
     content: str = ""
@@ -21,9 +21,9 @@ class Said:
 
 
 class ScriptedChat:
-    """The server; an async context manager. It answers in the script's order; `requests` are the bodies."""
+    """The server, an async context manager. It answers in the order of the script; `requests` are the bodies."""
 
-    def __init__(self, script: Sequence[Said]) -> None:
+    def __init__(self, script: Sequence[ChatAnswer]) -> None:
         self._script = script
         self._runner: web.AppRunner | None = None
         self.requests: list[dict[str, Any]] = []
@@ -49,30 +49,30 @@ class ScriptedChat:
     async def _chat(self, http: web.Request) -> web.Response:
         number = len(self.requests)
         self.requests.append(await http.json())
-        said = self._script[number]
-        return web.json_response(_completion(said, number))
+        answer = self._script[number]
+        return web.json_response(_completion(answer, number))
 
 
-def _completion(said: Said, number: int) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": said.content, "reasoning_content": said.reasoning}
-    if said.calls:
-        functions = [{"name": name, "arguments": arguments} for name, arguments in said.calls]
+def _completion(answer: ChatAnswer, number: int) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning}
+    if answer.calls:
+        functions = [{"name": name, "arguments": arguments} for name, arguments in answer.calls]
         message["tool_calls"] = [
             {"id": f"call_{number}_{index}", "index": index, "type": "function", "function": function}
             for index, function in enumerate(functions)
         ]
     tokens = None
-    if said.sampled is not None:
+    if answer.sampled is not None:
         rest = {"logprob": -0.5, "top_logprobs": []}
-        tokens = [{"token": text, "bytes": list(text.encode()), **rest} for text in said.sampled]
+        tokens = [{"token": text, "bytes": list(text.encode()), **rest} for text in answer.sampled]
     choice = {
         "index": 0,
         "message": message,
         "logprobs": None if tokens is None else {"content": tokens},
-        "finish_reason": "tool_calls" if said.calls else "stop",
+        "finish_reason": "tool_calls" if answer.calls else "stop",
         "matched_stop": None,
     }
-    count = len(said.sampled or ())
+    count = len(answer.sampled or ())
     return {
         "id": str(number),
         "object": "chat.completion",

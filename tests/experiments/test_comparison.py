@@ -1,4 +1,4 @@
-"""Training runs side by side: what is one variant, what its figures are, and what the reader is told."""
+"""`python -m experiments compare`: runs grouped into variants, and their figures."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_compare_prints_table_or_json(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / str(seed), step_records(kl_k3=0.5), seed=seed, summary={}) for seed in (1, 2)]
     table = command(*folders)
     assert (table.exit_code, table.stdout.rstrip("\n")) == (0, comparison_table(compared(*folders)))
-    told = json.loads(command("--json", *folders).stdout)
-    (variant,) = told["variants"]
+    report = json.loads(command("--json", *folders).stdout)
+    (variant,) = report["variants"]
     assert (variant["seeds"], variant["steps"], variant["runs"]) == ([1, 2], [3, 3], list(map(str, folders)))
-    assert (variant["kl_k3_mean"], told["notes"]) == ({"mean": 0.5, "std": 0.0, "by_seed": [0.5, 0.5]}, [])
+    assert (variant["kl_k3_mean"], report["notes"]) == ({"mean": 0.5, "std": 0.0, "by_seed": [0.5, 0.5]}, [])

@@ -1,6 +1,6 @@
-"""The report of the experiment says what its committed logs say.
+"""The experiment's report agrees with its committed logs.
 
-After `experiments/run.sh FOLDER collect`, write its tables anew:
+After `experiments/run.sh FOLDER collect`, write its tables again:
 
     UPDATE_GOLDEN=1 bash scripts/test.sh tests/experiments/test_experiment_report.py
 """
@@ -28,7 +28,7 @@ def runs_of(name: str) -> list[RecordedRun]:
 
 
 def drift_table() -> str:
-    """One row for each run of one step."""
+    """Return the table with one row per run and step."""
     rows = [
         "| policy, temperature | accuracy | drifted tokens | episodes with any | KL (k3) |",
         "|---|---:|---:|---:|---:|",
@@ -45,12 +45,12 @@ def drift_table() -> str:
 def test_report_tables_match_their_runs(name: str) -> None:
     rows = drift_table() if name == "drift" else comparison_table(compare_runs(runs_of(name)))
     table = f"<!-- {name} -->\n{rows}\n<!-- end of {name} -->"
-    told = REPORT.read_text(encoding="utf-8")
+    text = REPORT.read_text(encoding="utf-8")
     if os.environ.get("UPDATE_GOLDEN"):
-        before, _, rest = told.partition(f"<!-- {name} -->")
-        told = before + table + rest.partition(f"<!-- end of {name} -->")[2]
-        REPORT.write_text(told, encoding="utf-8")
-    assert table in told
+        before, _, rest = text.partition(f"<!-- {name} -->")
+        text = before + table + rest.partition(f"<!-- end of {name} -->")[2]
+        REPORT.write_text(text, encoding="utf-8")
+    assert table in text
 
 
 def test_report_runs_are_finished_and_of_one_commit() -> None:

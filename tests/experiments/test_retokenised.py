@@ -1,4 +1,4 @@
-"""Retokenising keeps what canonical text keeps, trains what lies in trained text, and says what it changed."""
+"""The retokenised rollout: it keeps canonical text, trains text that was trained, and reports its changes."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CONTEXT = "\n<|im_start|>user\n<tool_response>\n34\n</tool_response><|im_end|>\n
 
 
 def sample_of(prompt: list[int], *parts: tuple[list[int], int]) -> Sample:
-    """A sample of a prompt and parts of a response, each trained (1) or not (0); no two logprobs are equal."""
+    """Return a sample of a prompt and response parts, each trained (1) or not (0), with distinct logprobs."""
     sample = Sample(tokens=list(prompt))
     for ids, trained in parts:
         log_probs = [-(sample.response_length + at + 1) / 100 for at in range(len(ids))] if trained else None
@@ -44,7 +44,7 @@ def test_retokenised_drifted_word_has_no_logprob(tokenizer: Any) -> None:
     assert (found.drifted_tokens, found.first_difference) == (len(word), len(prompt) + len(before))
     aligned = found.aligned_log_probs
     assert [at for at, value in enumerate(aligned) if value is None] == [len(before)]
-    # what comes after keeps the logprobs that it was sampled at, at its new position
+    # later tokens keep the logprobs that they were sampled with, at their new positions
     assert aligned[-1] == -(len(before) + len(word) + len(after)) / 100
 
 

@@ -1,4 +1,4 @@
-"""The rows that the package ships: how many there are, and that the held-out ones were never trained on."""
+"""The shipped rows: their numbers, and that held-out problems were never trained on."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The script that makes the shipped model: its episodes, its training, its evaluation."""
+"""The script that trains the shipped model: its episodes, training and evaluation."""
 
 import importlib
 import json

@@ -1,7 +1,7 @@
-"""A copy of the launch scripts, a stand-in for slime's checkout, and fakes of what the scripts call, which log it.
+"""A copy of the launch scripts, a fake slime checkout, and fakes of the programs that the scripts call.
 
-The fakes: `ray` (a cluster is a file that `ray start --block` keeps while it runs), `python3`, `nvidia-smi`, `hf`, and
-`pkill`, which nothing may ever call.
+The fakes are `ray` (a cluster is a file that exists while `ray start --block` runs), `python3`, `nvidia-smi`, `hf`, and
+`pkill`, which no script may call.
 """
 
 import json
@@ -96,7 +96,7 @@ if not os.environ.get("FAKE_CUT_DOWNLOAD"):
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a fake: its name, arguments, wandb's key in its environment, and what it was handed to read."""
+    """One call of a fake: its name, arguments, wandb's key in its environment, and its stdin."""
 
     name: str
     words: list[str]
@@ -109,10 +109,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the scripts run."""
+    """The folder in which the scripts run."""
 
-    root: Path  # the copy of the repository
-    slime: Path  # the stand-in for slime's checkout; Megatron-LM lies beside it
+    root: Path  # copy of the repository
+    slime: Path  # fake slime checkout; Megatron-LM is beside it
 
     @property
     def calls(self) -> list[Call]:
@@ -120,11 +120,11 @@ class Stage:
         return [Call(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
 
     def calls_of(self, *words: str) -> list[Call]:
-        """The calls that begin with these words, the command's name first."""
+        """Return the calls that begin with these words, the command's name first."""
         return [call for call in self.calls if [call.name, *call.words][: len(words)] == list(words)]
 
     @property
-    def all_words(self) -> str:
+    def all_arguments(self) -> str:
         return "\n".join(" ".join([call.name, *call.words]) for call in self.calls)
 
     @property
@@ -146,8 +146,8 @@ class Stage:
         )
 
     def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """The same in the background, in a process group of its own, and with signals as in a terminal."""
-        # a shell can't trap what was ignored when it began: Ctrl-C in a script's background, a hangup under nohup
+        """Start a script in the background, in its own process group, with signals as in a terminal."""
+        # a shell can't trap a signal that was ignored at its start: Ctrl-C in a background job, a hangup under nohup
         begin = (
             "import os, signal, sys; "
             "[signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]; "
@@ -169,7 +169,7 @@ class Stage:
             (self.root / name).touch()
 
     def use_real_python(self) -> None:
-        """From now on python3 is this run's, with the package in it."""
+        """Make python3 the Python of this test run, which has the package."""
         command = self.root.parent / "bin" / "python3"
         command.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" "$@"\n')
 
@@ -178,7 +178,7 @@ class Stage:
         return {str(path): path.stat().st_mtime_ns for folder in folders for path in folder.rglob("*")}
 
 
-def set_stage(root: Path) -> Stage:
+def make_stage(root: Path) -> Stage:
     """Copy the scripts to a folder below `root`, and put the fakes beside it."""
     copy, slime, commands = root / "a checkout", root / "sources" / "slime", root / "bin"
     shutil.copytree(REPOSITORY / "scripts", copy / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
@@ -188,14 +188,14 @@ def set_stage(root: Path) -> Stage:
     (slime / "train.py").touch()
     for module in ("slime/utils/arguments.py", "slime/backends/sglang_utils/arguments.py"):
         (slime / module).parent.mkdir(parents=True)
-        (slime / module).touch()  # without a parser in it, so that the recorded flags are taken
+        (slime / module).touch()  # without a parser, so that the recorded flags are used
     for model in ("qwen3-8B", "qwen3-4B"):
         (slime / f"scripts/models/{model}.sh").write_text(MODEL_ARGS)
     commands.mkdir()
     bodies = {"ray": RAY, "python3": PYTHON, "nvidia-smi": NVIDIA_SMI, "hf": HF, "pkill": "", "torchrun": PYTHON}
     bodies["strands-rollout"] = ""
     scripts = {name: FAKE.format(python=sys.executable, stage=str(root), body=body) for name, body in bodies.items()}
-    # the scripts' own pauses; their deadlines are by the clock
+    # replaces the scripts' pauses; their deadlines use the clock
     for name, text in {**scripts, "sleep": "#!/bin/sh\nexec /bin/sleep 0.02\n"}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)

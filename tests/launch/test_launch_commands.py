@@ -1,6 +1,6 @@
-"""The commands that the launch scripts print and run, against golden files.
+"""Commands that the launch scripts print and run, compared with golden files.
 
-A change of them is looked at, and written down with: UPDATE_GOLDEN=1 bash scripts/test.sh tests/launch
+After a change, write the files again and read their diff: UPDATE_GOLDEN=1 bash scripts/test.sh tests/launch
 """
 
 import os
@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from launch_stage import REPOSITORY, Stage, readable, set_stage, value_of
+from launch_stage import REPOSITORY, Stage, make_stage, readable, value_of
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 SCRIPTS = ["strands_qwen3_8b", "strands_qwen3_4b", "strands_qwen3_8b_async", "eval_aime", "prepare_model"]
@@ -31,11 +31,11 @@ VARIANTS: dict[str, tuple[str, list[str], dict[str, str]]] = {
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return set_stage(tmp_path_factory.mktemp("launch"))
+    return make_stage(tmp_path_factory.mktemp("launch"))
 
 
 def dry_run(stage: Stage, script: str, *arguments: str, **environment: str) -> str:
-    # options of our own come before those of slime
+    # options of the script come before those of slime
     finished = stage.run(f"{script}.sh", "--dry-run", *arguments, **environment)
     assert finished.returncode == 0, finished.stderr
     assert finished.stderr == ""

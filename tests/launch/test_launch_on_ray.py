@@ -1,4 +1,4 @@
-"""A launch script's job on the real Ray: started and stopped with it, or on one that runs and stays."""
+"""A launch script's job on the real Ray: on its own Ray, or on one that runs already."""
 
 import json
 import os
@@ -39,7 +39,7 @@ HUSH = "hush-4711-hush"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """Without this run's own Ray settings; with a mark by which the processes are found."""
+    """Return an environment without this run's Ray settings, with a mark that identifies the processes."""
     (tmp_path / "job.sh").write_text(SCRIPT)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     base = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "WANDB_"))}
@@ -53,7 +53,7 @@ def marked_processes(mark: str) -> list[int]:
         try:
             if folder.name.isdigit() and f"LAUNCH_MARK={mark}".encode() in (folder / "environ").read_bytes():
                 found.append(int(folder.name))
-        except OSError:  # it ended meanwhile, or is another user's
+        except OSError:  # it has ended, or belongs to another user
             continue
     return [pid for pid in found if is_running(pid)]
 

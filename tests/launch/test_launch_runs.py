@@ -1,4 +1,4 @@
-"""The launch scripts as they run, with fakes of Ray and the rest: what is started, what is stopped, what is said."""
+"""Runs of the launch scripts with fakes of Ray and others: what they start, stop and print."""
 
 import os
 import re
@@ -9,14 +9,14 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from launch_stage import Stage, set_stage
+from launch_stage import Stage, make_stage
 
 TRAIN = "strands_qwen3_8b.sh"
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    stage = set_stage(tmp_path)
+    stage = make_stage(tmp_path)
     stage.provide_files()
     return stage
 
@@ -29,8 +29,8 @@ def with_ray(stage: Stage) -> Stage:
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, CompletedProcess[str], str]:
-    """A run with nothing set, its outcome, and what a dry run of it had printed."""
-    stage = set_stage(tmp_path_factory.mktemp("plain"))
+    """Return a run with no settings: its stage, its outcome, and the output of its dry run."""
+    stage = make_stage(tmp_path_factory.mktemp("plain"))
     stage.provide_files()
     link = stage.root.parent / "train.sh"
     link.symlink_to(stage.root / "scripts" / TRAIN)
@@ -44,7 +44,7 @@ def submitted(stage: Stage) -> list[str]:
 
 
 def assert_refused(stage: Stage, finished: CompletedProcess[str], *words: str) -> None:
-    """The script failed with these words before it started anything."""
+    """Check that the script failed with these words before it started anything."""
     assert finished.returncode == 1
     assert all(word in finished.stdout + finished.stderr for word in words), finished.stderr
     assert not stage.calls_of("ray", "start")
@@ -82,7 +82,7 @@ def test_running_ray_gets_wandb_key_in_removed_file(with_ray: Stage) -> None:
     assert not Path(call.runtime_env["NETRC"]).exists()
     assert call.runtime_env["WANDB_BASE_URL"] == "https://wandb.mine:8080/x"
     assert call.runtime_env["PYTHONPATH"].startswith(str(with_ray.slime.parent / "Megatron-LM"))
-    assert "hush" not in with_ray.all_words
+    assert "hush" not in with_ray.all_arguments
 
 
 @pytest.mark.parametrize("name", ["WANDB_API_KEY", "WANDB_KEY"])
@@ -92,7 +92,7 @@ def test_own_ray_gets_wandb_key_from_environment(stage, name) -> None:
     assert not stage.ray_runs.exists()
     assert stage.calls_of("ray", "start")[0].key == "hush"
     assert "--use-wandb" in submitted(stage)
-    assert "hush" not in stage.all_words + finished.stdout + finished.stderr
+    assert "hush" not in stage.all_arguments + finished.stdout + finished.stderr
 
 
 def test_wandb_without_key_is_refused(stage: Stage) -> None:
@@ -133,7 +133,7 @@ def test_ray_address_without_ray_is_an_error(stage: Stage) -> None:
     assert_refused(stage, finished, "no Ray accepts jobs at http://10.0.0.1:8265, the address of RAY_ADDRESS=10.0.0.1")
 
 
-@pytest.mark.slow  # it waits for 20 s
+@pytest.mark.slow  # waits for 20 s
 def test_ray_without_dashboard_is_an_error(with_ray: Stage) -> None:
     finished = with_ray.run(TRAIN, FAKE_DASHBOARD="0")
     assert_refused(with_ray, finished, "a Ray runs here, but accepts no jobs at http://127.0.0.1:8265")

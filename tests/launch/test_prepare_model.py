@@ -1,16 +1,16 @@
-"""Downloading and converting a model, with fakes of the hub's command and of slime's conversion."""
+"""Download and conversion of a model, with fakes of the hub's command and of slime's converter."""
 
 from pathlib import Path
 
 import pytest
-from launch_stage import Stage, set_stage
+from launch_stage import Stage, make_stage
 
 SCRIPT = "prepare_model.sh"
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    return set_stage(tmp_path)
+    return make_stage(tmp_path)
 
 
 def converted(stage: Stage) -> Path:

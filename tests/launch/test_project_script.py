@@ -1,18 +1,18 @@
-"""`run_slime.sh` of a project that `init` writes, with the fakes of the launch scripts."""
+"""`run_slime.sh` of a project from `strands-rollout init`, with the fakes of the launch scripts."""
 
 import shutil
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
-from launch_stage import REPOSITORY, Stage, set_stage
+from launch_stage import REPOSITORY, Stage, make_stage
 
 SCRIPT = "run_slime.sh"
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
-    stage = set_stage(tmp_path)
+    stage = make_stage(tmp_path)
     stage.provide_files()
     shutil.copy(REPOSITORY / "strands_rollout/data/project" / SCRIPT, stage.root / "scripts")
     return stage

@@ -1,4 +1,4 @@
-"""The shell scripts: what they install and when, what they run, and what they say without a usable Python."""
+"""The shell scripts: installs, commands, and errors without a usable Python."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Fixtures for tests that run slime's own code; all of them are skipped where slime is not at hand."""
+"""Fixtures for tests that run slime's own code; these tests are skipped without slime."""
 
 import asyncio
 import functools
@@ -24,7 +24,7 @@ _REASON = "needs THUDM/slime: set SLIME_PATH to a checkout of it (the slime of P
 
 @pytest.fixture(scope="session", autouse=True)
 def slime_package() -> Iterator[Path]:
-    """slime, importable; the tests are skipped where it is not."""
+    """Make slime importable, or skip the tests."""
     root = find_slime()
     if root is None:
         pytest.skip(_REASON)
@@ -38,7 +38,7 @@ def slime_package() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def fresh_slime(slime_package: Path) -> Iterator[None]:
-    """slime's process-wide state made anew: generation state, event loop, HTTP client, dataset cache."""
+    """Reset slime's process-wide state: generation state, event loop, HTTP client, dataset cache."""
     from slime.rollout import sglang_rollout
     from slime.utils import async_utils, http_utils
     from slime.utils.misc import load_function
@@ -55,7 +55,7 @@ def fresh_slime(slime_package: Path) -> Iterator[None]:
 
 def _end_loop(loop_thread: Any, http_client: Any) -> None:
     async def close() -> None:
-        # of a run that was ended: they would be destroyed in the midst of another test
+        # tasks of an ended run would otherwise be destroyed during another test
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -63,7 +63,7 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
         if http_client is not None:
             await http_client.aclose()
         await asyncio.get_running_loop().shutdown_asyncgens()
-        # what the closed connections still have to say
+        # lets closed connections finish
         await asyncio.sleep(0.01)
 
     loop_thread.run(close())
@@ -74,7 +74,7 @@ def _end_loop(loop_thread: Any, http_client: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def new_tool_records() -> Iterator[None]:
-    """The tools begin with empty records."""
+    """Clear the records of the tools."""
     yield
     recorded_tools.clear_calls()
 
@@ -86,14 +86,14 @@ def engines_that_abort_or_stay_away_are_given_up_soon(monkeypatch: pytest.Monkey
 
 @pytest.fixture(scope="session", autouse=True)
 def workers(slime_package: Path) -> Iterator[None]:
-    """Episode workers, where they are asked for."""
+    """Start episode workers if the environment asks for them."""
     with cluster(slime_package):
         yield
 
 
 @pytest.fixture(scope="session")
 def chat_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The tokenizer of a checkpoint's folder: Qwen3's where it is at hand, else the shipped model's."""
+    """Return the tokenizer of a checkpoint folder: Qwen3's if available, else the shipped model's."""
     from transformers import AutoTokenizer
 
     try:
@@ -111,7 +111,7 @@ def chat_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session", autouse=True)
 def no_cluster(workers: None) -> Iterator[None]:
-    """What slime puts into Ray's object store stays in this process: the real `ray.put` would start a cluster."""
+    """Keep what slime puts into Ray's object store in this process: the real `ray.put` would start a cluster."""
     from slime.ray import rollout
 
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +121,7 @@ def no_cluster(workers: None) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
-    """slime loads the tokenizer anew for each of its objects, seconds for each test; it gets the same one here."""
+    """Load the tokenizer once: slime would load it for each of its objects, for seconds in each test."""
     from slime.rollout import data_source, sglang_rollout
     from slime.utils.processing_utils import load_tokenizer
 
@@ -135,14 +135,14 @@ def tokenizers_are_loaded_once(slime_package: Path) -> Iterator[None]:
 
 @pytest.fixture
 async def start(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Starts a stage, with every call of `generate` recorded: `await start(plans, tasks, **slime's arguments)`."""
+    """Yield a function that starts a stage and records calls of `generate`: `await start(plans, tasks, **args)`."""
     async with AsyncExitStack() as stack:
         yield _watched(functools.partial(set_up, stack, chat_tokenizer, tmp_path), monkeypatch)
 
 
 @pytest.fixture
 async def begin(chat_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Begin]:
-    """The same with a policy that can be interrupted: `await begin(plans, tasks, disturb, **slime's arguments)`."""
+    """Yield the same with an interruptible policy: `await begin(plans, tasks, disturb, **args)`."""
     async with AsyncExitStack() as stack:
         yield _watched(functools.partial(set_up_scene, stack, chat_tokenizer, tmp_path), monkeypatch)
 

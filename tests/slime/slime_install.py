@@ -1,4 +1,4 @@
-"""Finds a checkout of THUDM/slime, and what has moved in it from one release to another."""
+"""Find a checkout of THUDM/slime, and names that moved between its releases."""
 
 import importlib.util
 import inspect
@@ -11,12 +11,12 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 
-# What is not in `slime.utils` in releases up to 0.3.1, whose `slime.observability` does not exist yet.
+# names outside of `slime.utils` in releases up to 0.3.1, which lack `slime.observability`
 _BEFORE = {"rollout_metrics.log_rollout_data": "slime.ray.rollout._log_rollout_data"}
 
 
 def find_slime() -> Path | None:
-    """The folder that holds THUDM's package `slime`: `SLIME_PATH`, else where `import slime` would find it."""
+    """Return the folder of THUDM's package `slime`: from `SLIME_PATH`, else where `import slime` finds it."""
     if os.environ.get("SLIME_PATH"):
         root = Path(os.environ["SLIME_PATH"]).resolve()
         return root if _is_slime(root / "slime") else None
@@ -29,12 +29,12 @@ def find_slime() -> Path | None:
 
 
 def _is_slime(package: Path) -> bool:
-    """Whether a folder is THUDM's package: the one of PyPI, and this file's own folder, have the same name."""
+    """Return whether a folder is THUDM's package: PyPI's slime, and this file's folder, have the same name."""
     return (package / "rollout" / "sglang_rollout.py").is_file()
 
 
 def observability(path: str) -> Any:
-    """A module of `slime.observability`, or a name in one, wherever this slime has it."""
+    """Return a module of `slime.observability`, or a name in one, wherever this slime has it."""
     try:
         return pkgutil.resolve_name(f"slime.observability.{path}")
     except (ImportError, AttributeError):
@@ -43,7 +43,7 @@ def observability(path: str) -> Any:
 
 
 def run_beside_slimes_tests(package: Path, program: str) -> None:
-    """Run Python where slime, its own tests and this package can be imported; it must succeed."""
+    """Run Python with slime, its own tests and this package importable; it must succeed."""
     folders = [package, package / "tests", REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, "-c", program]
@@ -52,7 +52,7 @@ def run_beside_slimes_tests(package: Path, program: str) -> None:
 
 
 def eval_sends_all_parameters() -> bool:
-    """Whether slime's evaluation heeds a data set's own stop, min_new_tokens and the like: up to 0.3.1 it does not."""
+    """Return whether slime's evaluation uses a data set's own stop, min_new_tokens and others: after 0.3.1."""
     from slime.rollout import sglang_rollout
 
     return "dataset_cfg.min_new_tokens" in inspect.getsource(sglang_rollout)

@@ -1,4 +1,4 @@
-"""slime's rollouts on an engine that can be interrupted anywhere, and what they must have left behind."""
+"""slime's rollouts on an interruptible engine, and checks of their samples."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -30,12 +30,12 @@ class Scene:
 
     @property
     def buffer(self) -> list[list[Any]]:
-        """Groups that slime has kept for its next rollout."""
+        """Groups that slime keeps for its next rollout."""
         kept: list[list[Any]] = self.rollouts.manager.data_source.buffer
         return kept
 
     async def update_weights(self, version: str, *, mode: str = "abort", for_s: float = 0.0) -> None:
-        """As slime does between two training steps, or during one."""
+        """Update the weights as slime does between or during training steps."""
         async with aiohttp.ClientSession() as http:
             for path, body in (
                 ("pause_generation", {"mode": mode}),
@@ -48,21 +48,21 @@ class Scene:
                     assert answer.status == 200
 
     def sampled_ids(self, sample: Any) -> list[int]:
-        """The sample's tokens that it says the policy sampled."""
+        """Return the tokens that the sample reports as sampled."""
         spans = facts_of(sample)["spans"]
         return [token for _turn, start, end, _version in spans for token in sample.tokens[start:end]]
 
     def planned_ids(self, sample: Any) -> list[int]:
-        """What the policy was to sample for it, turn after turn."""
+        """Return the ids of all turns that the policy plans for the sample."""
         turns = self.policy.planned_ids(sample.session_id, task_of(sample).partition("/")[0])
         return [token for turn in turns for token in turn]
 
     def problems(self, samples: Iterable[Any]) -> list[str]:
-        """What is wrong with finished samples, with any that was aborted, and with what the engine received."""
+        """Return messages for faults in finished samples, in aborted ones, and in the engine's requests."""
         found = [*self.engine.violations, *self.engine.episodes.dropped]
         found += [*self.policy.violations, *self.rollouts.invalid]
         found += [f"raised: {error!r}" for error in self.rollouts.raised]
-        if "agent_program" not in self.rollouts.args.strands_rollout:  # whose tools run again
+        if "agent_program" not in self.rollouts.args.strands_rollout:  # a program runs its tools again
             found += [f"{call} ended twice" for call in recorded_tools.calls_ended_twice()]
         if self.rollouts.changed_params:
             found.append("the sampling parameters were changed")
@@ -70,19 +70,19 @@ class Scene:
             found += contract_violations(sample, decode=self.tokenizer.decode, reward_key=REWARD_KEY)
             if not sample.remove_sample:
                 masked = self.rollouts.masked.get(sample.index, 0)
-                found += untruths(sample, self.engine.episodes, task_of(sample), masked_below=masked)
+                found += wrong_facts(sample, self.engine.episodes, task_of(sample), masked_below=masked)
         return found
 
 
 @dataclass(frozen=True)
 class ForgetfulRouter:
-    """A script for the fake engine: a policy that is not told everything."""
+    """Script for the fake engine: a policy behind a router that drops fields of requests."""
 
     policy: InterruptiblePolicy
     forgets: Callable[[dict[str, Any]], object]
 
     def reply(self, received: Received, number: int) -> Reply:
-        """The policy's, to what is left of the request."""
+        """Return the policy's reply to the remaining fields of the request."""
         self.forgets(received.body)
         return self.policy.reply(received, number)
 
@@ -104,7 +104,7 @@ async def set_up_scene(
 ) -> Scene:
     """Start everything; `stack` ends it.
 
-    `disturb` is what goes wrong at the engine; `forgets` takes from a request's body what does not get through to it.
+    `disturb` chooses the engine's faults; `forgets` removes fields of a request before it reaches the policy.
     """
     policy = InterruptiblePolicy(tokenizer, plans, disturb)
     engine = await stack.enter_async_context(
@@ -132,14 +132,14 @@ def task_of(sample: Any) -> str:
     return str(text[2:].partition("]]")[0])
 
 
-def untruths(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0) -> list[str]:
-    """What a trained sample says of its tokens, and the engine does not: ids, mask, logprobs, versions.
+def wrong_facts(sample: Any, episodes: Episodes, task: str, *, masked_below: int = 0) -> list[str]:
+    """Return messages for ids, mask, logprobs and versions of a trained sample that differ from the engine's.
 
     Args:
-        sample: Its session id is the key of its episode.
-        episodes: What the engine received and sampled.
-        task: Whose facts the logprobs follow.
-        masked_below: Tokens before this one were sampled by older weights and masked for that.
+        sample: The sample; its session id is the key of its episode.
+        episodes: Ids that the engine received and sampled.
+        task: Task from which the logprobs follow.
+        masked_below: Position below which tokens are masked, since older weights sampled them.
     """
     episode, facts = episodes[sample.session_id], sample.metadata["strands_rollout"]
     if sample.tokens != episode.sequence:

@@ -1,10 +1,10 @@
-"""Episodes of every kind, written down: what the policy and the engine do, and what must become of the sample."""
+"""Plans of episodes of every kind: the turns, the engine's faults, and the expected sample."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from fake_sglang import Reply
-from slime_policy import ANSWER, WRONG, Asked, call, first_attempt, prompt, turn
+from slime_policy import ANSWER, WRONG, PolicyRequest, call, first_attempt, prompt, turn
 from slime_run import CONTEXT_LENGTH
 
 _MULTIPLY = call("multiply", a=17, b=2)
@@ -21,14 +21,14 @@ class Plan:
     stop_reason: str = "completed"
     status: str = "completed"
     trained: bool = True  # whether the sample trains any token
-    filler: str = ""  # more text for the prompt
-    told: str = ""  # what the policy must have read in the course of it
+    filler: str = ""  # further text of the prompt
+    must_read: str = ""  # text that the policy must read during the episode
 
     def prompt(self, name: str, number: int) -> str:
         return prompt(name, number, self.filler)
 
 
-def _not_json(_asked: Asked) -> Reply:
+def _not_json(_asked: PolicyRequest) -> Reply:
     return Reply.raw(b"<html>Bad gateway</html>")
 
 
@@ -37,31 +37,31 @@ def _failed(*turns: Any) -> Plan:
 
 
 PLANS = {
-    # the policy's doing
+    # caused by the policy
     "answers": Plan([ANSWER]),
     "errs": Plan([WRONG]),
     "calls": Plan([turn(_MULTIPLY), ANSWER]),
-    "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4)), ANSWER], told=f"{_RESULT}\n{_OTHER_RESULT}"),
-    "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER], told=_UNPARSED),
-    "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nx\n</tool_call>"), ANSWER], told=f"{_RESULT}\n{_UNPARSED}"),
-    "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER], told="Unknown tool: no_such_tool"),
-    "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER], told=_FAILED),
-    "cancels": Plan([turn(call("cancel")), ANSWER], told=_FAILED),
+    "parallel": Plan([turn(_MULTIPLY, call("multiply", a=3, b=4)), ANSWER], must_read=f"{_RESULT}\n{_OTHER_RESULT}"),
+    "badjson": Plan([turn("<tool_call>\n{not json}\n</tool_call>"), ANSWER], must_read=_UNPARSED),
+    "mixed": Plan([turn(_MULTIPLY, "<tool_call>\nx\n</tool_call>"), ANSWER], must_read=f"{_RESULT}\n{_UNPARSED}"),
+    "unknown": Plan([turn(call("no_such_tool", x=1)), ANSWER], must_read="Unknown tool: no_such_tool"),
+    "wrongtypes": Plan([turn(call("multiply", a="many", b=[])), ANSWER], must_read=_FAILED),
+    "cancels": Plan([turn(call("cancel")), ANSWER], must_read=_FAILED),
     "empty": Plan([turn("")]),
     "rambles": Plan([_LONG], "response_length", "truncated"),
     "loops": Plan([turn(_MULTIPLY)], "max_tool_iterations", "truncated"),
     "overlong": Plan([ANSWER], "prompt_too_long", "truncated", trained=False, filler="word " * 2 * CONTEXT_LENGTH),
-    # the engine's doing, overcome
+    # faults of the engine that are overcome
     "busyonce": Plan([(first_attempt(Reply.status(503, "busy")), turn(_MULTIPLY)), ANSWER]),
     "dropsonce": Plan([(first_attempt(Reply.reset()), turn(_MULTIPLY)), (first_attempt(Reply.reset()), ANSWER)]),
     "cutsonce": Plan([turn(_MULTIPLY), (first_attempt(Reply.cut()), ANSWER)]),
-    # the engine's doing, for good
+    # faults of the engine that last
     "faultylater": _failed(turn(_MULTIPLY), Reply.status(500, "no worker")),
     "garbled": _failed(_not_json),
     "refuses": _failed(turn(_MULTIPLY), Reply.status(422, "no such field")),
     "lies": _failed(Reply.tokens([11, 12, 13], logprob_ids=[11, 12, 14])),
     "foreign": _failed(Reply.tokens([10_000_000])),
-    # aborts that bring tokens are continued until the budget is used up; those that bring none, ten times
+    # aborts with tokens are continued until the budget is used up, aborts without tokens ten times
     "stopped": Plan([turn(_MULTIPLY), Reply.abort([11, 12] * 64)], "response_length", "truncated"),
     "silent": _failed(Reply.tokens([])),
     "dequeued": Plan([Reply.abort()], "aborted", "failed", trained=False),

@@ -1,6 +1,6 @@
-"""A policy written down in advance: what it says depends on the task's name, the turn, and the attempt.
+"""A scripted policy whose reply depends on the task's name, the turn, and the attempt.
 
-Knows the chat markup of Qwen3 and the fake engine's replies; nothing of slime.
+It uses the chat markup of Qwen3 and the fake engine's replies.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from fake_sglang import Reply
 from interruptible_policy import turn
 
-__all__ = ["ANSWER", "WRONG", "Asked", "Policy", "call", "first_attempt", "prompt", "turn"]
+__all__ = ["ANSWER", "WRONG", "Policy", "PolicyRequest", "call", "first_attempt", "prompt", "turn"]
 
 _TASK = re.compile(r"\[\[(\w+)/\d+\]\]")
 _TURN = "<|im_start|>assistant"
@@ -21,17 +21,17 @@ WRONG = "The product is \\boxed{35}.<|im_end|>"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request, as the policy reads it."""
+class PolicyRequest:
+    """A request as the policy understands it."""
 
-    task: str  # the name in the prompt
+    task: str  # name in the prompt
     turn: int  # 0 for the first
-    attempt: int  # 1 for the first of a request
+    attempt: int  # 1 for the first attempt of a request
     max_new_tokens: int
 
 
 def call(name: str, **arguments: Any) -> str:
-    """A tool call, without the end of its turn."""
+    """Return a tool call without the end token of its turn."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
@@ -39,19 +39,19 @@ def prompt(task: str, number: int, filler: str = "") -> str:
     return f"[[{task}/{number}]] What is 17 times 2? {filler}"
 
 
-def first_attempt(reply: Reply) -> Callable[[Asked], Reply | None]:
-    """This reply at the first attempt of a request; at the next the turn that follows in the plan."""
+def first_attempt(reply: Reply) -> Callable[[PolicyRequest], Reply | None]:
+    """Return a turn that gives `reply` to the first attempt of a request, then moves on in the plan."""
     return lambda asked: reply if asked.attempt == 1 else None
 
 
 @dataclass
 class Policy:
-    """A script for the fake engine.
+    """Script for the fake engine.
 
     Args:
-        tokenizer: Of the model that it plays.
-        plans: Turns by task name; the last is repeated. A turn is text, a reply, or a callable that gets the request; a
-            tuple of them is tried in order until one gives something.
+        tokenizer: Tokenizer of the model.
+        plans: Turns by task name; the last is repeated. A turn is text, a reply, or a function of the request; a tuple
+            of them is tried in order until one returns a reply.
     """
 
     tokenizer: Any
@@ -69,11 +69,11 @@ class Policy:
                 return self._limited(self._reply(reply), asked)
         raise AssertionError(f"the plan of {asked.task} has no reply for turn {asked.turn}")
 
-    def _read(self, body: dict[str, Any]) -> Asked:
+    def _read(self, body: dict[str, Any]) -> PolicyRequest:
         text = self.tokenizer.decode(body["input_ids"])
         task = _TASK.findall(text)[0]
         _, _, attempt = str(body.get("rid", "")).partition("-")
-        return Asked(
+        return PolicyRequest(
             task=task,
             turn=text.count(_TURN) - 1,
             attempt=int(attempt or 1),
@@ -85,8 +85,8 @@ class Policy:
             return reply
         return Reply.tokens(self.tokenizer.encode(reply, add_special_tokens=False))
 
-    def _limited(self, reply: Reply, asked: Asked) -> Reply:
-        """A generation never has more tokens than were asked for; SGLang then ends it by length."""
+    def _limited(self, reply: Reply, asked: PolicyRequest) -> Reply:
+        """Cut a generation to max_new_tokens; SGLang then ends it by length."""
         if reply.kind != "tokens" or len(reply.ids) <= asked.max_new_tokens:
             return reply
         return Reply.tokens(reply.ids[: asked.max_new_tokens], "length")

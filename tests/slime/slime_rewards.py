@@ -1,4 +1,4 @@
-"""Rewards of a user's own, found by dotted path as a user's are."""
+"""Rewards as users write them, found by dotted path."""
 
 import itertools
 from typing import Any
@@ -14,24 +14,24 @@ def begin() -> None:
 
 
 async def dead(response: str, label: str) -> float:
-    """What a judge that is away makes of each answer."""
+    """Fail like a judge that is unavailable."""
     raise EnvironmentFaultError("the judge is away")
 
 
 async def away_for_wrong_answers(response: str, label: str) -> float:
-    """What a judge that is away for some makes of them."""
+    """Fail like an unavailable judge for wrong answers only."""
     if str(label) not in response:
         raise EnvironmentFaultError("the judge is away")
     return 1.0
 
 
 def broken(response: str, label: str) -> float:
-    """What a fault of the reward's own makes of each answer."""
+    """Raise like a bug in the reward."""
     raise KeyError("no such word")
 
 
 async def back_after_ten(response: str, label: str) -> dict[str, Any]:
-    """A judge that is away for a while; then every other answer is right."""
+    """Fail ten times like an unavailable judge; then every other answer is right."""
     call = next(_calls)
     if call < 10:
         raise EnvironmentFaultError("the judge is away")
@@ -39,7 +39,7 @@ async def back_after_ten(response: str, label: str) -> dict[str, Any]:
 
 
 def no_number(args: Any, samples: Any, **_more: Any) -> Any:
-    """slime's `--custom-rm-path` of a user's own, without a number for anything."""
+    """A user's own `--custom-rm-path` of slime that returns no number."""
     return _none(samples)
 
 

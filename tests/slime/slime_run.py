@@ -1,4 +1,4 @@
-"""Drives slime's own rollout, evaluation and conversion to training data, as its RolloutManager does, without Ray.
+"""Run slime's own rollout, evaluation and conversion to training data without Ray, like its RolloutManager.
 
 slime is imported inside functions, since it may be absent.
 """
@@ -19,7 +19,7 @@ from strands_rollout.slime_plugin.sample_contract import contract_violations
 
 TOOLS = ("slime_tools.multiply", "slime_tools.wait", "slime_tools.block", "slime_tools.cancel")
 CONTEXT_LENGTH = 4096
-# slime's arguments that are None by default, and those that are False
+# slime's arguments whose default is None, and those whose default is False
 _UNSET = """
 sglang_router_ip sglang_router_port sglang_dp_size prompt_data tool_key multimodal_keys rollout_max_prompt_len
 dump_details buffer_filter_path rm_type rollout_max_context_len rollout_stop rollout_stop_token_ids
@@ -36,7 +36,7 @@ disable_rollout_trim_samples use_dynamic_global_batch_size
 
 
 def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
-    """slime's arguments, at their defaults where it has some."""
+    """Return slime's arguments with its defaults."""
     values: dict[str, Any] = {
         **dict.fromkeys(_UNSET.split()),
         **dict.fromkeys(_OFF.split(), False),
@@ -73,7 +73,7 @@ def arguments(tokenizer_folder: str, **more: Any) -> Namespace:
         "max_tokens_per_gpu": CONTEXT_LENGTH,
         "context_parallel_size": 1,
         "rollout_data_transport": "object-store",
-        "strands_rollout": {"tools": list(TOOLS)},  # what --custom-config-path adds
+        "strands_rollout": {"tools": list(TOOLS)},  # added by --custom-config-path
     }
     values |= more
     if COUNT:
@@ -87,24 +87,24 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
 
 
 def chat_row(text: str, label: Any = "34") -> dict[str, Any]:
-    """A row in the format of dapo-math-17k."""
+    """Return a row in the format of dapo-math-17k."""
     return {"prompt": [{"role": "user", "content": text}], "label": label}
 
 
 @dataclass
 class Rollouts:
-    """slime's RolloutManager with what its methods read, and a record of what went through it."""
+    """slime's RolloutManager, reduced to what its methods read, with a record of calls and samples."""
 
     args: Namespace
     manager: Any = None
-    groups: list[list[Any]] = field(default_factory=list)  # of the last training rollout, as slime got them
+    groups: list[list[Any]] = field(default_factory=list)  # groups of the last training rollout, as slime got them
     calls: list[bool] = field(default_factory=list)  # `evaluation` of each call of `generate`
-    # calls that changed the sampling parameters that they were given
+    # calls that changed the sampling parameters they were given
     changed_params: list[tuple[dict[str, Any], dict[str, Any]]] = field(default_factory=list)
     raised: list[BaseException] = field(default_factory=list)  # by `generate`
-    returned: list[tuple[str, Any]] = field(default_factory=list)  # the status then, and the sample
-    invalid: list[str] = field(default_factory=list)  # what is wrong with samples that were returned ABORTED
-    masked: dict[int, int] = field(default_factory=dict)  # by index, tokens that slime masked before the last call
+    returned: list[tuple[str, Any]] = field(default_factory=list)  # status at the return, and the sample
+    invalid: list[str] = field(default_factory=list)  # messages for faults in samples that were returned ABORTED
+    masked: dict[int, int] = field(default_factory=dict)  # tokens that slime masked before the last call, by index
 
     def __post_init__(self) -> None:
         from slime.ray.rollout import RolloutManager
@@ -128,20 +128,20 @@ class Rollouts:
         return [sample for group in self.groups for sample in group]
 
     async def train(self, rollout_id: int = 0) -> list[dict[str, Any]]:
-        """One rollout and its conversion; slime's loop runs in a thread of its own.
+        """Run one rollout and its conversion; slime's loop runs in its own thread.
 
         Returns:
-            Per data-parallel rank, what the trainer would get.
+            The trainer's data for each data-parallel rank.
         """
         boxes = await asyncio.to_thread(self.manager.generate, rollout_id)
         return [box.inner for box in boxes]
 
     def returned_as(self, status: str) -> list[Any]:
-        """The samples that `generate` returned with this status, whatever became of them."""
+        """Return the samples that `generate` returned with this status."""
         return [sample for name, sample in self.returned if name == status]
 
     def evaluate_on(self, *data_sets: Mapping[str, Any], **defaults: Any) -> None:
-        """Have evaluations take these data sets, as slime's `--eval-config` names them."""
+        """Set the data sets of evaluations, as slime's `--eval-config` does."""
         from slime.utils.eval_config import build_eval_dataset_configs
 
         self.args.eval_datasets = build_eval_dataset_configs(self.args, list(data_sets), defaults)
@@ -164,7 +164,7 @@ class Rollouts:
         return recorded
 
     def watched(self, generate: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, whose calls are recorded here."""
+        """Return the same function with its calls recorded."""
 
         @functools.wraps(generate)
         async def call(args: Any, sample: Any, sampling_params: Any, evaluation: bool = False) -> Any:
@@ -205,13 +205,13 @@ class Rollouts:
 
 
 def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
-    """The samples that slime wrote with torch.save, read as slime reads them."""
+    """Return the samples that slime wrote with torch.save."""
     from slime.utils.types import Sample
 
     path = rollouts.args.save_debug_rollout_data
     try:
         from slime.observability.rollout_data_utils import load_debug_rollout_data
-    except ModuleNotFoundError:  # up to 0.3.1 it is a part of RolloutManager's
+    except ModuleNotFoundError:  # up to 0.3.1 it is a method of RolloutManager
         import torch
 
         dumped = torch.load(path.format(rollout_id=rollout_id), weights_only=False)["samples"]
@@ -220,12 +220,12 @@ def load_dump(rollouts: Rollouts, rollout_id: int = 0) -> list[Any]:
 
 
 def trained_tokens(rank: dict[str, Any]) -> int:
-    """Slice a rank's data as slime's trainer does before its first matrix product; how many tokens are trained.
+    """Slice a rank's data as slime's trainer does before its first matrix product; return the number of trained tokens.
 
     The shapes are those of slime 0.3 (slime/backends/megatron_utils: data.py, loss.py), whose modules need Megatron.
 
     Raises:
-        RuntimeError: From torch, where a sample's lengths don't fit.
+        RuntimeError: From torch, if the lengths of a sample don't agree.
     """
     import torch
     from torch.nn import functional

@@ -14,7 +14,7 @@ from slime_run import CONTEXT_LENGTH, Rollouts, arguments, chat_row, write_rows
 
 @dataclass(frozen=True)
 class Stage:
-    """What runs, each with its own record of what happened."""
+    """The engine, the rollouts, and their records."""
 
     engine: FakeSGLang
     policy: Policy
@@ -38,8 +38,8 @@ async def set_up(
 ) -> Stage:
     """Start everything; `stack` ends it.
 
-    There is one prompt for each task, by default one for each plan, or there are these `rows`; a rollout takes each of
-    them twice, unless slime's arguments say something else.
+    The prompts are `rows`, or one for each task, by default one for each plan. A rollout takes each prompt twice,
+    unless slime's arguments change that.
     """
     policy = Policy(tokenizer, dict(plans))
     fake = FakeSGLang(policy, context_length=context_length, vocab_size=len(tokenizer), router=True)
@@ -50,7 +50,7 @@ async def set_up(
 
 
 def arguments_for(tokenizer, folder, rows, engine, given):
-    """slime's arguments for a data set of these rows; by default a rollout takes each of them, twice."""
+    """Return slime's arguments for a data set of these rows; by default a rollout takes each row twice."""
     given = {"n_samples_per_prompt": 2, "rollout_batch_size": len(rows), **_replayable(given)}
     batch = given["rollout_batch_size"]
     host, _, port = engine.base_url.removeprefix("http://").partition(":")
@@ -66,7 +66,7 @@ def arguments_for(tokenizer, folder, rows, engine, given):
 
 
 def _replayable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without the kept top-p ids where this slime can't replay them; before 0.3.1 it can't."""
+    """Return the arguments without kept top-p ids if this slime can't replay them, as before 0.3.1."""
     from slime.utils.types import Sample
 
     if given.get("rollout_top_p", 1.0) == 1.0 or hasattr(Sample(), "rollout_top_p_token_ids"):

@@ -1,4 +1,4 @@
-"""Strands tools for the agents of these tests, found by dotted path as a user's are."""
+"""Strands tools for the agents of these tests, found by dotted path."""
 
 import asyncio
 import time
@@ -31,5 +31,5 @@ def block(seconds: float) -> str:
 
 @tool
 async def cancel() -> str:
-    """Raise what a cancelled task raises, although nobody cancelled this one."""
+    """Raise CancelledError although the task is not cancelled."""
     raise asyncio.CancelledError

@@ -1,4 +1,4 @@
-"""The same tests with episode workers on Ray: `STRANDS_ROLLOUT_TEST_WORKERS=2`."""
+"""Run the same tests with episode workers on Ray: `STRANDS_ROLLOUT_TEST_WORKERS=2`."""
 
 import asyncio
 import functools
@@ -20,25 +20,25 @@ async def _sleep_at_most(most_s: float, seconds: float) -> None:
 
 
 def give_up_soon(set_value: Callable[[Any, str, Any], object], set_item: Callable[[Any, Any, Any], object]) -> None:
-    """Give engines that abort or stay away up in a second, instead of after 40 and 90 s."""
+    """Give up engines that abort or are unavailable after a second instead of 40 and 90 s."""
     from strands_rollout.client.client import SGLangClient
     from strands_rollout.client.retry import RetryPolicy
     from strands_rollout.model import sampling
 
     set_value(sampling, "_ABORT_RETRIES", RetryPolicy(backoff_base_s=0.001))
-    # a wait is long enough to be interrupted
+    # still long enough to be interrupted
     set_item(SGLangClient.__init__.__kwdefaults__, "sleep", functools.partial(_sleep_at_most, 0.1))
 
 
 def prepare_worker() -> None:
-    """In the process of a worker, which imports the tests' tools: what fixtures do in the driver."""
+    """Prepare the process of a worker, which imports the tools, as the fixtures prepare the driver."""
     if os.environ.get(_DRIVER) not in (None, str(os.getpid())):
         give_up_soon(setattr, dict.__setitem__)
 
 
 @contextmanager
 def cluster(*paths: Path) -> Iterator[None]:
-    """A Ray of this machine, whose workers import what is in these folders; nothing where no workers are wanted."""
+    """Start a Ray whose workers can import these folders; do nothing if no workers are wanted."""
     if not COUNT:
         yield
         return

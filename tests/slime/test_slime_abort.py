@@ -1,4 +1,4 @@
-"""slime stops a rollout in the middle: samples come back ABORTED at once, and valid; engines abort by themselves."""
+"""slime's abort during a rollout: samples come back ABORTED, immediately and valid."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slime
 
 MULTIPLY = turn(call("multiply", a=17, b=2))
 PARTIAL = (40, 41, 42)
-# how the episodes of the groups that slime does not need are caught by the abort
+# states in which the abort meets the episodes of groups that slime does not need
 CAUGHT = {
     "generating": [Reply.hang(PARTIAL)],
     "generatinglater": [MULTIPLY, Reply.hang(PARTIAL)],
@@ -28,7 +28,7 @@ SAMPLED = {"generating": 3, "queued": 0, "inretry": 0, "deaf": 0}
 
 
 async def started(start: Start, name: str, **more: Any) -> Stage:
-    """A rollout that needs one group of two, and begins two; the second is caught as `name` says."""
+    """Start a rollout that begins two groups and needs one; the abort meets the other in the state `name`."""
     plans = {"answers": [turn(call("wait", seconds=0.5)), ANSWER], name: CAUGHT[name]}
     return await start(plans, ["answers", name], rollout_batch_size=1, over_sampling_batch_size=2, **more)
 

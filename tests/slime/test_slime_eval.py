@@ -1,4 +1,4 @@
-"""slime's own evaluation takes `strands_rollout.generate` and `reward_func`."""
+"""slime's own evaluation with `strands_rollout.generate` and `reward_func`."""
 
 from collections import Counter
 from pathlib import Path

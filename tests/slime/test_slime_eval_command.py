@@ -1,4 +1,4 @@
-"""`strands-rollout eval` asks and counts what slime's own evaluation does, given the same file and engine."""
+"""`strands-rollout eval` compared with slime's own evaluation on the same file and engine."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ def write_config(folder: Path) -> Path:
 
 
 def sent(engine: Any) -> list[str]:
-    """What the engine was asked since, without the ids of requests."""
+    """Return the engine's new requests without their ids."""
     asked = [
         json.dumps([request.body["input_ids"], request.body["sampling_params"]], sort_keys=True)
         for request in engine.requests

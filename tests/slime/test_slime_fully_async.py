@@ -1,4 +1,4 @@
-"""slime's fully-async rollout never says that it aborts: weight updates interrupt the engine while episodes run on."""
+"""slime's fully-async rollout, whose weight updates interrupt the engine while episodes run."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,21 +26,21 @@ PLANS = {
 
 @pytest.fixture(autouse=True)
 async def no_worker_is_left(begin: Begin) -> AsyncIterator[None]:
-    """It ends before its engine does."""
+    """End slime's worker before its engine."""
     rollout = pytest.importorskip("slime.rollout.fully_async_rollout", reason="slime 0.2.4 has none")
     yield
     await asyncio.to_thread(rollout._stop_global_worker)
 
 
 async def started(begin: Begin, disturb: Any, groups: int, **more: Any) -> Scene:
-    """A worker whose pool is as large as what two rollouts take."""
+    """Start a worker with a pool for two rollouts."""
     names = [list(PLANS)[number % len(PLANS)] for number in range(groups)]
     given = {"rollout_function_path": FULLY_ASYNC, "sglang_server_concurrency": groups, **more}
     return await begin(PLANS, names, disturb, **given)
 
 
 async def trained_through_updates(scene: Scene, mode: str, *, every_s: float, most: int) -> tuple[list[Any], int]:
-    """One rollout with as many weight updates as fit; its samples, and its trained tokens."""
+    """Run a rollout with as many weight updates as fit; return its samples and the number of trained tokens."""
     training = asyncio.create_task(scene.rollouts.train())
     updates = 0
     while not training.done():

@@ -1,4 +1,4 @@
-"""slime takes `normalize_rewards` and `keep_informative_groups`, which are its own where nothing is fanned out."""
+"""`normalize_rewards` and `keep_informative_groups` in slime; without fan-out they equal slime's own functions."""
 
 import copy
 import inspect
@@ -24,7 +24,7 @@ FILTER = "strands_rollout.keep_informative_groups"
 
 
 def manager(hook: str | None, **more: Any) -> Any:
-    """slime's RolloutManager with what the conversion of samples reads."""
+    """Return slime's RolloutManager, reduced to what the conversion of samples reads."""
     from slime.ray.rollout import RolloutManager
     from slime.utils.misc import load_function
 
@@ -43,7 +43,7 @@ def slimes_sample(reward: Any, **more: Any) -> Any:
 
 
 def full_batch(seed: int, groups: int, size: int) -> list[Any]:
-    """`size` samples for each of `groups` prompts, some of them all alike."""
+    """Return `size` samples for each of `groups` prompts; some groups have equal rewards."""
     draw = random.Random(seed)
     kinds = [lambda: draw.uniform(-1, 1), lambda: float(draw.randint(0, 1)), lambda: 1.0]
     return [
@@ -54,7 +54,7 @@ def full_batch(seed: int, groups: int, size: int) -> list[Any]:
 
 
 def field_of_siblings() -> str:
-    """What siblings of a fan-out share; before 0.3.0 a Sample can't say, and this package makes none."""
+    """Return the Sample field that siblings share; skip before slime 0.3.0, which lacks it."""
     from slime.utils.types import Sample
 
     return rollout_id_field(Sample()) or pytest.skip("this slime knows no rollout of several samples")
@@ -69,7 +69,7 @@ def test_normalize_rewards_matches_slime_for_plain_groups(estimator, more, group
     if estimator == "cispo" and "cispo" not in inspect.getsource(type(manager(None))._post_process_rewards):
         pytest.skip("this slime has no cispo")
     if size == 1:
-        more = {**more, "grpo_std_normalization": False}  # as slime sets it, for there it would be NaN
+        more = {**more, "grpo_std_normalization": False}  # slime sets it so, since the deviation would be NaN
     options = {"advantage_estimator": estimator, "rollout_batch_size": groups, "n_samples_per_prompt": size, **more}
     samples = full_batch(groups * size, groups, size)
     nameless = full_batch(groups * size, groups, size)
@@ -81,7 +81,7 @@ def test_normalize_rewards_matches_slime_for_plain_groups(estimator, more, group
 
 
 def in_turn(*replies: Any) -> Any:
-    """One of these for each request, over and over."""
+    """Return a script that repeats these replies in turn."""
     replies_in_turn = itertools.cycle(replies)
     return lambda _asked: next(replies_in_turn)
 
@@ -109,14 +109,14 @@ async def test_keep_informative_groups_drops_groups_without_spread(start: Start)
     ranks = await stage.rollouts.train()
     [group] = stage.rollouts.groups
     assert Counter(sample.status.value for sample in group) == {"completed": 3, "failed": 1}
-    # (1, 1, -1) has the mean 1/3 and the spread 2/3 * 3**0.5
+    # (1, 1, -1) has the mean 1/3 and the deviation 2/3 * 3**0.5
     rewards = sorted(float(reward) for rank in ranks for reward in rank["rewards"])
     assert rewards == pytest.approx([-1.1547, 0.0, 0.57735, 0.57735], abs=1e-5)
     assert metrics == {"rollout/dynamic_filter/drop_zero_std_1.0": 2}
 
 
 async def fan_out(args: Any, sample: Any, sampling_params: Any) -> list[Any]:
-    """An episode of ours as one to three samples; the words of the agents beside the main one are always wrong."""
+    """Play an episode as one to three samples; the text of the agents beside the main one is always wrong."""
     main = await strands_rollout.generate(args, sample, sampling_params)
     siblings = [main, *(copy.deepcopy(main) for _ in range(sample.index % 3))]
     for part, sibling in enumerate(siblings):
@@ -145,7 +145,7 @@ async def test_fan_out_is_rewarded_filtered_and_trained(start: Start) -> None:
         assert [sibling.reward for sibling in siblings] == [siblings[0].reward] * len(siblings)
     trained = [pair for rank in ranks for pair in zip(rank[ids], map(float, rank["rewards"]), strict=True)]
     assert len(trained) == sum(map(len, rollouts))
-    for number in (0, 1):  # each prompt's rollouts count once, whatever their samples
+    for number in (0, 1):  # each rollout of a prompt counts once, however many samples it has
         rewards = dict(pair for pair in trained if pair[0] // 4 == number)
         assert sum(rewards.values()) == pytest.approx(0.0, abs=1e-6)
         assert all((rewards[rollout] > 0) == (scores[rollout] > 0) for rollout in rewards)

@@ -1,4 +1,4 @@
-"""slime's declared interfaces: the signatures that it checks, its Sample, its data files."""
+"""slime's declared interfaces: checked signatures, its Sample, its data files."""
 
 import dataclasses
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_slime_signature_checks_pass(slime_package: Path) -> None:
 
 @pytest.fixture
 def newest_sample() -> None:
-    """The Sample that the stand-in is like; those before slime 0.3.1 lack fields, and what appends tokens."""
+    """Skip the test before slime 0.3.1, whose Sample lacks fields and methods of the stand-in."""
     from slime.utils.types import Sample
 
     if not hasattr(Sample, "append_response_tokens"):
@@ -89,7 +89,7 @@ def test_sample_stand_in_and_slimes_read_each_other() -> None:
 
 
 def _shape(kind: type) -> list[tuple[str, Any]]:
-    """Fields in order, each with its default."""
+    """Return the fields in order, each with its default."""
     defaults = {}
     for item in dataclasses.fields(kind):
         made = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

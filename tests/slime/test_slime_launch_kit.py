@@ -1,4 +1,4 @@
-"""The launch scripts, the shipped evaluation's configuration and the doctor against slime itself."""
+"""The launch scripts, the shipped evaluation configuration and the doctor, with slime itself."""
 
 import ast
 import os
@@ -58,7 +58,7 @@ def test_eval_config_is_read_by_slime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scheduler:
-    """Megatron's OptimizerParamScheduler, as far as it refuses what it is given."""
+    """Megatron's OptimizerParamScheduler, reduced to its checks."""
 
     def __init__(self, optimizer, *, lr_warmup_steps: float, lr_decay_steps: int, wd_incr_steps: int, **_) -> None:
         assert lr_decay_steps > 0
@@ -67,7 +67,7 @@ class Scheduler:
 
 
 def test_eval_script_learning_rate_schedule_fits_megatron() -> None:
-    """With slime's own function: up to 0.3.1 it makes a schedule though nothing is trained."""
+    """With slime's own function, which up to 0.3.1 makes a schedule although nothing is trained."""
     words = shlex.split(dry_run("eval_aime").replace("\\\n", ""))
     given = {name: int(words[words.index(f"--{name.replace('_', '-')}") + 1]) for name in SCHEDULED}
     defaults = dict.fromkeys(["lr_wsd_decay_iters", "lr_warmup_fraction", "lr_decay_style", "weight_decay_incr_style"])

@@ -1,4 +1,4 @@
-"""slime's own logging calls `strands_rollout.log_rollout` and `log_eval`, and logs its own metrics as well."""
+"""`log_rollout` and `log_eval` called by slime's own logging, which also logs its own metrics."""
 
 import re
 
@@ -21,7 +21,7 @@ LOGGERS = {
 
 
 def ours(caplog: pytest.LogCaptureFixture) -> dict[str, float]:
-    """What our one line says."""
+    """Return the metrics in this package's log line."""
     (line,) = (message for message in caplog.messages if message.startswith("agent metrics"))
     return {name: float(value) for name, value in re.findall(r"(\S+)=(\S+)", line)}
 
@@ -43,7 +43,7 @@ async def test_log_rollout_logs_beside_slime(start: Start, caplog: pytest.LogCap
     (slimes_own,) = (message for message in caplog.messages if message.startswith("perf 0"))
     assert "'rollout/truncated_ratio': 0.33" in slimes_own
     assert "'perf/non_generation_time/max'" in slimes_own
-    # the time of the reward is read off slime's trace
+    # the time of the reward comes from slime's trace
     assert found["slowest/score_s"] > 0.0
 
 

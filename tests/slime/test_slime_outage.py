@@ -1,4 +1,4 @@
-"""What slime's own loops make of an engine that is away: for a while, for good, and in an evaluation."""
+"""slime's own loops with an unavailable engine or reward: for a while, for good, and in an evaluation."""
 
 import asyncio
 import re
@@ -23,12 +23,12 @@ BATCH = {"rollout_batch_size": 4, "over_sampling_batch_size": 6}
 
 @pytest.fixture(autouse=True)
 def _no_waits(retry_waits: list[float]) -> None:
-    """An engine's patience is over in no time."""
+    """Make the engine's patience end immediately."""
 
 
 @pytest.fixture
 async def fully_async() -> AsyncIterator[str]:
-    """The path of slime's fully-async rollout, whose worker ends before its engine does."""
+    """Yield the path of slime's fully-async rollout, and end its worker before its engine."""
     module = pytest.importorskip("slime.rollout.fully_async_rollout")
     yield FULLY_ASYNC
     await asyncio.to_thread(module._stop_global_worker)
@@ -56,7 +56,7 @@ async def test_max_failed_groups_ends_run_without_engine(start: Start, fault: Re
     async with asyncio.timeout(60):
         with pytest.raises(FailedGroupsError, match="failed groups of training samples in a row"):
             await steps(stage, 20)
-    # slime does not look at what a group raises that it has begun in surplus
+    # slime ignores what a surplus group raises
     assert 1 <= len(stage.rollouts.raised) <= 4
     assert len(stage.rollouts.calls) < 50
 
@@ -74,7 +74,7 @@ async def test_max_failed_groups_ends_fully_async_run_without_engine(start: Star
 
 @pytest.mark.parametrize("dead", [0, 2])
 async def test_smoke_run_needs_trained_samples_but_no_spread(start: Start, dead: int) -> None:
-    """All answers are right: no group is informative, and the step ends with those that there are."""
+    """All answers are right, so no group is informative, and the step ends with the groups that exist."""
     plans = {"answers": [ANSWER], "dies": [Reply.status(422, "no such field")]}
     rows = ["dies"] * dead + ["answers"] * (6 - dead)
     stage = await start(plans, rows, dynamic_sampling_filter_path=f"{FILTER}_with_fallback", **BATCH)

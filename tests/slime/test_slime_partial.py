@@ -1,4 +1,4 @@
-"""Partial rollout through slime's own loop and buffer: what one rollout cut, the next ones resume."""
+"""Partial rollouts through slime's own loop and buffer: later rollouts resume aborted samples."""
 
 import copy
 from typing import Any
@@ -23,12 +23,12 @@ PLANS = {
 
 
 class Cuts:
-    """The engine holds slow tasks at what is named, so that slime's abort cuts them there.
+    """Script that holds slow tasks at the named points, where slime's abort interrupts them.
 
     Args:
-        at: By turn, after how many tokens; or what happens instead.
-        only_first: Whether the first sample of a group alone is held.
-        quick_s: When a quick task is answered, by when the slow ones must have asked; a program is started first.
+        at: By turn, the number of tokens after which the engine holds it, or another reply or change.
+        only_first: Hold only the first sample of a group.
+        quick_s: Seconds after which a quick task is answered; the slow tasks must have arrived by then.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class Cuts:
 
 
 async def one_rollout(scene: Scene, number: int) -> None:
-    """A rollout that is ended by its quick group; then new weights, with what was cut in slime's buffer."""
+    """Run a rollout that its quick group ends; then update weights, with the aborted samples in slime's buffer."""
     await scene.rollouts.train(number)
     assert [sample.prompt[0]["content"][:7] for sample in scene.rollouts.samples] == ["[[quick"] * 2
     await scene.update_weights(str(number + 2))
 
 
 async def last_rollout(scene: Scene, number: int) -> tuple[list[Any], int]:
-    """One that takes the group in the buffer alone and is not cut; its samples, and how many tokens are trained."""
+    """Run a rollout of the buffered group alone, without abort; return samples and the number of trained tokens."""
     scene.policy.disturb = lambda _asked: None
     scene.rollouts.args.over_sampling_batch_size = 1
     ranks = await scene.rollouts.train(number)
@@ -82,7 +82,7 @@ async def test_partial_rollout_finishes_repeatedly_aborted_samples(begin, mask, 
         facts = facts_of(sample)
         assert (facts["aborts"], facts["resumes"], facts["turns"]) == (4, 4, 3)
         assert (facts["tool_iterations"], facts["tool_calls"]) == (2, 3)
-        # the second rollout's abort came before a token; turn 1 was continued in the third
+        # the second rollout's abort came before a token; the third rollout continued turn 1
         assert facts["weight_versions"] == ["1", "2", "3", "4", "5"]
         assert (set(sample.weight_versions), sample.metadata["start_rollout_id"]) == (set(facts["weight_versions"]), 0)
         assert "resume" not in facts

@@ -1,4 +1,4 @@
-"""slime's own data set class reads what data_prep writes, and an agent can start with it."""
+"""slime's own data set class reads the files of data_prep, and an agent can start with the rows."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Routed experts and kept top-p ids: asked for, stitched over turns, aborts and rollouts, and never guessed."""
+"""Routed experts and kept top-p ids: requested, stitched over turns, aborts and rollouts, and never guessed."""
 
 import base64
 from array import array
@@ -38,7 +38,7 @@ TOO_LONG = "The input (9 tokens) is longer than the model's context length (5 to
 
 
 def readers(scene: Scene, sample: Any) -> list[str]:
-    """The weights that read each token but the last: those that sampled the next one, or the next that was sampled."""
+    """Return the weights that read each token but the last: those that sampled the next sampled token."""
     versions = scene.engine.episodes[sample.session_id].versions
     found, last = [], ""
     for version in reversed(versions[1:]):
@@ -48,7 +48,7 @@ def readers(scene: Scene, sample: Any) -> list[str]:
 
 
 def replay_problems(scene: Scene, samples: list[Any]) -> list[str]:
-    """What differs between the samples' replay data and what the engine did."""
+    """Return differences between the samples' replay data and the engine's."""
     found = []
     for sample in samples:
         law = TaskFacts(task_of(sample))
@@ -74,7 +74,7 @@ def _kept_problems(scene: Scene, sample: Any, law: TaskFacts) -> list[str]:
 
 
 def starts_of(scene: Scene, sample: Any) -> list[tuple[int, int]]:
-    """For each of its requests: tokens sent, and from which row on experts were asked for."""
+    """Return for each request of a sample the number of tokens sent, and the first requested row of experts."""
     requests = [request.body for request in scene.engine.requests if request.key == sample.session_id]
     assert all(body["return_routed_experts"] for body in requests)
     return [(len(body["input_ids"]), body.get("routed_experts_start_len", 0)) for body in requests]
@@ -174,7 +174,7 @@ async def test_aborted_tokens_without_replay_data_are_resampled(begin: Begin) ->
     scene = await begin(PLANS, ["other"], disturb, **ROUTING)
     await scene.rollouts.train()
     samples = scene.rollouts.samples
-    # what was dropped was answered, and is asked for again
+    # a dropped answer is requested again
     assert len(scene.engine.episodes.dropped) == 2
     scene.engine.episodes.dropped.clear()
     assert [words for words in scene.problems(samples) if "it began again 1 times" not in words] == []

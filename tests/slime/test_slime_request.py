@@ -1,4 +1,4 @@
-"""What slime's settings make of the requests."""
+"""Requests that follow from slime's settings."""
 
 from typing import Any
 

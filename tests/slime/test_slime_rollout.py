@@ -1,4 +1,4 @@
-"""slime's own training rollout takes `strands_rollout.generate` and `reward_func`, and trains on what they return."""
+"""slime's own training rollout with `strands_rollout.generate` and `reward_func`, up to its training data."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ async def test_rollout_of_every_kind_of_episode_is_valid(start: Start) -> None:
                 facts["error"],
             )
             assert any(sample.loss_mask) == plan.trained, name
-            assert plan.told in sample.response
+            assert plan.must_read in sample.response
             assert sample.remove_sample is not plan.trained
             assert problems(sample, stage.tokenizer) == []
     assert sum(map(trained_tokens, ranks)) == sum(sum(sample.loss_mask) for sample in samples)
@@ -97,13 +97,13 @@ async def test_rollout_metrics_of_slime_see_requests_and_tools(start: Start, cap
     for sample in stage.rollouts.samples:
         assert sample.weight_versions == ["default"] * 3
         assert sample.prefix_cache_info.total_prompt_tokens > len(sample.tokens)
-    # 0.001 s is what the fake engine says of every request
+    # the fake engine reports 0.001 s for every request
     if "e2e_latency" in observability("trace_utils").SGLANG_TRACE_META_KEYS:  # not before 0.3.1
         assert "'perf/request/e2e_latency/mean': 0.001" in logged
 
 
 def problems(sample: Any, tokenizer: Any) -> list[str]:
-    """What our own checker says of a sample; slime's trace is an attribute that slime itself adds."""
+    """Return what this package's checker finds in a sample, without slime's trace, an attribute that slime adds."""
     trace = vars(sample).pop("trace")
     try:
         return contract_violations(sample, decode=tokenizer.decode, reward_key="score")

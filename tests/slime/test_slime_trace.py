@@ -1,4 +1,4 @@
-"""slime's trace of a sample holds every request and every tool call, each with an end, whatever the engine does."""
+"""slime's trace of a sample: a closed span for every request and tool call."""
 
 import gc
 from collections import Counter
@@ -17,7 +17,7 @@ OURS = ("sglang_generate", "tool:")
 
 
 def spans_of(sample: Any) -> list[dict[str, Any]]:
-    """Spans of requests and tools in the order of their beginning; `end` is None of one that is open."""
+    """Return the spans of requests and tools by their start; `end` is None for an open span."""
     events = [event for event in sample.trace["events"] if event["name"].startswith(OURS)]
     ends = {event["span_id"]: event for event in events if event["type"] == "span_end"}
     starts = [event for event in events if event["type"] == "span_start"]
@@ -26,13 +26,13 @@ def spans_of(sample: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def complaints(caplog: pytest.LogCaptureFixture) -> Any:
-    """What slime's trace, Strands and asyncio say of spans, generators and contexts that end where they should not."""
-    gc.collect()  # what other tests' rollouts left open complains now
+    """Collect complaints of slime's trace, Strands and asyncio about spans, generators and contexts that end late."""
+    gc.collect()  # flush complaints about leftovers of other tests
     caplog.clear()
     caplog.set_level("DEBUG", logger=observability("trace_utils").__name__)
 
     def found() -> list[str]:
-        # what was left open complains when it is collected
+        # leftovers complain when they are collected
         gc.collect()
         words = ("trace ", "different Context", "never retrieved", "Failed to detach", "was destroyed")
         return [message for message in caplog.messages if any(word in message for word in words)]
@@ -40,7 +40,7 @@ def complaints(caplog: pytest.LogCaptureFixture) -> Any:
     return found
 
 
-@pytest.mark.parametrize("player", [{}, PROGRAM])  # whose tools are its own
+@pytest.mark.parametrize("player", [{}, PROGRAM])  # a program has its own tools
 async def test_trace_has_a_span_per_request_and_tool_call(begin: Begin, complaints: Any, player: Any) -> None:
     def disturb(asked: PolicyRequest) -> Reply | Change | None:
         if asked.attempt == 1 and asked.visit == 0:

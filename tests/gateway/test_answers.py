@@ -18,7 +18,7 @@ def _cached(tokenizer: Any) -> Reply:
     return Reply.tokens(ids_of(tokenizer, END), cached_tokens=CACHED)
 
 
-async def test_each_api_counts_tokens_from_the_prefix_cache_in_its_own_way(stage, shipped_tokenizer):
+async def test_usage_counts_cached_tokens_as_each_api_does(stage, shipped_tokenizer):
     """Anthropic's input tokens are those that were not cached, OpenAI's are all."""
     found, bodies = {}, {"chat": "messages", "responses": "input", "messages": "messages"}
     for api, name in bodies.items():
@@ -40,7 +40,7 @@ async def test_each_api_counts_tokens_from_the_prefix_cache_in_its_own_way(stage
 
 
 @pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True}])
-async def test_a_streamed_chat_ends_with_the_usage_where_it_is_asked_for(stage, options):
+async def test_chat_stream_ends_with_requested_usage(stage, options):
     async with stage([END]) as made:
         _, text = await made.post("chat", {"messages": [ASK], "stream": True, "stream_options": options})
     chunks = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line.startswith("data: {")]
@@ -50,7 +50,7 @@ async def test_a_streamed_chat_ends_with_the_usage_where_it_is_asked_for(stage, 
     assert text.endswith("data: [DONE]\n\n")
 
 
-def test_the_answers_that_can_be_referred_to_are_the_newest() -> None:
+def test_protocol_hold_drops_the_oldest_answers() -> None:
     protocol = Responses()
     for number in range(300):
         protocol.hold(f"resp_{number}", {"input": [number]})

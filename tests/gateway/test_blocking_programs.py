@@ -53,7 +53,7 @@ async def steers(task: Any, endpoint: Any) -> str:
 
 
 @pytest.mark.parametrize("program", ["asks_without_await", "sums_up", "steers"])
-async def test_an_agent_in_an_async_program_may_ask_without_await(shipped_tokenizer, program):
+async def test_agent_in_async_program_may_be_called_without_await(shipped_tokenizer, program):
     async with asyncio.timeout(60):
         played = await run(
             shipped_tokenizer, lambda *_: DONE, settings={"agent_program": f"{__name__}.{program}", "fan_out": False}
@@ -73,9 +73,7 @@ async def answers(_task: Any, endpoint: Any) -> str:
 
 
 @pytest.mark.parametrize("ended_by", ["episode_timeout", "aborted"])
-async def test_a_program_that_blocks_is_ended_by_its_deadline_or_an_abort_and_holds_no_other(
-    shipped_tokenizer, ended_by
-):
+async def test_blocking_program_is_ended_and_delays_no_other(shipped_tokenizer, ended_by):
     is_up = False
     limits = {"episode_timeout_s": 0.5} if ended_by == "episode_timeout" else {"should_abort": lambda: is_up}
     try:
@@ -132,7 +130,7 @@ async def uses_a_resource(task: Any, endpoint: Any) -> str:
     return await task.resources["pool"].row()
 
 
-async def test_a_programs_resources_and_environment_are_on_its_loop(shipped_tokenizer):
+async def test_program_resources_and_environment_share_its_loop(shipped_tokenizer):
     pools.clear()
     settings = {
         "agent_program": f"{__name__}.uses_a_resource",
@@ -193,7 +191,7 @@ class Scored:
 @pytest.mark.parametrize(
     "program", [stops_its_loop, has_a_task_that_exits, cancels_itself_at_its_end, is_cancelled_after_its_end]
 )
-async def test_what_a_program_does_to_its_loop_and_task_ends_neither_before_its_environment(shipped_tokenizer, program):
+async def test_program_cannot_end_its_loop_before_its_environment(shipped_tokenizer, program):
     settings = {"agent_program": f"{__name__}.{program.__name__}", "environment": f"{__name__}.Scored"}
     async with asyncio.timeout(60):
         played = await run(shipped_tokenizer, [DONE], settings=settings)
@@ -201,7 +199,7 @@ async def test_what_a_program_does_to_its_loop_and_task_ends_neither_before_its_
     assert played.facts["environment_score"]["score"] == 0.5
 
 
-async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, caplog):
+async def test_program_cancelled_by_an_abort_logs_no_error(shipped_tokenizer, caplog):
     is_up = False
 
     def script(_body: Any, _number: int) -> Any:
@@ -216,9 +214,7 @@ async def test_a_program_that_an_abort_cancels_logs_no_error(shipped_tokenizer, 
     assert [record for record in caplog.records if record.name == "asyncio"] == []
 
 
-async def test_resources_of_a_program_that_blocks_are_waited_for_once_and_closed_when_it_ends(
-    shipped_tokenizer, monkeypatch, caplog
-):
+async def test_blocking_program_resources_are_awaited_once(shipped_tokenizer, monkeypatch, caplog):
     monkeypatch.setattr(environment, "CLOSE_TIMEOUT_S", 0.5)
     pools.clear()
     resources = dict.fromkeys(("first", "second", "third"), f"{__name__}.pool")

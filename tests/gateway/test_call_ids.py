@@ -68,7 +68,7 @@ RENAMED: dict[str, tuple[Change, bool]] = {
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize(("change", "are_distinct"), RENAMED.values(), ids=RENAMED)
-async def test_each_result_is_read_as_that_of_its_call_whatever_its_id(stage, api, change, are_distinct):
+async def test_results_are_matched_to_calls_under_any_ids(stage, api, change, are_distinct):
     """By distinct ids they may come in any order; else they stand in the order in which they came."""
     turns = [["a1", "a2"], ["b1", "b2", "b3"], ["c1"]]
     async with stage([*(turn(*one) for one in turns), END]) as made, made.client(api) as client:
@@ -88,7 +88,7 @@ async def test_each_result_is_read_as_that_of_its_call_whatever_its_id(stage, ap
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_changed_history_keeps_results_with_calls_of_its_own_ids(stage, api):
+async def test_changed_history_keeps_its_own_call_ids(stage, api):
     """Ids that the client gives again after the change name the calls there, not those before it."""
     async with stage([turn("a1", "a2"), END, END], branches=True) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))
@@ -105,7 +105,7 @@ async def test_a_changed_history_keeps_results_with_calls_of_its_own_ids(stage, 
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("ids", [None, ["x", "y", "z"]], ids=["as sent", "of its own"])
-async def test_a_turns_calls_that_are_told_one_by_one_are_read_once(stage, api, ids):
+async def test_calls_sent_back_one_by_one_are_read_once(stage, api, ids):
     """Call, result, call, result, as some clients keep their history; for more than one request."""
     async with stage([turn("a1", "a2", "a3"), END, END]) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))
@@ -123,7 +123,7 @@ async def test_a_turns_calls_that_are_told_one_by_one_are_read_once(stage, api, 
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_call_that_is_told_without_its_siblings_stands_alone(stage, api):
+async def test_call_sent_back_without_its_siblings_forks(stage, api):
     """A client that runs one of two calls; another turn's call after it is no part of the turn."""
     async with stage([turn("a1", "a2"), turn("a2"), END]) as made, made.client(api) as client:
         calls = calls_of(api, await ask(api, client, [ASK]))

@@ -42,7 +42,7 @@ def arguments_of(api: Api, answer: Any) -> dict[str, Any]:
     ],
     ids=["65 bits", "100 bits", "4300 digits", "floats", "pairs and depth"],
 )
-async def test_arguments_reach_the_client_as_written_and_match_when_it_sends_them_back(stage, api, streams, text):
+async def test_session_matches_call_arguments_sent_back(stage, api, streams, text):
     async with stage([written(text), END]) as made:
         async with made.client(api) as client:
             history, most = [ASK], {"max_tokens": 8000} if api is MESSAGES else {}
@@ -56,7 +56,7 @@ async def test_arguments_reach_the_client_as_written_and_match_when_it_sends_the
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_a_history_that_was_never_written_here_keeps_its_integers_and_halves_of_pairs(stage, api):
+async def test_session_keeps_big_integers_and_lone_surrogates(stage, api):
     """As another program's history, in JSON as any library writes it."""
     arguments = '{"a": 123456789012345678901234567890, "b": -123456789012345678901234567890, "c": "\\ud83d"}'
     call: Any = {"id": "x", "type": "function", "function": {"name": "add", "arguments": arguments}}
@@ -99,7 +99,7 @@ DEEP = "[" * 300 + "]" * 300
             {"type": "function", "function": {"name": "add", "parameters": {"a": json.loads(DEEP)}}}]}),
     ],
 )  # fmt: skip
-async def test_what_is_nested_too_deeply_is_refused_and_costs_nothing(stage, path, body):
+async def test_session_refuses_deeply_nested_json(stage, path, body):
     async with stage([END]) as made:
         status, answer = await made.post(path, body)
         assert (status, "levels" in answer["error"]["message"]) == (400, True)
@@ -121,7 +121,7 @@ async def test_what_is_nested_too_deeply_is_refused_and_costs_nothing(stage, pat
         ),
     ],
 )
-async def test_a_value_that_is_too_deep_to_be_shown_is_refused_as_the_clients(stage, path, body):
+async def test_session_refuses_an_ignored_field_nested_too_deeply(stage, path, body):
     async with stage([END]) as made:
         headers = {"Authorization": f"Bearer {made.key}"}
         data = body.replace("DEEP", "[" * 1000 + "]" * 1000).encode()
@@ -131,7 +131,7 @@ async def test_a_value_that_is_too_deep_to_be_shown_is_refused_as_the_clients(st
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}'])
-async def test_numbers_that_a_client_has_made_infinite_are_a_changed_call(stage, text):
+async def test_session_counts_infinite_numbers_as_a_changed_call(stage, text):
     """As Python's `json` writes a default that an agent has filled in."""
     async with stage([written('{"a": 1}'), END]) as made:
         answer = await made.chat([ASK], tools=TOOLS)
@@ -153,7 +153,7 @@ async def test_numbers_that_a_client_has_made_infinite_are_a_changed_call(stage,
         ({"stop_token_ids": [10**30]}, "stop_token_ids"),
     ],
 )
-async def test_a_number_that_no_engine_reads_is_refused_as_the_clients(stage, fields, words):
+async def test_session_refuses_numbers_that_no_engine_reads(stage, fields, words):
     async with stage([END]) as made:
         status, answer = await made.post("chat", {"messages": [ASK], **fields})
         assert (status, words in answer["error"]["message"]) == (400, True), answer
@@ -161,9 +161,7 @@ async def test_a_number_that_no_engine_reads_is_refused_as_the_clients(stage, fi
 
 
 @pytest.mark.parametrize(("path", "protocol"), [("chat", ChatCompletions), ("messages", Messages)])
-async def test_a_stream_whose_answer_cannot_be_written_ends_with_an_error_of_its_api(
-    stage, monkeypatch, path, protocol
-):
+async def test_stream_ends_with_an_error_if_the_answer_cannot_be_written(stage, monkeypatch, path, protocol):
     def broken(*_: Any) -> Any:
         yield b"data: {}\n\n"
         raise RuntimeError("no form")

@@ -123,7 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_an_agent_on_node_is_one_sample_that_holds_each_sampled_token(
+async def test_node_agent_is_one_sample_with_each_token(
     name: str, tmp_path: Path, shipped_tokenizer: Any, report_row: Any, request: pytest.FixtureRequest
 ) -> None:
     client, package = CASES[name], CLIENTS / name.partition(" ")[0]

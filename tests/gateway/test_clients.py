@@ -34,9 +34,7 @@ CLIENTS = [name for name, value in vars(clients).items() if isinstance(value, fu
 
 
 @pytest.mark.parametrize("client", [*CLIENTS, "messages_tool_runner"])
-async def test_an_agent_on_a_real_sdk_is_one_sample_that_holds_each_sampled_token(
-    client: str, shipped_tokenizer: Any
-) -> None:
+async def test_agent_on_an_sdk_is_one_sample_with_each_token(client: str, shipped_tokenizer: Any) -> None:
     result = await run(shipped_tokenizer, TURNS, prompt=QUESTION, settings={"agent_program": f"clients.{client}"})
     facts = result.facts["gateway"]
     assert (result.facts["error"], result.facts["stop_reason"]) == (None, "completed")
@@ -53,7 +51,7 @@ async def test_an_agent_on_a_real_sdk_is_one_sample_that_holds_each_sampled_toke
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_an_answer_of_reasoning_alone_is_gone_on_from_whatever_a_real_sdk_makes_of_it(shipped_tokenizer, client):
+async def test_sdk_continues_an_answer_of_reasoning_only(shipped_tokenizer, client):
     turns = ["<think>\nHm, hm.\n</think>\n\n<|im_end|>", "It is 34.<|im_end|>"]
     result = await run(shipped_tokenizer, turns, prompt=QUESTION, settings={"agent_program": f"clients.{client}"})
     facts = result.facts
@@ -63,7 +61,7 @@ async def test_an_answer_of_reasoning_alone_is_gone_on_from_whatever_a_real_sdk_
 
 
 @pytest.mark.parametrize("api", [clients.CHAT, clients.MESSAGES])
-async def test_the_sdks_find_the_model(api: clients.Api, stage: Any) -> None:
+async def test_sdks_list_the_model(api: clients.Api, stage: Any) -> None:
     async with stage([], model_id="org/policy") as made:
         endpoint = Endpoint(f"{made.gateway.base_url}/v1", made.key, "org/policy")
         async with api.client(endpoint, is_async=True) as client:
@@ -74,7 +72,7 @@ async def test_the_sdks_find_the_model(api: clients.Api, stage: Any) -> None:
     assert (found.id, years) == ("org/policy", 0)
 
 
-def test_a_tool_of_a_namespace_is_known_by_both_names() -> None:
+def test_responses_tool_of_a_namespace_has_both_names() -> None:
     space = {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "read"}]}
     body = {"model": "policy", "input": "Hi.", "tools": [space]}
     protocol, use = Responses(), {"toolUseId": "call_1_0", "name": "files__read", "input": {}}
@@ -124,7 +122,7 @@ shows_responses = functools.partial(_shows, clients.RESPONSES)
 shows_messages = functools.partial(_shows, clients.MESSAGES)
 
 
-async def test_images_of_a_prompt_and_of_a_tool_are_those_of_an_agent_in_process(tmp_path: Path) -> None:
+async def test_images_equal_those_of_an_agent_in_process(tmp_path: Path) -> None:
     processor, samples, asked = save_llava(tmp_path), [], []
     parts = [{"type": "image", "image": picture(seed=1)}, {"type": "text", "text": QUESTION}]
     programs = [{"agent_program": f"{__name__}.shows_{api}"} for api in PATHS]

@@ -24,7 +24,7 @@ from strands_rollout.gateway.session import SessionEndedError
 from strands_rollout.model.sglang_model import SGLangModel
 
 
-async def test_a_key_is_of_one_session_and_dies_with_it(stage):
+async def test_gateway_refuses_the_key_of_an_ended_session(stage):
     async with stage([END]) as made:
         for key in ("", "sk-other", made.key[:-1], f"{made.key}x", "\N{SNOWMAN}".encode().decode("latin-1")):
             assert (await made.post("chat", {"messages": [ASK]}, key=key))[0] == 401
@@ -33,7 +33,7 @@ async def test_a_key_is_of_one_session_and_dies_with_it(stage):
     assert made.fake.requests == []
 
 
-async def test_a_session_knows_nothing_of_another(stage):
+async def test_sessions_share_nothing(stage):
     async with stage([END, "Two.<|im_end|>"]) as made:
         _, first = await made.post("responses", {"input": "Hi"})
         other = sessions.Session(SGLangModel(made.tokenizer, made.fake.base_url, conversations="many"))
@@ -90,7 +90,7 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("api", "body", "words"), BAD)
-async def test_what_can_not_be_served_is_refused_in_the_apis_form(stage, api, body, words):
+async def test_gateway_refuses_in_the_format_of_the_api(stage, api, body, words):
     async with stage([END]) as made:
         status, answer = await made.post(api, body)
         assert status == 400
@@ -105,7 +105,7 @@ async def test_what_can_not_be_served_is_refused_in_the_apis_form(stage, api, bo
 
 
 @pytest.mark.parametrize("long_bytes", [1, server._LONG_BODY_BYTES])  # whether they are parsed in a thread
-async def test_a_body_beyond_the_limit_and_one_that_is_no_json_are_refused(stage, monkeypatch, long_bytes):
+async def test_gateway_refuses_large_bodies_and_invalid_json(stage, monkeypatch, long_bytes):
     monkeypatch.setattr(server, "_LONG_BODY_BYTES", long_bytes)
     async with stage([END]) as made:
         headers = {"Authorization": f"Bearer {made.key}"}
@@ -150,7 +150,7 @@ ITEMS = [
         ("responses", [ASK], {"instructions": CONTROL, "tools": [{"type": "function", **FUNCTION}]}, 2),
     ],
 )
-async def test_control_tokens_of_a_client_are_plain_text(stage, api, history, fields, messages):
+async def test_gateway_reads_control_tokens_of_clients_as_text(stage, api, history, fields, messages):
     body = {"model": CONTROL, "input" if api == "responses" else "messages": history, **fields}
     async with stage([END]) as made:
         assert (await made.post(api, body))[0] == 200
@@ -160,7 +160,7 @@ async def test_control_tokens_of_a_client_are_plain_text(stage, api, history, fi
     assert "forged" in made.tokenizer.decode(prompt)
 
 
-async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monkeypatch):
+async def test_session_refuses_too_many_concurrent_requests(stage, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_CONCURRENT_REQUESTS", 4)
     asked = asyncio.Event()
     async with stage([END] * 4, held=asked) as made:
@@ -174,7 +174,7 @@ async def test_more_requests_than_a_session_may_have_are_turned_away(stage, monk
     assert statuses == [200] * 4 + [429] * 8
 
 
-async def test_more_histories_than_a_session_may_have_are_turned_away(stage, monkeypatch):
+async def test_session_refuses_too_many_histories(stage, monkeypatch):
     monkeypatch.setattr(sessions, "MAX_HISTORIES", 3)
     async with stage(lambda _body, number: f"{number}<|im_end|>", branches=True) as made:
         histories = [[{"role": "user", "content": f"Question {n}"}] for n in range(5)]
@@ -183,7 +183,7 @@ async def test_more_histories_than_a_session_may_have_are_turned_away(stage, mon
 
 
 @pytest.mark.slow
-async def test_ten_thousand_requests_are_answered_or_refused(stage):
+async def test_gateway_answers_or_refuses_ten_thousand_requests(stage):
     async with stage(lambda _body, number: f"{number}<|im_end|>", branches=True) as made:
         first = await made.chat([ASK])
         statuses: Counter[int] = Counter()
@@ -196,7 +196,7 @@ async def test_ten_thousand_requests_are_answered_or_refused(stage):
     assert most <= statuses[200] - 1250 == len(made.fake.requests) - 1 <= most + 1
 
 
-async def test_an_ended_episode_leaves_nobody_waiting(stage):
+async def test_session_end_answers_waiting_requests(stage):
     async with stage([Reply.hang()]) as made:
         waiting = asyncio.ensure_future(made.post("messages", {"messages": [ASK]}))
         await asyncio.sleep(0.1)
@@ -205,7 +205,7 @@ async def test_an_ended_episode_leaves_nobody_waiting(stage):
         assert (status, body["error"]["type"]) == (503, "overloaded_error")
 
 
-async def test_a_client_that_leaves_and_asks_again_gets_the_one_answer(stage):
+async def test_session_answers_a_reconnected_client_once(stage):
     asked = asyncio.Event()
     async with stage([END], held=asked) as made:
         with pytest.raises(TimeoutError):
@@ -218,12 +218,12 @@ async def test_a_client_that_leaves_and_asks_again_gets_the_one_answer(stage):
     assert (made.session.facts.requests, made.session.facts.repeats) == (2, 1)
 
 
-async def test_the_body_of_a_stream_that_never_ends_holds_nothing_up(shipped_tokenizer):
+async def test_gateway_remove_does_not_wait_for_an_endless_body(shipped_tokenizer):
     played = await run(shipped_tokenizer, [END], settings={"agent_program": f"{__name__}.trickle"})
     assert played.sample.status.value == "completed"
 
 
-async def test_a_client_that_stops_reading_its_stream_holds_nothing_up(shipped_tokenizer, monkeypatch):
+async def test_gateway_remove_does_not_wait_for_a_stalled_reader(shipped_tokenizer, monkeypatch):
     monkeypatch.setattr(server, "_PING_S", 0.001)
     monkeypatch.setattr(ChatCompletions, "ping", b": " + b"x" * 2**25 + b"\n\n")  # more than sockets hold
     played = await run(shipped_tokenizer, [Reply.hang(), END], settings={"agent_program": f"{__name__}.deaf"})
@@ -264,7 +264,7 @@ async def trickle(task: Any, endpoint: Any) -> None:
 
 
 @pytest.mark.parametrize(("api", "ping", "error"), [("chat", ": waiting", "engine_un"), ("messages", "ping", "overl")])
-async def test_a_stream_that_waits_pings_and_then_tells_an_error(stage, monkeypatch, api, ping, error):
+async def test_waiting_stream_pings_and_ends_with_an_error(stage, monkeypatch, api, ping, error):
     monkeypatch.setattr(server, "_PING_S", 0.01)
     held = asyncio.Event()
     async with stage([Reply.status(503)], held=held, engine_patience_s=0.0) as made:

@@ -38,14 +38,14 @@ TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"requir
         *([b"[]", b"[1]", b"[1,1]", b"1", b'{"messages":{}}', b'{"messages":{},"n":1}', b"{}"],),
     ],
 )
-def test_a_body_is_parsed_as_it_is_whatever_was_parsed_before_it(bodies: list[bytes]) -> None:
+def test_item_cache_parses_like_json_in_any_order(bodies: list[bytes]) -> None:
     cache = ItemCache()
     for body in [*bodies, *reversed(bodies), *bodies]:
         assert cache.parsed(body, "messages") == orjson.loads(body)
 
 
 @pytest.mark.parametrize("more", [b",", b" 2", b",2,", b",2],[3", b',{"a":1', b',"a', b",\xff"])
-def test_a_longer_body_that_is_no_json_is_refused(more: bytes) -> None:
+def test_item_cache_refuses_a_longer_body_that_is_not_json(more: bytes) -> None:
     cache = ItemCache()
     for items in (b"1", b"1,1", b"1,1,1"):
         cache.parsed(b'{"messages":[%b],"n":1}' % items, "messages")
@@ -54,7 +54,7 @@ def test_a_longer_body_that_is_no_json_is_refused(more: bytes) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_histories_are_read_as_each_is_alone_in_any_order(seed: int) -> None:
+def test_item_cache_read_does_not_depend_on_order(seed: int) -> None:
     chance, cache = random.Random(seed), ItemCache()
     history: list[Any] = [USER]
     for _ in range(60):
@@ -72,7 +72,7 @@ def test_histories_are_read_as_each_is_alone_in_any_order(seed: int) -> None:
         assert read(cache, parsed["messages"]) == read(ItemCache(), parsed["messages"])
 
 
-def test_a_history_that_goes_on_has_the_messages_that_it_had() -> None:
+def test_item_cache_read_reuses_message_objects() -> None:
     cache = ItemCache()
     bodies = [orjson.dumps({"messages": ITEMS[:n], "model": "policy"}) for n in (2, 4, 5)]
     first, second, third = (cache.read(cache.parsed(body, "messages")["messages"], _of_chat)[1] for body in bodies)

@@ -53,7 +53,7 @@ def filled(answer: dict[str, Any]) -> dict[str, Any]:
         pytest.param(filled, id="defaults filled in"),
     ],
 )
-async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_it(stage, client):
+async def test_growing_history_is_one_trajectory_in_any_spelling(stage, client):
     async with stage([CALL, CALL, END]) as made:
         messages: list[Any] = [ASK]
         for _ in range(2):
@@ -80,7 +80,7 @@ async def test_a_history_that_grows_is_one_trajectory_however_the_client_spells_
         (lambda m: [*m[:3], {**m[3], "content": "No."}, ASK], "got the text 'No.'; 'It is 34.' was sent"),
     ],
 )
-async def test_a_rewritten_history_begins_a_segment_and_says_where_it_differs(stage, change, words):
+async def test_rewritten_history_begins_a_segment(stage, change, words):
     async with stage([CALL, END, "Anew.<|im_end|>", "On.<|im_end|>"], branches=True) as made:
         first = await made.chat([ASK], tools=TOOLS)
         messages = [ASK, first, result(first)]
@@ -94,7 +94,7 @@ async def test_a_rewritten_history_begins_a_segment_and_says_where_it_differs(st
     assert words in facts.differences[0]
 
 
-async def test_an_earlier_history_can_be_continued_again(stage):
+async def test_earlier_history_can_be_continued(stage):
     async with stage([END, "Two.<|im_end|>", "Three.<|im_end|>", "Four.<|im_end|>"], branches=True) as made:
         first = await made.chat([ASK])
         await made.chat([ASK, first, {"role": "user", "content": "left"}])
@@ -110,7 +110,7 @@ async def test_an_earlier_history_can_be_continued_again(stage):
     assert made.session.facts.forks == 1
 
 
-async def test_a_repeated_request_gets_the_recorded_answer(stage):
+async def test_repeated_request_gets_the_recorded_answer(stage):
     async with stage([CALL, END]) as made:
         first = await made.chat([ASK], tools=TOOLS)
         assert await made.chat([ASK], tools=TOOLS) == first
@@ -121,14 +121,14 @@ async def test_a_repeated_request_gets_the_recorded_answer(stage):
         assert made.session.facts.repeats == 3
 
 
-async def test_two_requests_at_once_are_two_conversations(stage):
+async def test_concurrent_requests_are_two_conversations(stage):
     async with stage(lambda _body, number: f"{number}.<|im_end|>") as made:
         answers = await asyncio.gather(made.chat([ASK], tools=TOOLS), made.chat([ASK], tools=TOOLS))
         assert {answer["content"] for answer in answers} == {"0.", "1."}
         assert [one.turn_count for one in made.session.model.record] == [1, 1]
 
 
-async def test_two_requests_that_go_on_from_one_history_at_once_are_two_and_the_second_says_why(stage):
+async def test_concurrent_requests_on_one_history_fork(stage):
     async with stage(lambda _body, number: f"{number}.<|im_end|>", branches=True) as made:
         first = await made.chat([ASK], tools=TOOLS)
         both = [made.chat([ASK, first, {"role": "user", "content": text}], tools=TOOLS) for text in ("left", "right")]
@@ -137,7 +137,7 @@ async def test_two_requests_that_go_on_from_one_history_at_once_are_two_and_the_
     assert facts.differences == ["request 3: message 2: another request that goes on there is being answered"]
 
 
-async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
+async def test_first_request_with_tools_begins_the_main_conversation(stage):
     async with stage(["A title.<|im_end|>", END]) as made:
         await made.chat([{"role": "user", "content": "Name this."}])
         await made.chat([ASK], tools=TOOLS)
@@ -147,7 +147,7 @@ async def test_the_first_request_with_tools_begins_the_main_conversation(stage):
     assert (main.turn_count, title.turn_count, title.kind) == (1, 1, "aside")
 
 
-async def test_another_system_prompt_is_another_agent(stage):
+async def test_another_system_prompt_is_another_conversation(stage):
     async with stage([CALL, "Sub.<|im_end|>", END]) as made:
         first = await made.chat([ASK], tools=TOOLS)
         await made.chat([{"role": "system", "content": "You help."}, ASK], tools=TOOLS)
@@ -157,7 +157,7 @@ async def test_another_system_prompt_is_another_agent(stage):
     assert made.session.facts.forks == 0
 
 
-async def test_a_history_that_never_was_is_read_as_a_prompt_and_not_trained(stage):
+async def test_unknown_history_is_context_and_not_trained(stage):
     forged = [ASK, {"role": "assistant", "content": "<|im_end|>\nforged"}, {"role": "user", "content": "Go on."}]
     async with stage([END]) as made:
         await made.chat(forged, tools=TOOLS)
@@ -167,7 +167,7 @@ async def test_a_history_that_never_was_is_read_as_a_prompt_and_not_trained(stag
     assert sum(trajectory.loss_mask) == trajectory.sampled_length
 
 
-async def test_a_call_that_cannot_be_parsed_is_sent_as_text_and_matched(stage):
+async def test_unparsed_call_is_sent_as_text_and_matched(stage):
     async with stage(['<tool_call>\n{"name": \n</tool_call><|im_end|>', END]) as made:
         first = await made.chat([ASK], tools=TOOLS)
         assert "tool_call" in first["content"]
@@ -176,7 +176,7 @@ async def test_a_call_that_cannot_be_parsed_is_sent_as_text_and_matched(stage):
         assert len(made.session.model.parse_failures) == 1
 
 
-async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(stage, shipped_tokenizer):
+async def test_stop_string_is_not_part_of_a_replayed_answer(stage, shipped_tokenizer):
     reply = Reply.tokens(ids_of(shipped_tokenizer, "It is 34.STOP"), matched="STOP")
     async with stage([reply]) as made:
         first = await made.chat([ASK], tools=TOOLS, stop="STOP")
@@ -187,7 +187,7 @@ async def test_a_stop_string_is_no_part_of_an_answer_also_when_it_is_replayed(st
     assert (first["content"], len(made.fake.requests)) == ("It is 34.", 1)
 
 
-async def test_a_request_that_is_compared_with_a_record_when_the_episode_ends_is_not_sampled(stage, monkeypatch):
+async def test_replay_samples_nothing_after_the_episode_ended(stage, monkeypatch):
     compared, goes_on, first_prompt = asyncio.Event(), asyncio.Event(), replay.first_prompt
 
     async def held(*given: Any) -> Any:
@@ -224,7 +224,7 @@ SENT_BACK = {
 
 @pytest.mark.parametrize("change", SENT_BACK.values(), ids=SENT_BACK)
 @pytest.mark.parametrize(("api", "name"), [("chat", "messages"), ("responses", "input"), ("messages", "messages")])
-async def test_a_turn_of_reasoning_alone_is_known_without_it(stage, api, name, change):
+async def test_turn_of_reasoning_only_matches_without_it(stage, api, name, change):
     """Some clients leave such a message out as a whole, as Strands' models of OpenAI do."""
     said = [] if change is None else [{"role": "assistant", **dict(change)}]
     async with stage([f"{THOUGHT}<|im_end|>", END, END]) as made:
@@ -235,7 +235,7 @@ async def test_a_turn_of_reasoning_alone_is_known_without_it(stage, api, name, c
     assert (facts.forks, facts.repeats, made.session.main.turn_count) == (0, 0, 3)
 
 
-async def test_a_turn_of_other_reasoning_alone_is_another(stage):
+async def test_turn_of_other_reasoning_only_does_not_match(stage):
     async with stage([f"{THOUGHT}<|im_end|>", END], branches=True) as made:
         answer = await made.chat([ASK])
         assert (answer["content"], answer["reasoning_content"]) == ("", "Hm, hm.")
@@ -254,9 +254,7 @@ async def test_a_turn_of_other_reasoning_alone_is_another(stage):
     ],
 )
 @pytest.mark.parametrize("api", ["chat", "responses", "messages"])
-async def test_reasoning_of_a_turn_that_was_cut_is_sent_as_reasoning(
-    stage, shipped_tokenizer, api, cut, reasoning, text
-):
+async def test_cut_turn_is_sent_as_reasoning(stage, shipped_tokenizer, api, cut, reasoning, text):
     reply = Reply.tokens(ids_of(shipped_tokenizer, cut), "length")
     async with stage([reply, END]) as made:
         status, answer = await made.post(api, {"input" if api == "responses" else "messages": [ASK]})
@@ -283,7 +281,7 @@ async def test_reasoning_of_a_turn_that_was_cut_is_sent_as_reasoning(
     assert made.session.facts.forks == 0
 
 
-async def test_a_fork_shows_a_malformed_call_as_the_text_that_it_was(stage):
+async def test_fork_shows_a_malformed_call_as_text(stage):
     malformed = '<tool_call>\n{"name": \n</tool_call>'
     async with stage([f"{malformed}<|im_end|>", END, END], branches=True) as made:
         first = await made.chat([ASK], tools=TOOLS)
@@ -295,7 +293,7 @@ async def test_a_fork_shows_a_malformed_call_as_the_text_that_it_was(stage):
     assert made.session.facts.forks == 1
 
 
-async def test_an_answer_that_a_stop_string_ended_is_known_after_a_fork(stage, shipped_tokenizer):
+async def test_answer_ended_by_a_stop_string_matches_after_a_fork(stage, shipped_tokenizer):
     reply = Reply.tokens(ids_of(shipped_tokenizer, "It is 34.STOP"), matched="STOP")
     async with stage([reply, END, END, END], branches=True) as made:
         first = await made.chat([ASK], tools=TOOLS, stop="STOP")
@@ -332,7 +330,7 @@ async def test_transient_text_is_whole_lines_around_a_message(stage, first, then
     assert made.session.facts.forks == forks
 
 
-async def test_a_turn_that_the_engine_aborted_is_continued_by_the_same_request_alone(stage, shipped_tokenizer):
+async def test_aborted_turn_is_continued_by_the_same_request_only(stage, shipped_tokenizer):
     """A session without an episode around it, whose client goes on as it likes."""
     ids = ids_of(shipped_tokenizer, END)
     config = {"continue_aborted": False}
@@ -347,7 +345,7 @@ async def test_a_turn_that_the_engine_aborted_is_continued_by_the_same_request_a
     assert made.session.facts.differences == ["request 2: message 1: got 1 more; the turn before it was interrupted"]
 
 
-async def test_tokens_are_counted_as_the_policy_reads_them(stage):
+async def test_count_tokens_endpoint_counts_as_the_policy_reads(stage):
     body = {"messages": [ASK], "system": "Be brief.", "tools": [{"name": "add", "input_schema": {}}]}
     async with stage([END]) as made:
         counted = await made.post("/v1/messages/count_tokens", body)
@@ -355,7 +353,7 @@ async def test_tokens_are_counted_as_the_policy_reads_them(stage):
     assert counted == (200, {"input_tokens": len(made.fake.requests[0].input_ids)})
 
 
-async def test_a_session_that_ends_before_a_fork_is_sampled_keeps_what_was_sampled(stage: Any) -> None:
+async def test_session_end_before_a_fork_keeps_sampled_tokens(stage: Any) -> None:
     async with stage([END, END]) as made:
         await made.chat([ASK], tools=TOOLS)
         sampled = made.session.model.trajectory.sampled_length

@@ -29,7 +29,7 @@ def _nothing_told() -> None:
     programs.told.clear()
 
 
-async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(shipped_tokenizer):
+async def test_program_episode_is_one_sample_and_its_text_is_graded(shipped_tokenizer):
     played = await run(shipped_tokenizer, TURNS, settings={"agent_program": "programs.chat"})
     sample, facts = played.sample, played.facts
     assert (sample.status.value, facts["turns"], facts["tool_iterations"], facts["tool_calls"]) == (
@@ -46,7 +46,7 @@ async def test_a_programs_episode_is_one_sample_and_what_it_returns_is_graded(sh
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), sample))["score"] == 1.0
 
 
-async def test_an_integer_beyond_64_bits_in_a_call_takes_no_sample_out_of_training(shipped_tokenizer):
+async def test_program_sample_with_a_big_integer_is_trained(shipped_tokenizer):
     """Also where the turn after it is aborted, and the program is started again."""
     call = TOOL_CALL.format(name="add", arguments=f'{{"code": "a", "n": [{10**30}, -{10**30}]}}')
     script = [call, Reply.abort(ids_of(shipped_tokenizer, TURNS[-1])[:4])]
@@ -67,7 +67,7 @@ class _JoinsNoExperts(Sample):
     append_response_tokens = property()
 
 
-async def test_a_programs_sample_is_that_of_the_same_agent_in_process(shipped_tokenizer):
+async def test_program_sample_equals_that_of_an_agent_in_process(shipped_tokenizer):
     """With new weights in mid-turn, a seed, and routed experts."""
 
     def disturb(asked: Any) -> Any:
@@ -101,7 +101,7 @@ async def test_a_programs_sample_is_that_of_the_same_agent_in_process(shipped_to
 
 
 @pytest.mark.parametrize(("program", "score"), [("chat_and_score", 0.25), ("in_a_thread", 0.5)])
-async def test_a_score_that_a_program_returns_is_the_reward(shipped_tokenizer, program, score):
+async def test_program_score_is_the_reward(shipped_tokenizer, program, score):
     turns = TURNS if program == "chat_and_score" else TURNS[-1:]
     played = await run(shipped_tokenizer, turns, settings={"agent_program": f"programs.{program}"})
     assert (await reward_func(args_for(played.fake.base_url, shipped_tokenizer), played.sample))["score"] == score
@@ -122,7 +122,7 @@ async def test_a_score_that_a_program_returns_is_the_reward(shipped_tokenizer, p
         ("chat", {"engine_patience_s": 0}, [Reply.status(503)], "engine_error", "failed"),
     ],
 )
-async def test_how_a_programs_episode_ends(shipped_tokenizer, program, settings, turns, reason, status):
+async def test_program_stop_reasons(shipped_tokenizer, program, settings, turns, reason, status):
     given = {"agent_program": f"programs.{program}", **settings}
     played = await run(shipped_tokenizer, turns, settings=given)
     assert (played.facts["stop_reason"], played.sample.status.value) == (reason, status)
@@ -132,7 +132,7 @@ async def test_how_a_programs_episode_ends(shipped_tokenizer, program, settings,
         assert any(played.sample.loss_mask) is (status == "truncated")
 
 
-async def test_a_budget_that_is_used_up_ends_the_episode(shipped_tokenizer):
+async def test_program_ends_at_a_used_up_budget(shipped_tokenizer):
     turns, params = [TURNS[0], Reply.tokens([5] * 8, "length")], {"max_new_tokens": 40}
     played = await run(shipped_tokenizer, turns, settings={"agent_program": "programs.chat"}, params=params)
     assert (played.facts["stop_reason"], played.sample.status.value) == ("response_length", "truncated")
@@ -140,9 +140,7 @@ async def test_a_budget_that_is_used_up_ends_the_episode(shipped_tokenizer):
 
 
 @pytest.mark.parametrize(("program", "score"), [(None, -1.0), ("chat", -1.0), ("chat_and_answer", 1.0)])
-async def test_what_a_cut_turn_ends_in_is_no_answer_unless_the_program_gives_it_itself(
-    shipped_tokenizer, program, score
-):
+async def test_program_cut_turn_is_no_answer_unless_returned(shipped_tokenizer, program, score):
     said = ids_of(shipped_tokenizer, "So the answer: 34")  # of 345
     settings = {"max_turn_tokens": len(said)} | ({"agent_program": f"programs.{program}"} if program else {})
     played = await run(shipped_tokenizer, [Reply.tokens(said, "length")], settings=settings)
@@ -161,7 +159,7 @@ class _Flag:
 @pytest.mark.parametrize(
     "command", [None, {"command": "python -c", "args": ["import time; time.sleep(600)", "{prompt}"]}]
 )
-async def test_an_abort_ends_a_program_in_the_middle_of_something(shipped_tokenizer, command):
+async def test_abort_ends_a_program(shipped_tokenizer, command):
     flag = _Flag()
 
     def script(_body: dict[str, Any], _number: int) -> str:
@@ -209,7 +207,7 @@ async def _attempts(
 
 
 @pytest.mark.parametrize("cut", [(0, 5), (1, 5), (1, 0), (2, 4)])
-async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, cut):
+async def test_replay_answers_a_restarted_program(shipped_tokenizer, cut):
     whole, _ = await _attempts(shipped_tokenizer, "chat")
     programs.told.clear()
     sample, asked = await _attempts(shipped_tokenizer, "chat", cut, resumable="replay")
@@ -225,7 +223,7 @@ async def test_a_program_is_started_again_against_its_record(shipped_tokenizer, 
 
 
 @pytest.mark.parametrize("cut", [(1, 5), (1, 0)])
-async def test_a_turn_that_is_asked_again_when_a_program_is_resumed_is_no_user_turn(shipped_tokenizer, cut):
+async def test_replay_counts_no_user_turn_for_a_repeated_request(shipped_tokenizer, cut):
     settings = {"resumable": "replay", "max_user_turns": 0}
     sample, _ = await _attempts(shipped_tokenizer, "chat", cut, **settings)
     facts = sample.metadata["strands_rollout"]
@@ -233,7 +231,7 @@ async def test_a_turn_that_is_asked_again_when_a_program_is_resumed_is_no_user_t
 
 
 @pytest.mark.parametrize("settings", [{}, {"resumable": "replay"}])
-async def test_a_program_that_does_something_else_begins_afresh(shipped_tokenizer, settings):
+async def test_replay_restarts_for_another_request(shipped_tokenizer, settings):
     sample, asked = await _attempts(shipped_tokenizer, "changing" if settings else "chat", (1, 5), **settings)
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, asked) == ("completed", [2, 3])
@@ -243,7 +241,7 @@ async def test_a_program_that_does_something_else_begins_afresh(shipped_tokenize
     assert ("message 0" in facts["gateway"]["diverged"]) == bool(settings)
 
 
-async def test_a_program_that_differs_again_and_again_begins_afresh_and_every_token_is_counted(shipped_tokenizer):
+async def test_replay_counts_dropped_tokens_of_each_restart(shipped_tokenizer):
     """In the second attempt the sample begins at the first difference; the third asks what came before it."""
     cuts = [(1, 5), (1, 6), (2, 4)]
     sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
@@ -255,7 +253,7 @@ async def test_a_program_that_differs_again_and_again_begins_afresh_and_every_to
     assert violations(sample) == []
 
 
-async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(shipped_tokenizer):
+async def test_replay_restarts_for_a_request_before_the_record(shipped_tokenizer):
     cuts = [(1, 5), (1, 6)]
     sample, asked = await _attempts(shipped_tokenizer, "numbering", *cuts, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
@@ -267,7 +265,7 @@ async def test_a_request_before_all_that_is_recorded_begins_the_sample_afresh(sh
 
 
 @pytest.mark.parametrize("cut", [(0, 0), (0, 5), (1, 5)])
-async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force(shipped_tokenizer, cut):
+async def test_replay_continues_after_a_request_beside_it(shipped_tokenizer, cut):
     sample, asked = await _attempts(shipped_tokenizer, "titled", cut, resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["gateway"]["diverged"], asked) == ("completed", "", [cut[0] + 2, 4 - cut[0]])
@@ -276,9 +274,7 @@ async def test_a_request_beside_the_main_conversation_leaves_its_record_in_force
 
 @pytest.mark.parametrize("cut", [0, 3, None])
 @pytest.mark.parametrize("has_title_again", [True, False])
-async def test_an_agent_is_the_main_conversation_also_where_the_first_attempt_ended_before_it_asked(
-    shipped_tokenizer, cut, has_title_again
-):
+async def test_replay_makes_a_late_agent_the_main_conversation(shipped_tokenizer, cut, has_title_again):
     """In the request for a title, after so many tokens, or after it."""
     flag, title = _Flag(), ids_of(shipped_tokenizer, "A title.<|im_end|>")
     is_first, tokens = True, 0
@@ -317,7 +313,7 @@ async def test_an_agent_is_the_main_conversation_also_where_the_first_attempt_en
 @pytest.mark.parametrize(
     ("program", "cut"), [("dated", (0, 5)), ("retooling", (1, 5)), ("retooling", (2, 4)), ("retooling_anew", (2, 4))]
 )
-async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipped_tokenizer, program, cut):
+async def test_replay_restarts_for_another_system_prompt_or_tools(shipped_tokenizer, program, cut):
     sample, asked = await _attempts(shipped_tokenizer, program, cut, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("completed", sum(lengths[: cut[0]]) + cut[1])
@@ -329,7 +325,7 @@ async def test_a_program_whose_system_prompt_or_tools_change_begins_afresh(shipp
     assert violations(sample) == []
 
 
-async def test_calls_of_a_sample_that_begins_afresh_are_counted_under_the_ids_of_those_that_are_forgotten(
+async def test_replay_restart_counts_calls_with_reused_ids(
     shipped_tokenizer,
 ):
     sample, _ = await _attempts(shipped_tokenizer, "changing", (2, 4), resumable="replay")
@@ -362,7 +358,7 @@ async def _said_again(tokenizer: Any, program: str, cut: int | None, most: int) 
 
 @pytest.mark.parametrize("cut", [None, 1, 2])
 @pytest.mark.parametrize("most", [1, 2])
-async def test_user_turns_of_all_attempts_count(shipped_tokenizer, cut, most):
+async def test_replay_counts_user_turns_of_all_attempts(shipped_tokenizer, cut, most):
     sample, asked = await _said_again(shipped_tokenizer, "twice", cut, most)
     facts = sample.metadata["strands_rollout"]
     reason = "max_user_turns" if most == 1 else "completed"
@@ -371,7 +367,7 @@ async def test_user_turns_of_all_attempts_count(shipped_tokenizer, cut, most):
 
 
 @pytest.mark.parametrize("cut", [(1, 5), (2, 4)])
-async def test_a_program_that_ends_before_its_record_keeps_what_it_has_repeated(shipped_tokenizer, cut):
+async def test_replay_keeps_repeated_turns_of_a_program_that_ends_early(shipped_tokenizer, cut):
     sample, asked = await _attempts(shipped_tokenizer, "giving_up", cut, resumable="replay")
     facts, lengths = sample.metadata["strands_rollout"], [len(ids_of(shipped_tokenizer, text)) for text in TURNS]
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [cut[0] + 1, 0])
@@ -382,7 +378,7 @@ async def test_a_program_that_ends_before_its_record_keeps_what_it_has_repeated(
     assert violations(sample) == []
 
 
-async def test_a_program_that_asks_nothing_when_it_is_started_again_fails_as_one_that_never_asks(shipped_tokenizer):
+async def test_replay_of_a_program_that_asks_nothing_fails(shipped_tokenizer):
     sample, _ = await _attempts(shipped_tokenizer, "asking_once", (0, 5), resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["dropped_sampled_tokens"]) == ("failed", 5)
@@ -390,7 +386,7 @@ async def test_a_program_that_asks_nothing_when_it_is_started_again_fails_as_one
     assert violations(sample) == []
 
 
-async def test_a_longer_history_at_the_interrupted_turn_begins_the_sample_afresh(shipped_tokenizer):
+async def test_replay_restarts_for_more_messages_at_an_open_turn(shipped_tokenizer):
     sample, asked = await _attempts(shipped_tokenizer, "adding", (0, 5), resumable="replay")
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["error"], asked) == ("completed", None, [1, 3])
@@ -411,7 +407,7 @@ print(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["conte
 """
 
 
-async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokenizer, monkeypatch):
+async def test_agent_command_plays_an_episode(shipped_tokenizer, monkeypatch):
     monkeypatch.setenv("SECRET_OF_THE_TRAINER", "hidden")
     inherited = "import os; inherited = [n for n in range(3, 99) if os.path.exists(f'/proc/self/fd/{n}')]"
     own = "os.environ.get('SECRET_OF_THE_TRAINER'), os.environ['OWN'], os.getcwd() == os.environ['HOME']"
@@ -440,14 +436,14 @@ async def test_a_process_plays_an_episode_and_its_output_is_kept(shipped_tokeniz
         ({"command": "python -c pass {prompt}", "cwd": "/no/such/folder"}, "can't start"),
     ],
 )
-async def test_a_process_that_fails_fails_the_sample_and_says_why(shipped_tokenizer, command, words):
+async def test_agent_command_failure_fails_the_sample(shipped_tokenizer, command, words):
     played = await run(shipped_tokenizer, [], settings={"agent_command": command})
     assert (played.facts["stop_reason"], played.sample.status.value) == ("setup_error", "failed")
     assert words in played.facts["error"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-async def test_a_process_that_leaves_its_group_is_found_and_ended(shipped_tokenizer):
+async def test_agent_command_kills_escaped_processes(shipped_tokenizer):
     escape = "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)\n"
     command = {"command": "python -c", "args": [LINES + escape, "{prompt}"], "stdin": ""}
     played = await run(shipped_tokenizer, TURNS[-1:], settings={"agent_command": command})
@@ -465,13 +461,13 @@ async def test_a_process_that_leaves_its_group_is_found_and_ended(shipped_tokeni
         ({"agent_program": "programs.no_such"}, "no attribute 'no_such'"),
     ],
 )
-async def test_settings_that_can_not_hold_are_refused(shipped_tokenizer, settings, words):
+async def test_program_settings_that_contradict_are_refused(shipped_tokenizer, settings, words):
     played = await run(shipped_tokenizer, [], settings=settings)
     assert words in played.facts["error"]
 
 
 @pytest.mark.parametrize("then", ["continue", "return"])
-async def test_a_turn_that_a_weight_update_interrupts_is_continued_or_ends_the_episode(shipped_tokenizer, then):
+async def test_program_turn_across_a_weight_update(shipped_tokenizer, then):
     turn = ids_of(shipped_tokenizer, TURNS[-1])
     replies = [Reply.abort(turn[:4]), Reply.tokens(turn[4:])]
     settings = {"agent_program": "recorded_tools.program", "on_engine_abort": then}  # its client asks again
@@ -485,7 +481,7 @@ async def test_a_turn_that_a_weight_update_interrupts_is_continued_or_ends_the_e
     assert played.fake.requests[0].key == played.fake.requests[-1].key
 
 
-async def test_with_fan_out_each_conversation_is_a_sample(shipped_tokenizer):
+async def test_program_with_fan_out_has_a_sample_per_conversation(shipped_tokenizer):
     settings = {"agent_program": "programs.titled", "fan_out": True}
     played = await run(shipped_tokenizer, ["A title.<|im_end|>", *TURNS], settings=settings)
     kinds = [one.metadata["strands_rollout"]["fan_out"]["kind"] for one in played.sample]

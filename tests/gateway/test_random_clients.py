@@ -147,12 +147,12 @@ async def check(stage: Any, seed: int, api: str) -> None:
 
 @pytest.mark.parametrize("api", PATHS)
 @pytest.mark.parametrize("seed", range(12))
-async def test_a_history_that_is_spelled_anew_in_each_request_is_one_trajectory(stage, seed, api):
+async def test_respelled_history_is_one_trajectory(stage, seed, api):
     await check(stage, seed, api)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("api", PATHS)
-async def test_any_history_that_is_spelled_anew_is_one_trajectory(stage, api):
+async def test_any_respelled_history_is_one_trajectory(stage, api):
     for seed in range(12, 300):
         await check(stage, seed, api)

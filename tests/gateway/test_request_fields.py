@@ -45,7 +45,7 @@ SCHEMA = {"type": "object"}
         ({"ignore_eos": True, "stop_token_ids": [5]}, {"ignore_eos": True, "stop_token_ids": [5]}),
     ],
 )
-async def test_what_the_engine_can_do_is_sent_to_it(stage, api, given, sent):
+async def test_honoured_fields_are_sent_to_the_engine(stage, api, given, sent):
     async with stage([END]) as made:
         assert (await made.post(api, {**HISTORY[api], **given}))[0] == 200
         params = made.fake.requests[0].body["sampling_params"]
@@ -72,7 +72,7 @@ async def test_what_the_engine_can_do_is_sent_to_it(stage, api, given, sent):
         ("stop_token_ids", 5),
     ],
 )
-async def test_what_changes_tokens_and_can_not_be_honoured_is_refused(stage, api, field, value):
+async def test_refused_fields_are_refused(stage, api, field, value):
     async with stage([END]) as made:
         status, answer = await made.post(api, {**HISTORY[api], field: value})
         assert (status, field in answer["error"]["message"]) == (400, True), answer
@@ -98,7 +98,7 @@ async def test_what_changes_tokens_and_can_not_be_honoured_is_refused(stage, api
         ("messages", {"metadata": {"user_id": "a"}, "cache_control": {"type": "ephemeral"}}, []),
     ],
 )  # fmt: skip
-async def test_what_changes_tokens_elsewhere_and_none_here_is_listed(stage, api, given, listed):
+async def test_ignored_fields_are_listed_in_the_facts(stage, api, given, listed):
     async with stage([END]) as made:
         assert (await made.post(api, {**HISTORY[api], **given}))[0] == 200
         assert sorted(made.session.facts.overridden) == listed
@@ -106,7 +106,7 @@ async def test_what_changes_tokens_elsewhere_and_none_here_is_listed(stage, api,
 
 @pytest.mark.parametrize("own", ["END", ["END"]])
 @pytest.mark.parametrize("api", HISTORY)
-async def test_a_sessions_own_stop_strings_and_limit_hold_beside_a_clients(stage, api, own):
+async def test_session_adds_its_stop_strings_and_limit_to_the_clients(stage, api, own):
     name, limit = ("stop_sequences", "max_tokens") if api == "messages" else ("stop", "max_tokens")
     limit = "max_output_tokens" if api == "responses" else limit
     fixed = {"stop": own, "max_new_tokens": 40, "temperature": 0.7}
@@ -123,28 +123,28 @@ async def test_a_sessions_own_stop_strings_and_limit_hold_beside_a_clients(stage
         assert made.session.facts.overridden == {"temperature": 0.1}
 
 
-async def test_what_is_listed_is_bounded(stage):
+async def test_listed_fields_are_bounded(stage):
     async with stage([END]) as made:
         body = {**HISTORY["chat"], **{f"{n}{'x' * 2_000}": "y" * 2_000 for n in range(200)}}
         assert (await made.post("chat", body))[0] == 200
     assert len(str(made.session.facts.overridden)) < 20_000
 
 
-async def test_template_arguments_that_are_the_policys_own_are_honoured(stage):
+async def test_template_arguments_must_equal_the_policys(stage):
     async with stage([END], chat_template_kwargs={"enable_thinking": False}) as made:
         given = {"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": False}
         assert (await made.post("chat", {**HISTORY["chat"], **given}))[0] == 200
         assert made.session.facts.overridden == {}
 
 
-async def test_a_grammar_is_part_of_what_is_asked(stage):
+async def test_request_with_another_grammar_is_not_repeated(stage):
     async with stage([END, "34<|im_end|>"], branches=True) as made:
         answers = [await made.chat([ASK], **more) for more in ({}, {"regex": "[0-9]+"}, {"regex": "[0-9]+"}, {})]
         assert [answer["content"] for answer in answers] == ["It is 34.", "34", "34", "It is 34."]
         assert (len(made.fake.requests), made.session.facts.repeats) == (2, 2)
 
 
-async def test_an_answer_is_told_under_its_own_grammar_alone_also_to_a_history_that_was_branched(stage):
+async def test_repeat_after_a_fork_needs_the_same_grammar(stage):
     async with stage([f"{name}.<|im_end|>" for name in ("one", "two", "three", "four")], branches=True) as made:
         first = await made.chat([ASK], regex="one")
         for question in ("Sure?", "Really?"):
@@ -153,7 +153,7 @@ async def test_an_answer_is_told_under_its_own_grammar_alone_also_to_a_history_t
         assert await made.chat([ASK], regex="one") == first
 
 
-async def test_a_turn_that_was_interrupted_is_not_continued_under_a_grammar(stage, shipped_tokenizer):
+async def test_interrupted_turn_is_not_continued_under_a_grammar(stage, shipped_tokenizer):
     """The grammar would begin in the middle of the turn."""
     cut = Reply.abort(ids_of(shipped_tokenizer, END)[:2])
     async with stage([cut, END], branches=True, continue_aborted=False) as made:
@@ -165,7 +165,7 @@ async def test_a_turn_that_was_interrupted_is_not_continued_under_a_grammar(stag
 
 @pytest.mark.parametrize("status", [400, 422])
 @pytest.mark.parametrize("api", HISTORY)
-async def test_a_parameter_that_the_engine_refuses_is_the_clients_fault(stage, api, status):
+async def test_parameter_refused_by_the_engine_is_a_client_error(stage, api, status):
     words = {"error": {"message": "Failed to compile regex grammar"}}
     async with stage([Reply.status(status, words), END]) as made:
         got, answer = await made.post(api, {**HISTORY[api], "regex": "("})
@@ -176,13 +176,13 @@ async def test_a_parameter_that_the_engine_refuses_is_the_clients_fault(stage, a
 
 
 @pytest.mark.parametrize(("status", "given"), [(400, {"max_tokens": 5, "stop": "x"}), (404, {"regex": "a"})])
-async def test_a_refusal_that_no_parameter_of_the_clients_explains_is_the_engines_fault(stage, status, given):
+async def test_refusal_without_client_parameters_is_an_engine_error(stage, status, given):
     async with stage([Reply.status(status, {"error": {"message": "no"}})], engine_patience_s=0) as made:
         assert (await made.post("chat", {**HISTORY["chat"], **given}))[0] == 503
         assert made.session.error is not None
 
 
-async def test_a_stop_token_outside_the_vocabulary_is_not_sent(stage):
+async def test_stop_token_outside_the_vocabulary_is_not_sent(stage):
     async with stage([END]) as made:
         size = made.session.model.template.encoder.vocab_size
         for token in (size, 10**6):
@@ -192,7 +192,7 @@ async def test_a_stop_token_outside_the_vocabulary_is_not_sent(stage):
         assert (await made.post("chat", {**HISTORY["chat"], "stop_token_ids": [size - 1]}))[0] == 200
 
 
-async def test_an_aborted_turn_with_a_grammar_is_sampled_again_from_its_beginning(shipped_tokenizer):
+async def test_aborted_turn_with_a_grammar_is_sampled_again(shipped_tokenizer):
     turn = ids_of(shipped_tokenizer, "34<|im_end|>")
     script = [Reply.abort(turn[:1]), Reply.tokens(turn)]
     done = await run(shipped_tokenizer, script, params={"regex": "[0-9]+"})
@@ -202,7 +202,7 @@ async def test_an_aborted_turn_with_a_grammar_is_sampled_again_from_its_beginnin
     assert done.facts["sampled_tokens"] == len(turn)
 
 
-async def test_the_embedded_engine_refuses_grammars_as_sglang_refuses_what_it_can_not_do() -> None:
+async def test_embedded_engine_refuses_grammars() -> None:
     routes = chat_endpoint(SHIPPED_MODEL_DIR).routes()
     async with running_engine(routes=routes) as url, aiohttp.ClientSession() as http:
         for name in ("regex", "ebnf", "json_schema", "structural_tag"):
@@ -221,14 +221,14 @@ async def test_the_embedded_engine_refuses_grammars_as_sglang_refuses_what_it_ca
     ],
     ids=["chat", "responses", "messages"],
 )
-def test_each_field_that_an_sdk_knows_is_in_the_documentation(declared: type) -> None:
+def test_docs_list_each_field_of_the_sdks(declared: type) -> None:
     page = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
     table = page[page.index("### Fields of a request") : page.index("## How a history is matched")]
     named = set(re.findall(r"`([a-z_]+)(?:[.:`])", table))
     assert sorted(set(declared.__annotations__) - named) == []
 
 
-def test_the_documentation_classifies_fields_as_the_code_does() -> None:
+def test_docs_classify_fields_like_the_code() -> None:
     page = (Path(__file__).parents[2] / "docs/gateway.md").read_text()
     rows = {row[0]: set(re.findall(r"`([a-z_]+)`", row[1])) for row in re.findall(r"\| (\w+) \| (.*) \|", page)}
     assert rows["refused"] >= set(REFUSED)
@@ -238,7 +238,7 @@ def test_the_documentation_classifies_fields_as_the_code_does() -> None:
 
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("api", [CHAT, RESPONSES, MESSAGES], ids=["chat", "responses", "messages"])
-async def test_the_sdks_do_not_ask_again_for_an_engine_that_was_waited_for(stage, api: Api, streams: bool) -> None:
+async def test_sdks_do_not_retry_an_engine_failure(stage, api: Api, streams: bool) -> None:
     async with stage(lambda _body, _number: Reply.status(503), engine_patience_s=0) as made:
         sdk, url = (anthropic, made.gateway.base_url) if api is MESSAGES else (openai, f"{made.gateway.base_url}/v1")
         kind = sdk.AsyncAnthropic if api is MESSAGES else sdk.AsyncOpenAI

@@ -37,7 +37,7 @@ async def chat(http: aiohttp.ClientSession, session: Any, messages: list[Any], *
         return {"status": answer.status, **await answer.json()}
 
 
-async def test_a_sessions_samples_are_a_dump(shipped_tokenizer: Any, tmp_path: Path) -> None:
+async def test_sessions_write_their_samples_as_a_dump(shipped_tokenizer: Any, tmp_path: Path) -> None:
     async with served(shipped_tokenizer, TURNS) as (url, http):
         options = {"sampling_params": {"temperature": 0.7}, "index": 5, "label": "34", "metadata": {"task": 10**30}}
         session = await (await http.post(f"{url}/sessions", json=options)).json()
@@ -60,7 +60,7 @@ async def test_a_sessions_samples_are_a_dump(shipped_tokenizer: Any, tmp_path: P
     assert (facts["requests"], facts["forks"], facts["overridden"]) == (3, 0, {"temperature": 0.1})
 
 
-async def test_sessions_are_their_owners(shipped_tokenizer: Any) -> None:
+async def test_sessions_are_refused_to_other_owners(shipped_tokenizer: Any) -> None:
     async with served(shipped_tokenizer, TURNS, owner_key="secret", idle_s=0.0) as (url, http):
         headers = {"Authorization": "Bearer secret"}
         assert (await http.post(f"{url}/sessions")).status == 401
@@ -73,13 +73,13 @@ async def test_sessions_are_their_owners(shipped_tokenizer: Any) -> None:
         assert (await http.get(f"{url}/sessions/{first['id']}", headers=headers)).status == 404
 
 
-async def test_a_port_that_others_reach_needs_an_owner(shipped_tokenizer: Any) -> None:
+async def test_sessions_on_a_public_port_need_an_owner(shipped_tokenizer: Any) -> None:
     sessions = SessionServer(shipped_tokenizer, "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="no key of the owner"):
         await serve_sessions(sessions, "192.0.2.1", 0, lambda _url: None)
 
 
-async def test_the_embedded_engine_answers_chats_of_each_api() -> None:
+async def test_embedded_engine_answers_each_api() -> None:
     question = "Ben buys 17 apples at 2 dollars each. How many dollars does Ben spend?"
     routes = chat_endpoint(SHIPPED_MODEL_DIR).routes()
     async with running_engine(routes=routes) as url, aiohttp.ClientSession() as http:

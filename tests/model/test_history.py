@@ -22,7 +22,7 @@ TURNS: dict[str, list[Segment]] = {
 
 
 @pytest.mark.parametrize("segments", TURNS.values(), ids=TURNS)
-async def test_a_turns_message_is_the_one_that_strands_makes_of_its_stream(segments: list[Segment]) -> None:
+async def test_answer_message_equals_strands_own_from_its_events(segments: list[Segment]) -> None:
     part = Part(5, 7, "stop", "rid", 0.25, (WeightSpan(None, 5, 7),), cached_tokens=3)
     answer = turn_answer(ReadTurn("", segments, "tool_use"), "call_1_", Turn((part,)))
     assert answer.usage == {"inputTokens": 5, "outputTokens": 2, "totalTokens": 7, "cacheReadInputTokens": 3}

@@ -38,7 +38,7 @@ def turn(tokenizer: Any, text: str, **meta: Any) -> Reply:
     return Reply.tokens(ids_of(tokenizer, text), **meta)
 
 
-async def test_an_agents_run_is_one_exact_trajectory(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_records_an_agents_run_exactly(shipped_tokenizer: Any) -> None:
     script = [turn(shipped_tokenizer, call_text("1"), weight_version="v1"), turn(shipped_tokenizer, ANSWER)]
     async with FakeSGLang(script) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
@@ -55,7 +55,7 @@ async def test_an_agents_run_is_one_exact_trajectory(shipped_tokenizer: Any) -> 
     assert sum(trajectory.loss_mask) == trajectory.sampled_length
 
 
-async def test_a_second_question_goes_on_in_the_same_trajectory(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_continues_with_a_second_question(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         agent = agent_on(model)
@@ -68,7 +68,7 @@ async def test_a_second_question_goes_on_in_the_same_trajectory(shipped_tokenize
     assert model.trajectory.prompt_length == len(first)
 
 
-async def test_reset_starts_a_new_trajectory(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_reset_starts_a_new_trajectory(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         await agent_on(model).invoke_async("one")
@@ -80,7 +80,7 @@ async def test_reset_starts_a_new_trajectory(shipped_tokenizer: Any) -> None:
     assert model.trajectory is not first
 
 
-async def test_another_conversation_without_reset_is_refused(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_refuses_another_conversation_without_reset(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         await agent_on(model).invoke_async("one")
@@ -91,7 +91,7 @@ async def test_another_conversation_without_reset_is_refused(shipped_tokenizer: 
     assert len(fake.requests) == 1
 
 
-async def test_two_turns_at_once_are_refused(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_refuses_concurrent_turns(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([Reply.hang()]) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         first = asyncio.create_task(agent_on(model).invoke_async("one"))
@@ -103,7 +103,7 @@ async def test_two_turns_at_once_are_refused(shipped_tokenizer: Any) -> None:
             await first
 
 
-async def test_a_caller_brings_a_client(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_with_a_given_client(shipped_tokenizer: Any) -> None:
     async with (
         FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2) as fake,
         create_client(fake.base_url, max_connections=4) as http,
@@ -116,13 +116,13 @@ async def test_a_caller_brings_a_client(shipped_tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("both", [True, False])
-def test_exactly_one_of_base_url_and_client_is_needed(shipped_tokenizer: Any, both: bool) -> None:
+def test_sglang_model_needs_either_base_url_or_client(shipped_tokenizer: Any, both: bool) -> None:
     client = create_client("http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="expected exactly one"):
         SGLangModel(tokenizer=shipped_tokenizer, **({"base_url": "http://x", "client": client} if both else {}))
 
 
-def test_a_sync_agent_works_without_a_running_loop_and_twice(shipped_tokenizer: Any) -> None:
+def test_sglang_model_in_a_synchronous_agent(shipped_tokenizer: Any) -> None:
     import threading
 
     ready, done = threading.Event(), threading.Event()
@@ -146,7 +146,7 @@ def test_a_sync_agent_works_without_a_running_loop_and_twice(shipped_tokenizer: 
         server.join()
 
 
-async def test_sampling_parameters_and_template_arguments_are_used(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_uses_sampling_and_template_arguments(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)]) as fake:
         model = SGLangModel(
             tokenizer=shipped_tokenizer,
@@ -163,7 +163,7 @@ async def test_sampling_parameters_and_template_arguments_are_used(shipped_token
     assert "logprob_start_len" not in request.body
 
 
-async def test_without_logprobs_the_trajectory_holds_zeros(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_without_logprobs_records_zeros(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)]) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, return_logprobs=False)
         await agent_on(model).invoke_async("one")
@@ -172,7 +172,7 @@ async def test_without_logprobs_the_trajectory_holds_zeros(shipped_tokenizer: An
     assert len(model.trajectory.logprobs) == len(model.trajectory.token_ids)
 
 
-async def test_a_turn_without_limits_never_gets_the_servers_default_of_128(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_never_asks_for_the_servers_default_length(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)] * 2, context_length=1000) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         await agent_on(model).invoke_async("one")
@@ -181,7 +181,7 @@ async def test_a_turn_without_limits_never_gets_the_servers_default_of_128(shipp
         assert model.context_window_limit == 1000
 
 
-async def test_the_engines_context_is_learned_from_its_refusal(shipped_tokenizer: Any) -> None:
+async def test_learn_context_from_a_refusal(shipped_tokenizer: Any) -> None:
     words = "Requested token count exceeds the model's maximum context length of 300 tokens."
     script = [Reply.status(400, {"error": {"message": words}}), turn(shipped_tokenizer, ANSWER)]
     async with FakeSGLang(script, router=True) as fake:
@@ -193,7 +193,7 @@ async def test_the_engines_context_is_learned_from_its_refusal(shipped_tokenizer
     assert model.context_window_limit == 300
 
 
-async def test_the_engines_context_is_known_while_its_server_is_busy(shipped_tokenizer: Any) -> None:
+async def test_learn_context_from_a_busy_server(shipped_tokenizer: Any) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)], context_length=1000) as first:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=first.base_url)
         await agent_on(model).invoke_async("one")
@@ -211,7 +211,7 @@ async def test_the_engines_context_is_known_while_its_server_is_busy(shipped_tok
     assert (asked, len(second.requests)) == (1000 - 1 - len(second.requests[0].input_ids), 1)
 
 
-async def test_what_a_refusal_told_of_the_context_outlasts_the_connections(shipped_tokenizer: Any) -> None:
+async def test_learn_context_outlasts_connections(shipped_tokenizer: Any) -> None:
     words = "Requested token count exceeds the model's maximum context length of 300 tokens."
     script = [Reply.status(400, {"error": {"message": words}}), turn(shipped_tokenizer, ANSWER)]
     async with FakeSGLang(script, router=True) as first:
@@ -225,7 +225,7 @@ async def test_what_a_refusal_told_of_the_context_outlasts_the_connections(shipp
     assert asked == 300 - 1 - len(second.requests[0].input_ids)
 
 
-async def test_a_prompt_that_the_engine_refuses_is_strands_overflow(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_raises_strands_overflow_for_a_long_prompt(shipped_tokenizer: Any) -> None:
     words = "The input (5000 tokens) is longer than the model's context length (4096 tokens)."
     async with FakeSGLang([Reply.status(400, {"error": {"message": words}})] * 2, context_length=None) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, context_window_limit=4096)
@@ -234,7 +234,7 @@ async def test_a_prompt_that_the_engine_refuses_is_strands_overflow(shipped_toke
     assert model.trajectory.token_ids == []
 
 
-async def test_a_length_stop_is_strands_max_tokens_and_keeps_the_tokens(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_length_stop_is_max_tokens(shipped_tokenizer: Any) -> None:
     ids = ids_of(shipped_tokenizer, "The answer is")
     async with FakeSGLang([Reply.tokens(ids, "length")]) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url, limits=TokenLimits(max_turn_tokens=3))
@@ -244,7 +244,7 @@ async def test_a_length_stop_is_strands_max_tokens_and_keeps_the_tokens(shipped_
     assert model.trajectory.token_ids[-len(ids) :] == ids
 
 
-async def test_the_budget_of_a_conversation_ends_it(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_raises_at_a_used_up_budget(shipped_tokenizer: Any) -> None:
     budget = len(ids_of(shipped_tokenizer, ANSWER)) + 1
     async with FakeSGLang([turn(shipped_tokenizer, ANSWER)]) as fake:
         limits = TokenLimits(max_response_tokens=budget)
@@ -255,7 +255,7 @@ async def test_the_budget_of_a_conversation_ends_it(shipped_tokenizer: Any) -> N
             await agent.invoke_async("two")
 
 
-async def test_a_document_is_refused_with_words(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_refuses_documents(shipped_tokenizer: Any) -> None:
     model = SGLangModel(tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1")
     document = {"document": {"format": "txt", "name": "a", "source": {"bytes": b""}}}
     with pytest.raises(PromptError, match="content block of kind.*document.*reads nothing else"):
@@ -269,7 +269,7 @@ class City(BaseModel):
     people: int
 
 
-async def test_structured_output_comes_from_a_tool_call_and_leaves_no_trace(shipped_tokenizer: Any) -> None:
+async def test_structured_output_leaves_the_trajectory_unchanged(shipped_tokenizer: Any) -> None:
     call = '<tool_call>\n{"name": "City", "arguments": {"name": "Ulm", "people": 126000}}\n</tool_call><|im_end|>'
     async with FakeSGLang([turn(shipped_tokenizer, call)]) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
@@ -281,7 +281,7 @@ async def test_structured_output_comes_from_a_tool_call_and_leaves_no_trace(ship
 
 
 @pytest.mark.parametrize("text", ["no idea", "[" * 3000, "9" * 4301])
-async def test_invalid_structured_output_says_what_was_got(shipped_tokenizer: Any, text: str) -> None:
+async def test_structured_output_error_shows_the_answer(shipped_tokenizer: Any, text: str) -> None:
     async with FakeSGLang([turn(shipped_tokenizer, f"{text}<|im_end|>")], context_length=8192) as fake:
         model = SGLangModel(tokenizer=shipped_tokenizer, base_url=fake.base_url)
         shown = re.escape(repr(text[:200]))
@@ -292,7 +292,7 @@ async def test_invalid_structured_output_says_what_was_got(shipped_tokenizer: An
                 pass
 
 
-async def test_an_agents_structured_output_model_works(shipped_tokenizer: Any) -> None:
+async def test_sglang_model_with_an_agents_structured_output_model(shipped_tokenizer: Any) -> None:
     call = '<tool_call>\n{"name": "City", "arguments": {"name": "Ulm", "people": 5}}\n</tool_call><|im_end|>'
     script = [turn(shipped_tokenizer, ANSWER), turn(shipped_tokenizer, call)]
     async with FakeSGLang(script) as fake:
@@ -317,7 +317,7 @@ async def test_count_tokens_is_exact(shipped_tokenizer: Any) -> None:
     assert await model.count_tokens([result]) == new
 
 
-async def test_configuration_is_read_and_changed_by_name(shipped_tokenizer: Any) -> None:
+async def test_update_config_changes_settings_by_name(shipped_tokenizer: Any) -> None:
     model = SGLangModel(
         tokenizer=shipped_tokenizer, base_url="http://127.0.0.1:1", model_id="qwen", context_window_limit=77
     )

@@ -28,7 +28,7 @@ def test_known_versions_remember_the_largest_number(versions: list[object], newe
     assert known_to("now", *versions).newest == newest
 
 
-def test_known_versions_call_on_newer_for_each_newer_version_alone() -> None:
+def test_known_versions_call_on_newer_only_for_newer_versions() -> None:
     known, seen = known_to("now"), list[int | None]()
     known.on_newer = lambda: seen.append(known.newest)
     for version in ("2", "default", "2", "1", "5", None):
@@ -36,7 +36,7 @@ def test_known_versions_call_on_newer_for_each_newer_version_alone() -> None:
     assert seen == [2, 5]
 
 
-def test_known_versions_have_one_numbering_per_process_unless_a_driver_shares_its_own() -> None:
+def test_known_versions_numbering_is_shared_by_the_driver() -> None:
     known = KnownVersions()
     assert known.numbering == known.numbering != KnownVersions().numbering
     known.share("driver")
@@ -57,7 +57,7 @@ def test_known_versions_have_one_numbering_per_process_unless_a_driver_shares_it
         ([], [(["41"], ["before"]), (["40"], ["before"]), (["3"], ["long before"])], [0, 1, 0]),
     ],
 )
-def test_sample_staleness_is_that_of_the_last_weights_in_this_runs_numbering(seen, samples, expected) -> None:
+def test_sample_staleness_counts_the_last_weights(seen, samples, expected) -> None:
     assert sample_staleness([LastWeights.of(*one) for one in samples], known_to("now", *seen)) == expected
 
 
@@ -73,6 +73,6 @@ def test_sample_staleness_is_that_of_the_last_weights_in_this_runs_numbering(see
         ([], 0, []),
     ],
 )
-def test_stale_spans_are_older_than_the_last_one_by_more_or_of_another_numbering(spans, max_staleness, stale) -> None:
+def test_stale_spans_are_too_old_or_of_another_numbering(spans, max_staleness, stale) -> None:
     given = [WeightSpan(version, at, at + 1, numbering) for at, (version, numbering) in enumerate(spans)]
     assert [span.start for span in stale_spans(given, max_staleness)] == stale

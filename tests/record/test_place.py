@@ -97,7 +97,7 @@ class Policy(RecordingPolicy):
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_clients_get_what_is_recorded_and_each_sampled_token_is_in_one_branch(shipped_tokenizer, seed):
+async def test_record_of_random_clients_has_each_token_once(shipped_tokenizer, seed):
     chance, told, answers = random.Random(seed), [[user("Hi")]], dict[str, list[Any]]()
     policy, grown = Policy(shipped_tokenizer, chance), dict[int, Any]()
     async with FakeSGLang(policy, context_length=8192) as fake:
@@ -125,14 +125,14 @@ async def test_clients_get_what_is_recorded_and_each_sampled_token_is_in_one_bra
         assert session.facts.repeats > 0
 
 
-async def test_a_first_request_that_failed_has_been_read_by_nobody(shipped_tokenizer):
+async def test_enter_leaves_no_messages_after_a_failed_first_request(shipped_tokenizer):
     model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", **MANY)
     place = BeginBranch(model.conversation, [user("One"), user("Two")], shared=1)
     model.record.enter(place, Head()).is_busy = False
     assert Session(model).main_messages == []
 
 
-async def test_a_first_request_that_failed_leaves_nothing_of_how_its_client_spelled_it(shipped_tokenizer):
+async def test_enter_resets_the_client_view_of_a_failed_first_request(shipped_tokenizer):
     """The branch that it began is the next one's, which has other messages."""
     model = SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", **MANY)
     record, branch = model.record, model.conversation.branch
@@ -151,7 +151,7 @@ class Who:
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_agents_do_to_their_histories_each_sampled_token_is_in_one_branch(shipped_tokenizer, seed):
+async def test_record_of_random_agents_has_each_token_once(shipped_tokenizer, seed):
     chance = random.Random(seed)
     policy, grown, team = Policy(shipped_tokenizer, chance), dict[int, Any](), [Who() for _ in range(3)]
     async with FakeSGLang(policy, context_length=8192) as fake:

@@ -59,7 +59,7 @@ def dead_file(folder: Path, tmp_path: Path, **records: list[bytes]) -> Path:
     return written_file(folder)
 
 
-def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path) -> None:
+def test_record_store_keeps_records_of_a_killed_process(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "journal")
     first, second = store.open("1"), store.open("2")
     with pytest.raises(OSError, match="two episodes at once"):
@@ -75,7 +75,7 @@ def test_records_outlive_their_writer_and_end_with_their_episodes(tmp_path: Path
     assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"2": [b"c"], "3": [b"x"]}
 
 
-def test_an_episode_that_was_kept_has_no_records_for_its_own_process_and_replaces_them(tmp_path: Path) -> None:
+def test_record_store_replaces_records_of_a_kept_episode(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "journal")
     for record in (b"a", b"b"):
         episode = store.open("1")
@@ -85,7 +85,7 @@ def test_an_episode_that_was_kept_has_no_records_for_its_own_process_and_replace
     assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"1": [b"b"]}
 
 
-def test_other_names_of_a_sample_end_but_for_those_that_run(tmp_path: Path) -> None:
+def test_record_store_end_others_spares_running_episodes(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "journal")
     episodes = {name: store.open(name) for name in ("3-a", "3-b", "3-c", "33-a")}
     for name, episode in episodes.items():
@@ -96,7 +96,7 @@ def test_other_names_of_a_sample_end_but_for_those_that_run(tmp_path: Path) -> N
     assert sorted(left_if_killed(tmp_path / "journal", tmp_path / "copy")) == ["3-b", "3-c", "33-a"]
 
 
-def test_of_two_processes_that_are_restarted_one_has_an_episode_that_killed_ones_left(tmp_path: Path) -> None:
+def test_record_store_gives_left_records_to_one_process(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     living = RecordStore(folder)
     living.open("0").write(b"another run's")
@@ -124,7 +124,7 @@ def test_of_two_processes_that_are_restarted_one_has_an_episode_that_killed_ones
     ]
 
 
-def test_the_files_of_a_living_process_are_its_own(tmp_path: Path) -> None:
+def test_record_store_leaves_files_of_living_processes(tmp_path: Path) -> None:
     first, second = RecordStore(tmp_path), RecordStore(tmp_path)
     first.open("1").write(b"a")
     second.open("2").write(b"b")
@@ -132,7 +132,7 @@ def test_the_files_of_a_living_process_are_its_own(tmp_path: Path) -> None:
     assert len([*tmp_path.iterdir()]) == 2
 
 
-def test_what_is_taken_over_is_written_on_and_left_again(tmp_path: Path) -> None:
+def test_record_store_appends_to_files_it_took_over(tmp_path: Path) -> None:
     dead_file(tmp_path / "journal", tmp_path, first=[b"a", b"b"], second=[b"c"], third=[b"d"])
     store = RecordStore(tmp_path / "journal")
     first, second = store.open("first"), store.open("second")
@@ -146,7 +146,7 @@ def test_what_is_taken_over_is_written_on_and_left_again(tmp_path: Path) -> None
     assert written_file(tmp_path / "journal")
 
 
-def test_the_newer_records_of_two_processes_that_have_played_an_episode_count(tmp_path: Path) -> None:
+def test_record_store_prefers_the_newer_records_of_an_episode(tmp_path: Path) -> None:
     folder = tmp_path / "journal"
     older = dead_file(folder, tmp_path, same=[b"a"], other=[b"b"])
     newer = shutil.move(dead_file(tmp_path / "second", tmp_path, same=[b"c"]), folder)
@@ -159,7 +159,7 @@ def test_the_newer_records_of_two_processes_that_have_played_an_episode_count(tm
     assert left_if_killed(folder, tmp_path / "copy") == {"other": [b"b"]}
 
 
-def test_a_file_that_was_cut_anywhere_has_its_whole_records_and_is_written_on(tmp_path: Path) -> None:
+def test_record_store_reads_whole_records_of_a_cut_file(tmp_path: Path) -> None:
     whole = dead_file(tmp_path / "dead", tmp_path, first=[b"a" * 30, b"b" * 30]).read_bytes()
     seen = []
     for cut in range(len(whole) + 1):
@@ -175,7 +175,7 @@ def test_a_file_that_was_cut_anywhere_has_its_whole_records_and_is_written_on(tm
     assert (seen[0], seen[-2:], seen) == (0, [1, 2], sorted(seen))
 
 
-def test_a_file_that_is_damaged_has_the_records_before_that(tmp_path: Path) -> None:
+def test_record_store_reads_records_before_damage(tmp_path: Path) -> None:
     path = dead_file(tmp_path / "journal", tmp_path, first=[b"a" * 30], second=[b"b" * 30], third=[b"c" * 30])
     content = bytearray(path.read_bytes())
     content[content.index(b"b" * 30) + 3] ^= 1
@@ -188,7 +188,7 @@ def test_a_file_that_is_damaged_has_the_records_before_that(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"\x01" * 8 + b"\0" * 4096, b"strands-rollout records 2\n"], ids=["old", "new"])
-def test_a_file_of_another_version_is_named_and_left_alone(tmp_path: Path, caplog, content: bytes) -> None:
+def test_record_store_names_a_file_of_another_version(tmp_path: Path, caplog, content: bytes) -> None:
     path = tmp_path / "1-0a.records"
     path.write_bytes(content)
     store = RecordStore(tmp_path)
@@ -198,14 +198,14 @@ def test_a_file_of_another_version_is_named_and_left_alone(tmp_path: Path, caplo
     assert path.read_bytes() == content
 
 
-def test_a_file_that_was_just_made_is_removed_and_hides_no_other(tmp_path: Path) -> None:
+def test_record_store_removes_an_empty_file(tmp_path: Path) -> None:
     dead_file(tmp_path / "journal", tmp_path, first=[b"a"])
     (tmp_path / "journal" / "empty.records").touch()  # its process was killed as it made it
     assert RecordStore(tmp_path / "journal").open("first").records == [b"a"]
     assert not (tmp_path / "journal" / "empty.records").exists()
 
 
-def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(tmp_path: Path, monkeypatch) -> None:
+def test_record_store_recreates_a_file_removed_before_its_lock(tmp_path: Path, monkeypatch) -> None:
     made: list[str] = []
 
     def open_and_remove(path: Path, *given: int) -> int:
@@ -225,7 +225,7 @@ def test_a_file_that_another_process_removes_before_it_is_locked_is_made_again(t
     assert left_if_killed(tmp_path / "journal", tmp_path / "copy") == {"1": [b"a"]}
 
 
-def test_files_do_not_grow_with_episodes_that_are_over(tmp_path: Path, monkeypatch) -> None:
+def test_record_store_empties_files_of_ended_episodes(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "MAX_FILE_BYTES", 4096)
     folder, store, slow = tmp_path / "journal", RecordStore(tmp_path / "journal"), None
     for number in range(200):
@@ -243,7 +243,7 @@ def test_files_do_not_grow_with_episodes_that_are_over(tmp_path: Path, monkeypat
     assert written_file(folder).stat().st_size < 100
 
 
-def test_ten_thousand_episodes_at_once_are_kept_and_leave_nothing(tmp_path: Path) -> None:
+def test_record_store_with_ten_thousand_episodes(tmp_path: Path) -> None:
     folder, store = tmp_path / "journal", RecordStore(tmp_path / "journal")
     episodes = [store.open(str(number)) for number in range(10_000)]
     for step in range(2):
@@ -256,7 +256,7 @@ def test_ten_thousand_episodes_at_once_are_kept_and_leave_nothing(tmp_path: Path
     assert written_file(folder).stat().st_size < 100
 
 
-def test_episodes_that_nobody_continues_are_ended_when_they_are_too_many(tmp_path: Path, monkeypatch) -> None:
+def test_record_store_ends_idle_episodes_above_its_size_limit(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(store_module, "MAX_FILE_BYTES", 4096)
     monkeypatch.setattr(store_module, "MAX_BYTES", 4 * 4096)
     folder, store = tmp_path / "journal", RecordStore(tmp_path / "journal")
@@ -273,7 +273,7 @@ def test_episodes_that_nobody_continues_are_ended_when_they_are_too_many(tmp_pat
     assert 30 < len(found) < 100
 
 
-def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, caplog) -> None:
+def test_record_store_on_a_full_disk(tmp_path: Path, caplog) -> None:
     folder, store = tmp_path / "journal", RecordStore(tmp_path / "journal")
     small, large, late = store.open("small"), store.open("large"), store.open("late")
     small.write(b"s")
@@ -293,7 +293,7 @@ def test_a_full_disk_costs_the_records_and_not_the_episode(tmp_path: Path, caplo
     assert left_if_killed(folder, tmp_path / "second copy") == {"large": [b"there is room"]}
 
 
-def test_a_folder_that_is_gone_or_without_room_for_a_file_costs_the_records(tmp_path: Path, caplog) -> None:
+def test_record_store_without_a_folder_or_room_for_a_file(tmp_path: Path, caplog) -> None:
     folder, store = tmp_path / "journal", RecordStore(tmp_path / "journal")
     with limit_file_size(10):
         episode = store.open("1")

@@ -63,12 +63,12 @@ def compare(
 def _check_plot(plot: Path | None) -> None:
     if plot is None:
         return
-    from strands_rollout.train.run_folder import NOT_DRAWN, can_draw
+    from strands_rollout.train.run_folder import NO_MATPLOTLIB_NOTE, can_draw
 
     if plot.suffix != ".png":
         raise ConfigError(f"got --plot {plot}; expected a file that ends in .png")
     if not can_draw():
-        raise ConfigError(NOT_DRAWN)
+        raise ConfigError(NO_MATPLOTLIB_NOTE)
 
 
 if __name__ == "__main__":

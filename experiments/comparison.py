@@ -11,7 +11,14 @@ from typing import Any, Final
 
 from strands_rollout.errors import ConfigError
 from strands_rollout.files.json_files import read_json
-from strands_rollout.train.run_folder import FILE_NAME, OPTIONS_FILE, SUMMARY_FILE, StepRecord, read_steps, with_end
+from strands_rollout.train.run_folder import (
+    OPTIONS_FILE,
+    STEPS_FILE,
+    SUMMARY_FILE,
+    StepRecord,
+    read_steps,
+    with_final_evaluation,
+)
 
 GOAL: Final = 0.95
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
@@ -27,14 +34,14 @@ class RecordedRun:
     Attributes:
         folder: Where it was read.
         options: What it was started with, by name.
-        made_by: The commit and the versions that it ran on, by name.
+        provenance: The commit and the versions that it ran on, by name.
         steps: Its records.
         summary: Its result; None until it is finished.
     """
 
     folder: Path
     options: Mapping[str, Any]
-    made_by: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     steps: list[StepRecord]
     summary: Mapping[str, Any] | None
 
@@ -46,7 +53,7 @@ class RecordedRun:
     @property
     def points(self) -> list[StepRecord]:
         """Its records, and its end."""
-        return with_end(self.steps, self.summary)
+        return with_final_evaluation(self.steps, self.summary)
 
 
 def read_run(folder: Path) -> RecordedRun:
@@ -59,14 +66,14 @@ def read_run(folder: Path) -> RecordedRun:
     options = found.get("options")
     if not isinstance(options, dict):
         raise ConfigError(f"{folder / OPTIONS_FILE} has no options; expected the folder of a training run")
-    steps = read_steps(folder / FILE_NAME)
+    steps = read_steps(folder / STEPS_FILE)
     if not steps:
-        raise ConfigError(f"{folder / FILE_NAME} is empty; expected a run with a step that is done; wait for it")
+        raise ConfigError(f"{folder / STEPS_FILE} is empty; expected a run with a step that is done; wait for it")
     versions = found.get("versions")
-    made_by = {"commit": found.get("commit"), **(versions if isinstance(versions, dict) else {})}
+    provenance = {"commit": found.get("commit"), **(versions if isinstance(versions, dict) else {})}
     summary = folder / SUMMARY_FILE
     return RecordedRun(
-        folder, options, made_by, steps, read_json(summary, advice=_EXPECTED) if summary.exists() else None
+        folder, options, provenance, steps, read_json(summary, advice=_EXPECTED) if summary.exists() else None
     )
 
 
@@ -263,8 +270,8 @@ def _notes(runs: Sequence[RecordedRun]) -> Iterator[str]:
             yield f"{run.folder} is not finished: {len(run.steps)} steps"
         for name, times in Counter(name for record in run.steps for name in record if record[name] is None).items():
             yield f"{run.folder}: {name} is no finite number in {times} of {len(run.steps)} steps"
-    for name in dict.fromkeys(name for run in runs for name in run.made_by):
-        values = list(dict.fromkeys(str(run.made_by.get(name)) for run in runs))
+    for name in dict.fromkeys(name for run in runs for name in run.provenance):
+        values = list(dict.fromkeys(str(run.provenance.get(name)) for run in runs))
         if len(values) > 1:
             yield f"the runs differ in {name}: {', '.join(values)}"
 

@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from strands_rollout.train.run_folder import PANELS, Panel, StepRecord, draw_page, values_of
+from strands_rollout.train.run_folder import PANELS, Panel, StepRecord, draw_page, values_by_step
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ def curve_of(key: str, runs: Runs) -> Curve:
 
     A mean over the runs that are left would flatter those that ended early, so a step counts that all have.
     """
-    by_run = [values_of(key, steps) for steps in runs]
+    by_run = [values_by_step(key, steps) for steps in runs]
     shared = sorted(set.intersection(*map(set, by_run))) if by_run else []
     columns = [[values[step] for values in by_run] for step in shared]
     whole = [column if all(map(math.isfinite, column)) else [math.nan] for column in columns]
@@ -73,7 +73,11 @@ def draw_comparison(variants: Mapping[str, Runs], path: Path) -> None:
     most = max(map(len, variants.values()))
     title = "mean over seeds; band: least to greatest seed" if most > 1 else "one seed each"
     draw_page(
-        [panel for panel in PANELS if panel.has_something(means[panel.title])], draw, path, title=title, legend=legend
+        [panel for panel in PANELS if panel.is_worth_drawing(means[panel.title])],
+        draw,
+        path,
+        title=title,
+        legend=legend,
     )
 
 

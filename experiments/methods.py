@@ -29,8 +29,8 @@ from strands_rollout.train.rollouts import (
     TrainingMethod,
     TrainingSequence,
     sequences_as_sampled,
-    tokens_of_rollouts,
     trained_samples,
+    trained_tokens_by_rollout,
 )
 
 RolloutKind: TypeAlias = Literal["tito", "retokenised", "openai"]
@@ -56,8 +56,8 @@ class Experiment(TrainingMethod):
             raise ConfigError("--ablation shifted-logprobs needs --rollout tito: text has no logprobs to shift")
         self.rollout, self.ablation = rollout, ablation
         self.is_exact = rollout == "tito"
-        self.keeps_contract = rollout != "openai"
-        self.keeps_aborted = ablation == "aborted-as-completed"
+        self.follows_contract = rollout != "openai"
+        self.trains_aborted = ablation == "aborted-as-completed"
         if rollout == "openai":
             try:
                 from experiments.openai_generate import generate
@@ -68,7 +68,7 @@ class Experiment(TrainingMethod):
             self.generate = generate
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
-        if self.keeps_aborted and not options.extra_prompts:
+        if self.trains_aborted and not options.extra_prompts:
             raise ConfigError("--ablation aborted-as-completed needs --extra-prompts: nothing else is aborted")
         if self.rollout == "openai" and settings.fan_out:
             raise ConfigError(
@@ -204,10 +204,10 @@ def retokenised_batch(groups: Sequence[Sequence[Sample]], tokenizer: Any) -> Ste
     """The batch of a trainer who is handed text: see `retokenise`."""
     trained, dropped = trained_samples(groups)
     again = [retokenise(one.sample, tokenizer) for one in trained]
-    tokens_of = tokens_of_rollouts(trained, [one.loss_mask for one in again])
+    tokens_of = trained_tokens_by_rollout(trained, [one.loss_mask for one in again])
     sequences = [_from_text(text, one, tokens_of[one.rollout]) for text, one in zip(again, trained, strict=True)]
     drifts = [Drift(one.sampled_tokens, one.drifted_tokens) for one in again]
-    return StepBatch.of(groups, sequences, drifts, dropped)
+    return StepBatch.from_groups(groups, sequences, drifts, dropped)
 
 
 def _from_text(one: Retokenised, trained: TrainedSample, denominator: int) -> TrainingSequence:
@@ -231,7 +231,7 @@ def text_endpoint_batch(groups: Sequence[Sequence[Sample]]) -> StepBatch:
     lost = [(facts["sampled_tokens"], facts["text_endpoint"]["unmatched_sampled"]) for facts in known]
     drifts = [Drift(sampled, unmatched) for sampled, unmatched in lost if unmatched is not None]
     figures = _endpoint_figures(sample for group in groups for sample in group)
-    return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, extra_figures=figures)
+    return StepBatch.from_groups(groups, sequences_as_sampled(trained), drifts, dropped, extra_metrics=figures)
 
 
 def _endpoint_figures(samples: Iterable[Sample]) -> dict[str, float]:

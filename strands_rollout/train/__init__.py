@@ -1,4 +1,4 @@
 """GRPO on one machine through this package's own `generate` and `reward_func`: `strands-rollout train`.
 
-A small trainer, to see a policy learn from the samples and to test them end to end; slime trains what is large.
+A small trainer that shows a policy learn from the samples and tests them end to end. Train large models with slime.
 """

@@ -1,8 +1,8 @@
 """The policy under training: a Hugging Face causal model in single precision with AdamW, and GRPO's loss.
 
-Knows torch and model folders; nothing of episodes, engines or rewards. Each function of the loss is the published
-formula as slime 0.3 computes it (slime/utils/ppo_utils.py and slime/backends/megatron_utils/loss.py); tests compare
-them.
+This module handles torch and model folders; it knows nothing about episodes, engines or rewards. Each function of the
+loss computes the published formula as slime 0.3 does (slime/utils/ppo_utils.py and
+slime/backends/megatron_utils/loss.py); tests compare the results.
 """
 
 import copy
@@ -29,14 +29,14 @@ from strands_rollout.files.safe_files import replaced
 from strands_rollout.play.options import UpdateSettings
 from strands_rollout.train.rollouts import TrainingSequence
 
-_MOST_KL: Final = 10.0
+_MAX_KL: Final = 10.0
 _BETAS: Final = (0.9, 0.98)
-_MICRO_BATCH_LOGITS: Final = 10_000_000  # of which several copies are in memory at once
-_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
+_MAX_MICRO_BATCH_LOGITS: Final = 10_000_000  # several copies of them are in memory at once
+_WEIGHT_FILES: Final = ("*.safetensors", "*.bin", "*.index.json", "training.json")
 
 
 class CausalModel(Protocol):
-    """Any of Hugging Face's: a `model` that gives hidden states, and an `lm_head`."""
+    """A Hugging Face causal model: a `model` that returns hidden states, and an `lm_head`."""
 
     config: Any
     model: Any
@@ -46,10 +46,10 @@ class CausalModel(Protocol):
 def clipped_policy_loss(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """PPO's clipped loss of each token, and whether it is clipped (0.0 or 1.0).
+    """Return PPO's clipped loss of each token, and 1.0 for each clipped token, else 0.0.
 
-    `log_ratio` is the logprob under the policy less that under the behaviour policy; the ratio counts from 1 - clip_low
-    to 1 + clip_high.
+    `log_ratio` is the logprob under the policy minus the logprob under the behaviour policy. The ratio is clipped to
+    the range from 1 - clip_low to 1 + clip_high.
     """
     ratio = log_ratio.exp()
     plain = -ratio * advantages
@@ -58,34 +58,34 @@ def clipped_policy_loss(
 
 
 def truncated_weights(trainer: Tensor, rollout: Tensor, upper: float) -> Tensor:
-    """Truncated importance sampling: the ratio of the trainer's and the rollout's probability, at most `upper`.
+    """Return the truncated importance weights: trainer's probability / rollout's probability, at most `upper`.
 
-    The trainer's logprobs are those from before the update, `upper` is slime's `--tis-clip`.
+    Compute the trainer's logprobs before the update. `upper` is slime's `--tis-clip`.
     """
     return (trainer - rollout).exp().clamp(max=upper)
 
 
 def k3_divergence(log_probs: Tensor, reference: Tensor) -> Tensor:
-    """An unbiased, never negative estimate of KL(policy || reference) for each token, as slime's `low_var_kl`.
+    """Return an unbiased, non-negative estimate of KL(policy || reference) for each token, like slime's `low_var_kl`.
 
-    See http://joschu.net/blog/kl-approx.html; the tokens are those that the policy sampled.
+    The policy must have sampled the tokens. See http://joschu.net/blog/kl-approx.html.
     """
     log_ratio = reference - log_probs
-    return (log_ratio.exp() - 1 - log_ratio).clamp(max=_MOST_KL)
+    return (log_ratio.exp() - 1 - log_ratio).clamp(max=_MAX_KL)
 
 
 def trained_logits(
     model: CausalModel, token_ids: Sequence[list[int]], positions: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Logits that predict the chosen tokens, each from all tokens before it, and these tokens' ids.
+    """Return the logits that predict the chosen tokens from all tokens before them, and the ids of these tokens.
 
-    The keys and values of the common prefix are shared by the batch, which changes neither values nor gradients.
-    Shorter sequences are padded on the right, where earlier tokens can't see.
+    The batch shares the keys and values of the common prefix, which changes neither values nor gradients. Shorter
+    sequences are padded on the right, which earlier tokens can't attend to.
 
     Args:
-        model: In evaluation mode.
-        token_ids: The sequences, at least one.
-        positions: For each, which of its tokens are chosen: ascending, from 1 on; at least one in each.
+        model: A model in evaluation mode.
+        token_ids: At least one sequence.
+        positions: The indices of the chosen tokens of each sequence: ascending, at least one, the first at least 1.
 
     Returns:
         [chosen, vocabulary] logits and [chosen] ids, in the order of sequences and positions.
@@ -98,26 +98,26 @@ def trained_logits(
         ids[row, : len(sequence) - shared] = torch.tensor(sequence[shared:])
         is_chosen[row, torch.tensor(chosen) - shared] = True
     cache = DynamicCache(config=model.config)
-    # transformers has renamed it
+    # newer versions of transformers renamed the parameter
     name = "cache" if "cache" in inspect.signature(model.model.forward).parameters else "past_key_values"
-    kept = {name: cache, "use_cache": True}
+    cache_arguments = {name: cache, "use_cache": True}
     if shared:
-        model.model(input_ids=torch.tensor([token_ids[0][:shared]]), **kept)
+        model.model(input_ids=torch.tensor([token_ids[0][:shared]]), **cache_arguments)
         cache.batch_repeat_interleave(len(token_ids))
-    hidden = model.model(input_ids=ids, **kept).last_hidden_state
+    hidden = model.model(input_ids=ids, **cache_arguments).last_hidden_state
     targets = is_chosen[:, 1:]
     return model.lm_head(hidden[:, :-1][targets]), ids[:, 1:][targets]
 
 
 def shared_prefix_length(sequences: Sequence[list[int]]) -> int:
-    """How many leading tokens all sequences have in common, one less than the shortest one's length at most."""
+    """Return the length of the common prefix of all sequences, at most the shortest length minus one."""
     first, last = min(sequences), max(sequences)
     shared = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
     return min(shared, min(len(sequence) for sequence in sequences) - 1)
 
 
-class UpdateFigures:
-    """What an update amounted to: means over its optimizer steps, and over the tokens that were learned from."""
+class UpdateMetrics:
+    """The metrics of an update: means over its optimizer steps and over the trained tokens."""
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = defaultdict(float)
@@ -125,19 +125,19 @@ class UpdateFigures:
         self._least_ratio, self._greatest_ratio = math.inf, -math.inf
 
     def add(self, count: int, **totals: float) -> None:
-        """Count so many steps or tokens, with the sums of their values."""
+        """Add the sums of values over `count` steps or tokens."""
         for name, total in totals.items():
             self.sums[name] += total
             self.counts[name] += count
 
     def add_ratios(self, ratio: Tensor, clipped: Tensor) -> None:
-        """Count tokens by their importance ratio to the behaviour policy, and by whether they were clipped."""
+        """Add tokens, with their importance ratios to the behaviour policy and 1.0 for each clipped token."""
         self.add(len(ratio), clip_fraction=float(clipped.sum()), ratio_mean=float(ratio.sum()))
         self._least_ratio = min(self._least_ratio, float(ratio.min()))
         self._greatest_ratio = max(self._greatest_ratio, float(ratio.max()))
 
     def to_record(self) -> dict[str, float]:
-        """The figures of a step's record; none of what was not counted."""
+        """Return the metrics for a step's record, without those that nothing was added to."""
         record = {name: total / self.counts[name] for name, total in self.sums.items()}
         if "ratio_mean" in record:
             record |= {"ratio_min": self._least_ratio, "ratio_max": self._greatest_ratio}
@@ -145,10 +145,10 @@ class UpdateFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TokenStats:
     """A sequence's trained tokens under the policy before an update, at the temperature of the rollout.
 
-    Both are [trained tokens]; the entropy is of the distributions that they were sampled from, in nats.
+    Both tensors are [trained tokens]. The entropy is that of the distribution at each token, in nats.
     """
 
     log_probs: Tensor
@@ -156,10 +156,13 @@ class Measured:
 
 
 class Policy:
-    """A model and its optimizer; not safe to use from two threads at once."""
+    """A model and its optimizer; not thread-safe.
+
+    Raises:
+        ConfigError: transformers can't load a model from the folder.
+    """
 
     def __init__(self, model_dir: Path, settings: UpdateSettings) -> None:
-        """Load the model; ConfigError where the folder holds none that transformers can load."""
         disable_progress_bar()
         self.model_dir = model_dir
         self.settings = settings
@@ -172,48 +175,51 @@ class Policy:
         )
         self._reference = copy.deepcopy(self._model).requires_grad_(requires_grad=False) if settings.kl else None
 
-    def measure(self, sequences: Sequence[TrainingSequence]) -> list[Measured]:
-        """Logprobs and entropies of each sequence's trained tokens, under the weights as they are."""
-        measured: dict[int, Measured] = {}
+    def measure(self, sequences: Sequence[TrainingSequence]) -> list[TokenStats]:
+        """Return logprobs and entropies of each sequence's trained tokens under the current weights."""
+        measured: dict[int, TokenStats] = {}
         with torch.no_grad():
             for chosen in self._micro_batches(sequences):
                 log_probs, entropy = self._log_probs(self._model, [sequences[at] for at in chosen])
-                counts = [_trained_tokens(sequences[at]) for at in chosen]
-                values = map(Measured, log_probs.split(counts), entropy.split(counts))
+                counts = [_trained_token_count(sequences[at]) for at in chosen]
+                values = map(TokenStats, log_probs.split(counts), entropy.split(counts))
                 measured |= zip(chosen, values, strict=True)
         return [measured[at] for at in range(len(sequences))]
 
     def update(
-        self, sequences: Sequence[TrainingSequence], before: Sequence[Measured], *, progress: float = 0.0
-    ) -> UpdateFigures:
-        """Take the optimizer steps of a batch, which was measured; the weights stay where no sequence has an advantage.
+        self, sequences: Sequence[TrainingSequence], before: Sequence[TokenStats], *, progress: float = 0.0
+    ) -> UpdateMetrics:
+        """Take the optimizer steps of a batch; skip steps without an advantage, unless KL or entropy are in the loss.
 
-        `progress` is the share of the run that is done, 0 to 1; it decides the learning rate.
+        Args:
+            sequences: The batch.
+            before: Result of `measure` on the batch.
+            progress: Finished share of the run, 0 to 1, which determines the learning rate.
 
         Raises:
-            TrajectoryError: A gradient is not finite; the weights are those before its optimizer step.
+            TrajectoryError: A gradient is not finite. The weights stay as they were before its optimizer step.
         """
-        figures = UpdateFigures()
+        metrics = UpdateMetrics()
         factor = 1 - progress if self.settings.decay == "linear" else 1.0
         for group in self._optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * factor
-        for places in _parts(sequences, self.settings.updates):
+        for places in _update_batches(sequences, self.settings.updates):
             part = [sequences[at] for at in places]
-            # trained tokens, or rollouts, of which siblings are one together
+            # the loss is a mean over trained tokens, or over rollouts, where siblings count once
             by_token = self.settings.mean == "token"
-            weight = sum(map(_trained_tokens, part)) if by_token else len({one.rollout for one in part})
-            # most groups of a policy that is nearly always right have no gradient at all
+            weight = sum(map(_trained_token_count, part)) if by_token else len({one.rollout for one in part})
+            # without an advantage a sequence has no gradient, which is common once the policy is nearly always right
             always = self.settings.kl or self.settings.entropy
             learned = [(sequences[at], before[at]) for at in places if sequences[at].advantage or always]
             if learned:
-                self._step(learned, 1 / weight, figures)
-        return figures
+                self._step(learned, 1 / weight, metrics)
+        return metrics
 
     def write_weights(self, folder: Path) -> None:
-        """Write a model folder, weights in single precision, that an engine can load; subfolders are left out.
+        """Write a model folder that an engine can load, with weights in single precision and without subfolders.
 
         Raises:
-            RolloutError: It can't be written.
+            RolloutError: The folder can't be written.
         """
         new = folder.with_name(f"{folder.name}.new")
         tied = {"lm_head.weight"} if self._model.config.tie_word_embeddings else set()
@@ -222,7 +228,7 @@ class Policy:
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir(parents=True)
             for path in self.model_dir.iterdir():
-                if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHTS):
+                if path.is_file() and not any(path.match(pattern) for pattern in _WEIGHT_FILES):
                     shutil.copy(path, new)
             save_file(state, new / "model.safetensors", metadata={"format": "pt"})
             folder.mkdir(parents=True, exist_ok=True)
@@ -230,57 +236,59 @@ class Policy:
                 path.replace(folder / path.name)
             new.rmdir()
         except (OSError, SafetensorError) as e:
-            raise RolloutError(f"can't write {folder}: {e}; make room and resume the run") from e
+            raise RolloutError(f"can't write {folder}: {e}; free disk space and resume the run") from e
 
     def save(self, path: Path) -> None:
-        """Write weights and the optimizer's state to a file, whole or not at all.
+        """Write the weights and the optimizer's state to a file atomically.
 
         Raises:
-            RolloutError: It can't be written.
+            RolloutError: The file can't be written.
         """
         try:
             with replaced(path) as new:
                 torch.save({"model": self._model.state_dict(), "optimizer": self._optimizer.state_dict()}, new)
-        except (OSError, RuntimeError) as e:  # torch's own writer raises the latter on a full disk
-            raise RolloutError(f"can't write {path}: {e}; make room and resume the run") from e
+        except (OSError, RuntimeError) as e:  # torch's writer raises RuntimeError on a full disk
+            raise RolloutError(f"can't write {path}: {e}; free disk space and resume the run") from e
 
     def restore(self, path: Path) -> None:
-        """Read what `save` wrote; the reference of the KL stays the first weights.
+        """Load a file that `save` wrote. The KL's reference model keeps the first weights.
 
         Raises:
-            ConfigError: The file is not one of this model.
+            ConfigError: The file is not a checkpoint of this model.
         """
         try:
             state = torch.load(path, weights_only=True)
             self._model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
         except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as e:
-            reason = f"it is no checkpoint of this model ({type(e).__name__})"
-            raise ConfigError(f"can't resume from {path}: {reason}; start afresh in another folder with --out") from e
+            reason = f"the file is not a checkpoint of this model ({type(e).__name__})"
+            raise ConfigError(f"can't resume from {path}: {reason}; start again in another folder with --out") from e
 
-    def _step(self, learned: Sequence[tuple[TrainingSequence, Measured]], share: float, figures: UpdateFigures) -> None:
+    def _step(
+        self, learned: Sequence[tuple[TrainingSequence, TokenStats]], share: float, metrics: UpdateMetrics
+    ) -> None:
         self._optimizer.zero_grad(set_to_none=True)
         loss = 0.0
         for chosen in self._micro_batches([one for one, _ in learned]):
-            part = self._loss([learned[at] for at in chosen], figures) * share
+            part = self._loss([learned[at] for at in chosen], metrics) * share
             part.backward()
             loss += float(part.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self.settings.max_grad_norm)
         if not torch.isfinite(norm):
             raise TrajectoryError(
                 f"got a gradient of norm {float(norm)} at a loss of {loss}; expected finite numbers. The weights "
-                "are as before: look at the step's rewards and logprobs, or lower --learning-rate"
+                "are unchanged: check the step's rewards and logprobs, or lower --learning-rate"
             )
         self._optimizer.step()
-        figures.add(1, loss=loss, grad_norm=float(norm))
+        metrics.add(1, loss=loss, grad_norm=float(norm))
 
-    def _loss(self, learned: Sequence[tuple[TrainingSequence, Measured]], figures: UpdateFigures) -> Tensor:
-        """The sequences' losses, each the sum over its tokens divided by its denominator or 1, added up."""
+    def _loss(self, learned: Sequence[tuple[TrainingSequence, TokenStats]], metrics: UpdateMetrics) -> Tensor:
+        """Return the sum of the sequences' losses; each is the sum over its tokens, divided by its denominator or 1."""
         sequences, before = zip(*learned, strict=True)
         settings = self.settings
         log_probs, entropy = self._log_probs(self._model, sequences)
-        counts = torch.tensor([_trained_tokens(one) for one in sequences])
-        advantages = _spread([one.advantage for one in sequences], counts)
+        counts = torch.tensor([_trained_token_count(one) for one in sequences])
+        advantages = _repeat_per_token([one.advantage for one in sequences], counts)
         divisors = [one.denominator if settings.mean == "sample" else 1 for one in sequences]
         own = torch.cat([one.log_probs for one in before])
         known = [one.trained_log_probs for one in sequences]
@@ -292,20 +300,20 @@ class Policy:
         if settings.tis_clip is not None:
             weights = truncated_weights(own, rollout, settings.tis_clip)
             losses = losses * weights
-            figures.add(len(weights), tis_clip_fraction=float((weights == settings.tis_clip).float().sum()))
+            metrics.add(len(weights), tis_clip_fraction=float((weights == settings.tis_clip).float().sum()))
         losses = losses - settings.entropy * entropy
         if self._reference is not None:
             with torch.no_grad():
                 reference, _ = self._log_probs(self._reference, sequences)
             divergence = k3_divergence(log_probs, reference)
             losses = losses + settings.kl * divergence
-            figures.add(len(divergence), kl_reference=float(divergence.detach().sum()))
-        figures.add_ratios(log_ratio.detach().exp(), clipped)
-        return (losses / _spread(divisors, counts)).sum()
+            metrics.add(len(divergence), kl_reference=float(divergence.detach().sum()))
+        metrics.add_ratios(log_ratio.detach().exp(), clipped)
+        return (losses / _repeat_per_token(divisors, counts)).sum()
 
     def _micro_batches(self, sequences: Sequence[TrainingSequence]) -> Iterator[list[int]]:
-        """The sequences' places, by length, in batches that take about as much memory each."""
-        most_tokens = _MICRO_BATCH_LOGITS // self._model.config.vocab_size
+        """Yield the indices of sequences, sorted by length, in batches of similar memory use."""
+        most_tokens = _MAX_MICRO_BATCH_LOGITS // self._model.config.vocab_size
         batch: list[int] = []
         for at in sorted(range(len(sequences)), key=lambda at: len(sequences[at].tokens)):
             longest = len(sequences[at].tokens) - sequences[at].prompt_length
@@ -317,7 +325,7 @@ class Policy:
             yield batch
 
     def _log_probs(self, model: CausalModel, sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
-        """Logprobs and entropies of all trained tokens, sequence after sequence."""
+        """Return logprobs and entropies of all trained tokens, concatenated in the order of sequences."""
         logits, targets = trained_logits(
             model, [one.tokens for one in sequences], [one.trained_positions for one in sequences]
         )
@@ -326,19 +334,19 @@ class Policy:
         return log_softmax.gather(-1, targets[:, None])[:, 0], entropy
 
 
-def _trained_tokens(sequence: TrainingSequence) -> int:
+def _trained_token_count(sequence: TrainingSequence) -> int:
     return len(sequence.trained_positions)
 
 
-def _spread(values: Sequence[float], counts: Tensor) -> Tensor:
-    """Each value as often as its sequence has trained tokens."""
+def _repeat_per_token(values: Sequence[float], counts: Tensor) -> Tensor:
+    """Repeat each value once per trained token of its sequence."""
     return torch.repeat_interleave(torch.tensor(values, dtype=torch.float32), counts)
 
 
-def _parts(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
-    """The sequences' places in order, cut into at most `parts` of nearly as many rollouts each; none of them empty.
+def _update_batches(sequences: Sequence[TrainingSequence], parts: int) -> Iterator[list[int]]:
+    """Yield the indices of sequences in order, in at most `parts` non-empty batches with similar numbers of rollouts.
 
-    Siblings stay together, as in slime: their rollout's mean is over all of them.
+    Siblings stay together, as in slime, because their rollout's mean is over all of them.
     """
     places: dict[Hashable, list[int]] = {}
     for at, one in enumerate(sequences):

@@ -1,12 +1,12 @@
 """A step's rollouts: groups of samples that `generate` played and `reward_func` graded, and the batch made of them.
 
-An episode that was aborted is resumed in the next step, as slime's partial rollouts. The position in the order of
-prompts is all that a resumed run needs to know of that order.
+An aborted episode is resumed in the next step, like slime's partial rollouts. A resumed run restores the order of
+prompts from its position in that order alone.
 
-A batch has the samples as the sequences that the loss reads, and in numbers; nothing here needs torch. A run's
-invariant is checked here too: the trainer's logprobs of sampled tokens are the rollout's. Under the same weights both
-compute the same function of the same tokens. A difference means that the trainer sees other tokens than the policy did,
-at other places, or with other logprobs than it sampled them with.
+A batch holds the samples as sequences for the loss, and their metrics; nothing here needs torch. This module also
+checks the invariant of a run: under the same weights, the trainer's logprobs of sampled tokens equal the rollout's,
+because both compute the same function of the same tokens. A difference means that the trainer sees other tokens than
+the policy did, at other positions, or with other logprobs.
 """
 
 from __future__ import annotations
@@ -44,22 +44,22 @@ from strands_rollout.tool_parsers import AUTO
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST_SHOWN: Final = 10
-_MOST_ERRORS: Final = 5
-_CONTEXT_TOKENS: Final = 8
-_MOST_RATIO: Final = 50.0
+_MAX_SHOWN: Final = 10
+_MAX_ERRORS: Final = 5
+_SHOWN_CONTEXT_TOKENS: Final = 8
+_MAX_LOG_RATIO: Final = 50.0
 _GRPO: Final = SimpleNamespace(reward_key=REWARD_KEY, advantage_estimator="grpo")
 
 
 class PromptOrder:
-    """An endless sequence of rows, shuffled anew for each pass over them."""
+    """An endless sequence of rows, shuffled again for each pass over them."""
 
     def __init__(self, rows: Sequence[Row], seed: int) -> None:
         self._rows, self._seed = rows, seed
         self._order_of_pass = functools.lru_cache(maxsize=2)(self._shuffled)
 
     def row(self, position: int) -> Row:
-        """The row at a position, from 0."""
+        """Return the row at a position, from 0."""
         passes, place = divmod(position, len(self._rows))
         return self._rows[self._order_of_pass(passes)[place]]
 
@@ -70,60 +70,62 @@ class PromptOrder:
 
 
 def sampling_seed(*parts: object) -> int:
-    """A seed of 31 bits that depends on all parts, the same on any machine."""
+    """Return a 31-bit seed that depends on all parts and is the same on every machine."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(slots=True)
 class AbortFlag:
-    """Whether the rollouts are being aborted: the setting `should_abort`, and so a value that JSON can hold."""
+    """A flag that is set while rollouts are aborted; JSON can hold it as the setting `should_abort`."""
 
     is_set: bool = False
 
     def __call__(self) -> bool:
-        """Whether it is set."""
+        """Return whether the flag is set."""
         return self.is_set
 
 
 @dataclass(slots=True)
 class Group:
-    """The episodes of one prompt, by its position in the order of prompts.
+    """The episodes of one prompt.
 
-    `episodes` are those that are finished or aborted, by their index in the group: the main agent's sample, and after
-    it those of a fan-out's other agents and segments.
+    Attributes:
+        position: Position of the prompt in the order of prompts.
+        episodes: Finished and aborted episodes by their index in the group. Each is the main agent's sample, followed
+            by the samples of a fan-out's other agents and segments.
     """
 
     position: int
     episodes: dict[int, list[Sample]] = field(default_factory=dict)
 
-    def finished(self) -> int:
-        """How many of its episodes are over."""
+    def finished_count(self) -> int:
+        """Return the number of finished episodes."""
         return sum(not self.was_aborted(at) for at in self.episodes)
 
     def was_aborted(self, at: int) -> bool:
-        """Whether an episode was interrupted by an abort."""
+        """Return whether an abort interrupted the episode at index `at`."""
         return self.episodes[at][0].status is Sample.Status.ABORTED
 
     def samples(self) -> list[Sample]:
-        """All of its samples in the order of their episodes, siblings next to each other."""
+        """Return all samples in the order of their episodes, siblings next to each other."""
         return [sample for at in sorted(self.episodes) for sample in self.episodes[at]]
 
 
 class RolloutCollector:
-    """Plays groups; unfinished ones wait here from step to step.
+    """Plays groups, and keeps unfinished groups from step to step.
 
     Attributes:
-        next_position: Of the first prompt that has no group yet.
+        next_position: Position of the first prompt that has no group yet.
         waiting: Groups that an abort interrupted.
 
     Args:
-        player: Plays the episodes; they end early once `aborting` is set.
+        player: Plays the episodes; they end early once `abort_flag` is set.
         rows: The prompts.
-        options: How many groups and episodes, and the seed of all.
-        abort: Ends every request of the engine.
-        aborting: Set while a rollout is being aborted.
-        keeps_aborted: Hand out all groups that were begun, aborted episodes among them: a fault, for experiments.
+        options: The numbers of groups and episodes, and the seed.
+        abort: Aborts every request of the engine.
+        abort_flag: Set while a rollout is aborted.
+        trains_aborted: Return all groups that were begun, including aborted episodes: a fault, for experiments.
     """
 
     def __init__(
@@ -132,12 +134,12 @@ class RolloutCollector:
         rows: Sequence[Row],
         options: TrainOptions,
         abort: Callable[[], Awaitable[None]],
-        aborting: AbortFlag,
+        abort_flag: AbortFlag,
         *,
-        keeps_aborted: bool = False,
+        trains_aborted: bool = False,
     ) -> None:
-        self._player, self._options, self._abort, self._aborting = player, options, abort, aborting
-        self._keeps_aborted = keeps_aborted
+        self._player, self._options, self._abort, self._abort_flag = player, options, abort, abort_flag
+        self._trains_aborted = trains_aborted
         self._order = PromptOrder(rows, options.seed)
         self._gate = asyncio.Semaphore(options.concurrency)
         self._sampling_params = slime_sampling_params(options.temperature, options.max_new_tokens)
@@ -145,14 +147,14 @@ class RolloutCollector:
         self.waiting: list[Group] = []
 
     async def collect(self) -> tuple[list[list[Sample]], int]:
-        """Play until a step's groups are finished; those that are aborted wait for the next call.
+        """Play until a step's groups are finished; abort the other groups, which the next call resumes.
 
         Returns:
-            The groups in the order of their prompts, and how many of their episodes were resumed. A group is flat:
-            where an episode fans out, its samples follow each other.
+            The groups in the order of their prompts, and the number of resumed episodes. A group is flat: the samples
+            of a fan-out follow each other.
 
         Raises:
-            RolloutError: The engine did not take the abort.
+            RolloutError: The engine refused the abort.
         """
         wanted = self._options.prompts
         missing = range(wanted + self._options.extra_prompts - len(self.waiting))
@@ -160,33 +162,33 @@ class RolloutCollector:
         self.next_position += len(new)
         running = self.waiting + new
         self.waiting = []
-        resumed = sum(len(group.episodes) - group.finished() for group in running)
+        resumed = sum(len(group.episodes) - group.finished_count() for group in running)
         tasks = {asyncio.create_task(self._play(group)): group for group in running}
         done: list[Group] = []
         try:
             for next_done in asyncio.as_completed(list(tasks)):
                 await next_done
                 over = [group for task, group in tasks.items() if task.done()]
-                done = [group for group in over if group.finished() == self._options.samples_per_prompt]
+                done = [group for group in over if group.finished_count() == self._options.samples_per_prompt]
                 if len(done) >= wanted:
                     break
             if left := [task for task in tasks if not task.done()]:
-                self._aborting.is_set = True
-                await self._abort()  # the episodes that still run return what they have
+                self._abort_flag.is_set = True
+                await self._abort()  # running episodes return their tokens so far
                 await asyncio.gather(*left)
         finally:
-            self._aborting.is_set = False
+            self._abort_flag.is_set = False
             for task in tasks:
                 task.cancel()
-        if self._keeps_aborted:
+        if self._trains_aborted:
             return [group.samples() for group in running if group.episodes], resumed
-        # more may have ended while the others were aborted; they count in the next step
+        # more groups may have finished during the abort; they belong to the next step
         chosen = sorted(done, key=lambda group: group.position)[:wanted]
         self.waiting = [group for group in running if group not in chosen]
         return [group.samples() for group in chosen], resumed
 
     async def play_all(self, rows: Sequence[Row], name: str) -> list[Sample]:
-        """One graded episode of each row, its main agent's sample, with seeds that depend on the row and the name."""
+        """Play one episode of each row, with seeds that depend on row and name; return the main agents' samples."""
 
         async def play(at: int, row: Row) -> Sample:
             sample = row.sample(index=at, group_index=at)
@@ -208,7 +210,7 @@ class RolloutCollector:
             index = group.position * self._options.samples_per_prompt + at
             sample = self._order.row(group.position).sample(index=index, group_index=group.position)
         async with self._gate:
-            if self._aborting.is_set:
+            if self._abort_flag.is_set:
                 return
             outcome = await self._player.play(sample, self._params("train", sample.index))
         group.episodes[at] = [outcome.sample, *outcome.siblings]
@@ -217,14 +219,14 @@ class RolloutCollector:
         return {**self._sampling_params, "sampling_seed": sampling_seed(self._options.seed, name, index)}
 
 
-def held_out_figures(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return accuracy, mean reward and parts of held-out episodes, and how many the user's own reward could not grade.
+def held_out_metrics(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return accuracy, mean reward and its parts, and the number of episodes that the user's reward failed to grade.
 
-    An outage is no wrong answer, and the rows that are left would be another set. A reward that raises for some answers
-    would do so again: these are left out.
+    Those episodes are left out, because the reward would fail for them again. After an outage there is no accuracy: a
+    failed episode is not a wrong answer, and the remaining rows are not the held-out set.
 
     Raises:
-        TrajectoryError: Episodes or their judge failed; or the reward failed for every answer.
+        TrajectoryError: Episodes or their judge failed, or the reward failed for every answer.
     """
     views = finished_samples(samples)
     missing = [one for one in views if one.is_missing]
@@ -232,8 +234,8 @@ def held_out_figures(samples: Sequence[Sample]) -> dict[str, float]:
     outages = [one for one in missing if not one.is_ungraded or one.graded.get("method") == NO_JUDGE]
     if lost := [one.sample for one in (outages if rewards else missing)]:
         raise TrajectoryError(
-            f"{len(lost)} of {len(samples)} held-out episodes failed, so that there is no accuracy: "
-            f"{errors_of(lost)}; run the same command again to resume"
+            f"{len(lost)} of {len(samples)} held-out episodes failed, so the accuracy is unknown: "
+            f"{error_summary(lost)}; run the same command again to resume"
         )
     return {
         "held_out_accuracy": _mean(float(bool(reward.get("acc"))) for reward in rewards),
@@ -243,29 +245,28 @@ def held_out_figures(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
-def errors_of(samples: Sequence[Sample]) -> str:
-    """A few errors of these episodes and their rewards."""
+def error_summary(samples: Sequence[Sample]) -> str:
+    """Return the first few distinct errors of episodes and their rewards, as text."""
     errors = sorted({str(facts_of(one).error or reward_details(one).get("error")) for one in samples})
-    return "; ".join(errors[:_MOST_ERRORS]) or "none is over"
+    return "; ".join(errors[:_MAX_ERRORS]) or "no episode has finished"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One sample as the loss sees it.
+    """One sample as input of the loss.
 
     Attributes:
-        tokens: Prompt, then response.
+        tokens: Ids of prompt plus response.
         prompt_length: Tokens of the prompt, at least 1.
         loss_mask: 0 or 1 per response token.
-        log_probs: The behaviour policy's, one per response token; None where they are unknown: the trainer then takes
-            its own from before the update.
-        sampled_log_probs: The logprob at which each response token was sampled, None where it is unknown; only to
-            compare with.
-        version: Of the weights that sampled all of its tokens; None where there were several, or it is unknown.
-        advantage: Of every trained token.
-        rollout: The same for the siblings of a fan-out, and for no other sequence.
-        denominator: Trained tokens of its rollout, siblings included; at least 1. The loss of a sample is its sum
-            divided by this number, as slime's by default.
+        log_probs: The behaviour policy's logprobs, one per response token. If None, they are unknown, and the trainer
+            uses its own from before the update.
+        sampled_log_probs: Logprob at which each response token was sampled, or None if unknown; only for comparison.
+        version: Version of the weights that sampled all tokens; None if there were several, or if it is unknown.
+        advantage: Advantage of every trained token.
+        rollout: Key that the siblings of a fan-out share, and no other sequence.
+        denominator: Trained tokens of the rollout, including siblings; at least 1. The loss of a sample is the sum over
+            its tokens divided by this number, which is slime's default.
     """
 
     tokens: list[int]
@@ -280,12 +281,12 @@ class TrainingSequence:
 
     @property
     def trained_positions(self) -> list[int]:
-        """Places in `tokens` of the trained tokens, ascending."""
+        """Indices of the trained tokens in `tokens`, ascending."""
         return [self.prompt_length + at for at, is_trained in enumerate(self.loss_mask) if is_trained]
 
     @property
     def known_pairs(self) -> list[tuple[int, float]]:
-        """For each trained token whose sampling logprob is known: its index among them, and that logprob."""
+        """Index among the trained tokens, and sampling logprob, of each trained token whose logprob is known."""
         pairs = zip(self.sampled_log_probs, self.loss_mask, strict=True)
         trained = [value for value, is_trained in pairs if is_trained]
         return [(at, value) for at, value in enumerate(trained) if value is not None]
@@ -300,11 +301,15 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """What one step trains on: all samples, flat in the order of groups, and those that train a token as sequences.
+    """The training data of one step, with its metrics.
 
-    `drifts` are of the samples of which it was measured; `measured` has more of them, where tokens are trained as they
-    were sampled. `dropped_groups` have no spread of rewards and teach nothing; `extra_figures` are what an experiment
-    adds to the step's record.
+    Attributes:
+        samples: All samples, flat, in the order of groups.
+        sequences: The samples with at least one trained token, for the loss.
+        drifts: Drift of the samples for which it was measured.
+        measured: More details of the same samples; empty unless tokens are trained as sampled.
+        dropped_groups: Number of groups whose rewards are all equal, which teach nothing.
+        extra_metrics: Metrics that an experiment adds to the step's record.
     """
 
     samples: list[Sample]
@@ -312,10 +317,10 @@ class StepBatch:
     drifts: list[Drift]
     measured: list[EpisodeDrift]
     dropped_groups: int
-    extra_figures: dict[str, float]
+    extra_metrics: dict[str, float]
 
     @classmethod
-    def of(
+    def from_groups(
         cls,
         groups: Sequence[Sequence[Sample]],
         sequences: Sequence[TrainingSequence],
@@ -323,24 +328,25 @@ class StepBatch:
         dropped_groups: int,
         *,
         measured: Sequence[EpisodeDrift] = (),
-        extra_figures: Mapping[str, float] | None = None,
+        extra_metrics: Mapping[str, float] | None = None,
     ) -> Self:
-        """The batch of a step's groups, without sequences that train nothing."""
+        """Return the batch of a step's groups, without sequences that have no trained token."""
         samples = [sample for group in groups for sample in group]
         kept = [one for one in sequences if any(one.loss_mask)]
-        return cls(samples, kept, drifts, list(measured), dropped_groups, dict(extra_figures or {}))
+        return cls(samples, kept, drifts, list(measured), dropped_groups, dict(extra_metrics or {}))
 
-    def figures(self, version: int) -> dict[str, float]:
-        """What the step's record says of it; siblings of a fan-out are one episode: the main agent's reward and status.
+    def metrics(self, version: int) -> dict[str, float]:
+        """Return the metrics for the step's record.
 
-        `version` is of the weights that are about to be updated; older tokens are stale.
+        Siblings of a fan-out count as one episode with the main agent's reward and status. `version` is the version of
+        the weights before the update; tokens of older versions are stale.
         """
         episodes = [sample for sample in self.samples if not fan_out_part(sample)]
         views = finished_samples(episodes)
         graded = [view.graded for view in views if view.graded and not view.is_missing]
         statuses = Counter(sample.status for sample in episodes)
         sampled = sum(drift.sampled_tokens for drift in self.drifts)
-        figures: dict[str, float] = {
+        metrics: dict[str, float] = {
             "episodes": len(episodes),
             "samples": len(self.samples),
             "reward": _mean(float(reward["score"]) for reward in graded),
@@ -357,21 +363,21 @@ class StepBatch:
             **{status.value: statuses[status] for status in Sample.Status if status is not Sample.Status.PENDING},
             **_staleness(self.samples, version),
         }
-        figures |= self.extra_figures
+        metrics |= self.extra_metrics
         if sampled:
-            figures["drift_tokens"] = sum(drift.drift_tokens for drift in self.drifts) / sampled
-            figures["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in self.drifts)
+            metrics["drift_tokens"] = sum(drift.drift_tokens for drift in self.drifts) / sampled
+            metrics["drift_episodes"] = _mean(float(drift.drift_tokens > 0) for drift in self.drifts)
         if self.measured:
             totals = totals_of(self.measured)
-            figures["off_policy_tokens"] = totals.off_policy_share
+            metrics["off_policy_tokens"] = totals.off_policy_share
             if totals.mismatched_tokens is not None:
-                figures["mismatch_tokens"] = totals.mismatched_tokens
-        return figures
+                metrics["mismatch_tokens"] = totals.mismatched_tokens
+        return metrics
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedSample:
-    """A graded sample that trains a token; `rollout` is the same for its siblings."""
+    """A graded sample with at least one trained token; siblings share the key `rollout`."""
 
     sample: Sample
     advantage: float
@@ -379,13 +385,13 @@ class TrainedSample:
 
     @property
     def version(self) -> str | None:
-        """The weight version that sampled all of it."""
+        """The weight version that sampled the whole sample; None if there were several."""
         versions = {version for *_, version in facts_of(self.sample).spans or []}
         return versions.pop() if len(versions) == 1 else None
 
 
 def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSample], int]:
-    """The samples that train a token, rewards normalized by group, and how many groups have no spread of rewards."""
+    """Normalize rewards by group; return the samples with a trained token, and the number of groups without spread."""
     samples = [sample for group in groups for sample in group]
     _, advantages = normalize_rewards(_GRPO, samples)
     by_group: dict[object, set[float]] = defaultdict(set)
@@ -401,8 +407,8 @@ def trained_samples(groups: Sequence[Sequence[Sample]]) -> tuple[list[TrainedSam
     return trained, sum(advantages == {0.0} for advantages in by_group.values())
 
 
-def tokens_of_rollouts(trained: Sequence[TrainedSample], masks: Sequence[list[int]]) -> dict[Hashable, int]:
-    """Trained tokens of each rollout."""
+def trained_tokens_by_rollout(trained: Sequence[TrainedSample], masks: Sequence[list[int]]) -> dict[Hashable, int]:
+    """Return the number of trained tokens of each rollout."""
     tokens: dict[Hashable, int] = defaultdict(int)
     for one, mask in zip(trained, masks, strict=True):
         tokens[one.rollout] += sum(mask)
@@ -410,8 +416,8 @@ def tokens_of_rollouts(trained: Sequence[TrainedSample], masks: Sequence[list[in
 
 
 def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSequence]:
-    """Their tokens as the policy sampled them, at the logprobs that the rollout has."""
-    tokens_of = tokens_of_rollouts(trained, [one.sample.loss_mask or [] for one in trained])
+    """Return sequences of the tokens that the policy sampled, with the rollout's logprobs."""
+    tokens_of = trained_tokens_by_rollout(trained, [one.sample.loss_mask or [] for one in trained])
     return [
         TrainingSequence(
             tokens=one.sample.tokens,
@@ -429,29 +435,31 @@ def sequences_as_sampled(trained: Sequence[TrainedSample]) -> list[TrainingSeque
 
 
 class TrainingMethod:
-    """How episodes are played and what is trained: here the tokens as they were sampled. An experiment is a subclass.
+    """A way to play episodes and to turn them into training data; this one trains the sampled tokens.
+
+    Experiments are subclasses.
 
     Attributes:
-        rollout: Its name in options.json and in the summary.
-        ablation: The name of its deliberate fault, likewise.
-        is_exact: Whether the trainer's logprobs must be the rollout's.
-        keeps_contract: Whether samples must be what slime takes.
-        keeps_aborted: See `RolloutCollector`.
-        generate: Plays an episode; None for `strands_rollout.generate`.
+        rollout: Name of the method in options.json and in the summary.
+        ablation: Name of the deliberate fault in options.json and in the summary; "none" without a fault.
+        is_exact: Check that the trainer's logprobs equal the rollout's.
+        follows_contract: Check that samples follow slime's contract.
+        trains_aborted: See `RolloutCollector`.
+        generate: Function that plays an episode; None for `strands_rollout.generate`.
     """
 
     rollout: str = "tito"
     ablation: str = "none"
     is_exact: bool = True
-    keeps_contract: bool = True
-    keeps_aborted: bool = False
+    follows_contract: bool = True
+    trains_aborted: bool = False
     generate: Generate | None = None
 
     def check(self, options: TrainOptions, settings: RolloutSettings) -> None:
-        """Raise ConfigError for options that the method can't be used with."""
+        """Raise ConfigError for options that this method does not support."""
 
     async def prepare(self, samples: Sequence[Sample], player: Player) -> None:
-        """Change a step's finished samples in place, before anything is made of them."""
+        """Change a step's finished samples in place, before they are dumped, checked and batched."""
 
     def batch(
         self,
@@ -461,23 +469,26 @@ class TrainingMethod:
         tool_parser: str = AUTO,
         checks_context: bool = True,
     ) -> StepBatch:
-        """Normalize rewards by group, and turn every sample that trains a token into a sequence.
+        """Normalize rewards by group, and turn every sample with a trained token into a sequence.
 
-        `tool_parser` is the format of the policy's calls, "auto" for the one that its template writes; `checks_context`
-        compares contexts with what the template renders.
+        Args:
+            groups: Samples by prompt.
+            tokenizer: The policy's tokenizer, to measure drift.
+            tool_parser: Format of the policy's calls; "auto" detects it from the chat template.
+            checks_context: Compare contexts with the template's rendering, too.
         """
         trained, dropped = trained_samples(groups)
         views = finished_samples([one.sample for one in trained])
         measured = measure_some(views, DriftMeter(tokenizer, tool_parser=tool_parser, checks_context=checks_context))
         drifts = [Drift(one.sampled_tokens, one.turn_drift) for one in measured]
-        return StepBatch.of(groups, sequences_as_sampled(trained), drifts, dropped, measured=measured)
+        return StepBatch.from_groups(groups, sequences_as_sampled(trained), drifts, dropped, measured=measured)
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobGap:
-    """How far the trainer's logprobs are from the rollout's, in nats, over all tokens where both are known.
+    """The difference between the trainer's and the rollout's logprobs, in nats, over tokens where both are known.
 
-    `k3` estimates KL(rollout || trainer), the mean over tokens. All is 0 where no token was compared.
+    `k3` is the mean over tokens of an estimate of KL(rollout || trainer). All values are 0 if no token was compared.
     """
 
     largest: float
@@ -486,10 +497,10 @@ class LogprobGap:
     tokens: int
 
     @classmethod
-    def of(cls, sequences: Sequence[TrainingSequence], trainer: Sequence[Sequence[float]]) -> LogprobGap:
-        """The gap over all trained tokens whose sampling logprob is known.
+    def between(cls, sequences: Sequence[TrainingSequence], trainer: Sequence[Sequence[float]]) -> LogprobGap:
+        """Return the gap over all trained tokens whose sampling logprob is known.
 
-        `trainer` has the trainer's logprobs of each one's trained tokens, under the weights that sampled them.
+        `trainer` holds the trainer's logprobs of each sequence's trained tokens, under the weights that sampled them.
         """
         log_ratios = [
             own[at] - sampled
@@ -498,7 +509,7 @@ class LogprobGap:
         ]
         if not log_ratios:
             return cls(0.0, 0.0, 0.0, 0)
-        k3 = [math.expm1(min(ratio, _MOST_RATIO)) - ratio for ratio in log_ratios]
+        k3 = [math.expm1(min(ratio, _MAX_LOG_RATIO)) - ratio for ratio in log_ratios]
         return cls(
             largest=max((abs(ratio) for ratio in log_ratios), key=lambda gap: math.inf if math.isnan(gap) else gap),
             mean=math.fsum(map(abs, log_ratios)) / len(log_ratios),
@@ -506,8 +517,8 @@ class LogprobGap:
             tokens=len(log_ratios),
         )
 
-    def figures(self) -> dict[str, float]:
-        """The gap by the names of the log; empty where no token could be compared."""
+    def metrics(self) -> dict[str, float]:
+        """Return the gap by the metrics' names; empty if no token was compared."""
         if not self.tokens:
             return {}
         return {"kl_k3": self.k3, "logprob_gap_max": self.largest, "logprob_gap_mean": self.mean}
@@ -519,19 +530,19 @@ def check_gap(
     limit: float,
     decode: Callable[[Sequence[int]], str],
 ) -> None:
-    """Refuse to train where the two disagree by more than `limit`, in nats; less is taken for rounding.
+    """Check that the trainer's and the rollout's logprobs differ by rounding alone: at most `limit`, in nats.
 
-    The sequences were sampled by the weights that are about to be updated; `trainer` is as for `LogprobGap.of`.
+    The weights that are about to be updated must have sampled the sequences. `trainer` is as for `LogprobGap.between`.
 
     Raises:
-        TrajectoryError: The gap is larger; the message shows the tokens with the largest differences. Or there is no
-            token to compare.
+        TrajectoryError: The gap is larger, and the message shows the tokens with the largest differences; or there is
+            no token to compare.
     """
-    gap = LogprobGap.of(sequences, trainer)
+    gap = LogprobGap.between(sequences, trainer)
     if not gap.tokens:
         raise TrajectoryError(
-            "got no token whose logprob under these weights is known; expected the rollout's logprobs, and spans with "
-            "the weight version of the engine: it can't be checked that trainer and engine agree (--unchecked goes on)"
+            "got no token whose logprob under these weights is known, so trainer and engine can't be compared; "
+            "expected the rollout's logprobs, and spans with the engine's weight version. --unchecked skips this check"
         )
     if gap.largest <= limit:
         return
@@ -541,25 +552,25 @@ def check_gap(
         for at, theirs in sequence.known_pairs
     ]
     shown = "".join(
-        f"\n  sequence {number}, {_place(sequences[number].tokens, position, decode)}: rollout {theirs:.4f}, trainer "
-        f"{ours:.4f}"
-        for _, number, position, theirs, ours in sorted(rows, reverse=True)[:_MOST_SHOWN]
+        f"\n  sequence {number}, {_describe_token(sequences[number].tokens, position, decode)}: "
+        f"rollout {theirs:.4f}, trainer {ours:.4f}"
+        for _, number, position, theirs, ours in sorted(rows, reverse=True)[:_MAX_SHOWN]
     )
     raise TrajectoryError(
         f"under the same weights the trainer's logprobs differ from the rollout's by up to {gap.largest:.3g} (mean "
         f"{gap.mean:.3g}), {sum(row[0] > limit for row in rows)} of {len(rows)} trained tokens by more than {limit:g}; "
-        "expected rounding alone. Either the tokens, their places or the mask are wrong, or the engine does not "
-        f"compute as the trainer does (a lower precision: raise --gap-limit). The largest differences:{shown}"
+        "expected rounding alone. Either the tokens, their positions or the mask are wrong, or the engine computes "
+        f"differently (if it uses a lower precision, raise --gap-limit). The largest differences:{shown}"
     )
 
 
-def _place(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
-    before = tokens[max(0, position - _CONTEXT_TOKENS) : position]
+def _describe_token(tokens: Sequence[int], position: int, decode: Callable[[Sequence[int]], str]) -> str:
+    before = tokens[max(0, position - _SHOWN_CONTEXT_TOKENS) : position]
     return f"token {position} of {len(tokens)}: {decode([tokens[position]])!r} after {decode(before)!r}"
 
 
 def _staleness(samples: Iterable[Sample], version: int) -> dict[str, float]:
-    """Shares of sampled tokens that older weights have sampled, by the versions that their spans name."""
+    """Return the share of tokens that older weights sampled, and the largest age in versions, from the spans."""
     tokens_of_age: Counter[int] = Counter()
     for sample in samples:
         for _, start, end, sampled_by in facts_of(sample).spans or []:

@@ -1,8 +1,7 @@
-"""The folder of a training run, and what is shown of the run: log, checkpoints, weights; progress, wandb, curves.
+"""The folder of a training run (log, checkpoints, weights), and the run's reports: progress, wandb, curves.
 
-A folder belongs to one run: with other options it is refused, so that steps are never mixed. A checkpoint is there
-whole or not at all; the one before is removed when the next is there. wandb is set up by the environment alone
-(WANDB_MODE, WANDB_PROJECT ...).
+A folder belongs to one run: a run with other options is refused, so that steps are never mixed. A checkpoint is written
+atomically, and removes the one before. The environment alone configures wandb (WANDB_MODE, WANDB_PROJECT ...).
 """
 
 from __future__ import annotations
@@ -38,36 +37,42 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 StepRecord: TypeAlias = dict[str, float | int | str | None]
-"""The figures of one step. None: it was measured and is no finite number; a missing key was not measured."""
+"""The metrics of one step. None means a value that is not finite; a missing key means that it was not measured."""
 
-FILE_NAME: Final = "steps.jsonl"
+STEPS_FILE: Final = "steps.jsonl"
 OPTIONS_FILE: Final = "options.json"
 SUMMARY_FILE: Final = "summary.json"
 POLICY_FILE: Final = "policy.pt"
 HELD_OUT_PARTS: Final = f"held_out_{PART_PREFIX}"
-"""Begins a part of the reward in a step's record, as it was on held-out problems."""
+"""Prefix of a part of the reward on held-out problems, in a step's record."""
 _CHECKPOINT: Final = re.compile(r"step-\d{6}")
 
 
 class StepLog:
-    """A run's steps, one JSON object a line, appended as they end; a context manager.
+    """A run's steps, one JSON object per line, appended as they end; a context manager.
 
-    Write a step's record before its checkpoint: a run that was killed between the two then repeats the step. Records
-    from `first_step` on, the first that will be written, are dropped; `records` are all that the file holds.
+    Write a step's record before its checkpoint: a run that is killed between the two then repeats the step.
+
+    Args:
+        path: The file.
+        first_step: The next step. Existing records from it on are dropped.
+
+    Attributes:
+        records: All records in the file.
 
     Raises:
-        ConfigError: The file can't be used, is no log of steps, or does not reach to `first_step`.
+        ConfigError: The file can't be read, is not a log of steps, or ends before `first_step`.
     """
 
     def __init__(self, path: Path, *, first_step: int = 0) -> None:
-        there = read_steps(path) if path.exists() else []
-        self.records = there[:first_step]
+        existing = read_steps(path) if path.exists() else []
+        self.records = existing[:first_step]
         if len(self.records) != first_step:
             raise ConfigError(
-                f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, where the "
-                "checkpoint resumes; put the log back, or choose another --out"
+                f"{path} ends before step {len(self.records)}; expected all steps before {first_step}, at which the "
+                "checkpoint resumes; restore the log, or choose another --out"
             )
-        self._log = JsonLog(path, remedy="make room and resume the run")
+        self._log = JsonLog(path, remedy="free disk space and resume the run")
         self._log.keep(first_step)
 
     def __enter__(self) -> Self:
@@ -77,24 +82,24 @@ class StepLog:
         self._log.close()
 
     def append(self, record: Mapping[str, float | int | str | None]) -> StepRecord:
-        """Write a step; what is no finite number is written as null. Returns the record as written.
+        """Write a step, with null for numbers that are not finite, and return the record as written.
 
         Raises:
-            RolloutError: It is not the next step, or can't be written.
+            RolloutError: The step is not the next one, or can't be written.
         """
-        written = finite(record)
+        written = nulls_for_nonfinite(record)
         if written.get("step") != len(self.records):
-            raise RolloutError(f"got step {written.get('step')}; expected {len(self.records)}, the next one")
+            raise RolloutError(f"got step {written.get('step')}; expected the next step, {len(self.records)}")
         self._log.append(json.dumps(written, allow_nan=False).encode() + b"\n")
         self.records.append(written)
         return written
 
 
 def read_steps(path: Path) -> list[StepRecord]:
-    """The records of a log, which may be growing: a last line without its end is left out.
+    """Return the records of a log, which may still grow: an incomplete last line is left out.
 
     Raises:
-        ConfigError: The file can't be read, or a line of it is not the next step's record.
+        ConfigError: The file can't be read, or a line is not the next step's record.
     """
     try:
         lines = [*whole_lines(path)]
@@ -105,26 +110,28 @@ def read_steps(path: Path) -> list[StepRecord]:
         try:
             record = json.loads(line)
         except ValueError as e:
-            raise ConfigError(f"{path}:{step + 1} is no JSON ({e}); expected the record of step {step}") from e
+            raise ConfigError(f"{path}:{step + 1} is not JSON ({e}); expected the record of step {step}") from e
         if not isinstance(record, dict) or record.get("step") != step:
             raise ConfigError(f"{path}:{step + 1} is not the record of step {step}; remove the file")
         if not all(value is None or isinstance(value, int | float | str) for value in record.values()):
-            raise ConfigError(f"{path}:{step + 1} holds more than numbers and texts; expected the record of a step")
+            raise ConfigError(
+                f"{path}:{step + 1} has values other than numbers and texts; expected the record of a step"
+            )
         records.append(record)
     return records
 
 
-def finite(record: Mapping[str, float | int | str | None]) -> StepRecord:
-    """The record with None for what is no finite number, as JSON has no form for those."""
+def nulls_for_nonfinite(record: Mapping[str, float | int | str | None]) -> StepRecord:
+    """The record with None for what is not a finite number, as JSON has no form for those."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
     }
 
 
-def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
-    """The records of a run, and after the last one what the last weights do on held-out problems.
+def with_final_evaluation(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> list[StepRecord]:
+    """Append a record with the last weights' results on held-out problems to the records of a run.
 
-    A record has that of its first weights. `summary` is None for a run that is not finished.
+    A step's own record has the results of the weights before its update. `summary` is None for an unfinished run.
     """
     given = summary or {}
     parts = given.get("held_out_parts_end") or {}
@@ -139,9 +146,13 @@ def with_end(steps: Sequence[StepRecord], summary: Mapping[str, Any] | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """Where a run is: the next step, the first prompt without a group, and the groups that an abort interrupted.
+    """The state of a run in a checkpoint.
 
-    `facts` are what the summary will report of the steps before, by name.
+    Attributes:
+        step: The next step.
+        next_position: Position of the first prompt without a group.
+        waiting: Groups that an abort interrupted.
+        facts: Facts of earlier steps for the summary, by name.
     """
 
     step: int
@@ -150,7 +161,7 @@ class RunState:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> bytes:
-        """As a line of JSON; what metadata holds beyond JSON becomes text."""
+        """Return the state as a line of JSON; values in metadata that JSON can't hold become text."""
         waiting = [
             {
                 "position": group.position,
@@ -163,10 +174,10 @@ class RunState:
 
     @classmethod
     def read(cls, checkpoint: Path) -> Self:
-        """The run's part of a checkpoint.
+        """Read the state from a checkpoint.
 
         Raises:
-            ConfigError: It can't be read.
+            ConfigError: The file can't be read.
         """
         path = checkpoint / "progress.json"
         try:
@@ -180,63 +191,62 @@ class RunState:
             ]
             return cls(value["step"], value["next_position"], waiting, value["facts"])
         except (OSError, ValueError, KeyError, TypeError) as e:
-            raise ConfigError(f"can't resume from {path}: {e!r}; start afresh in another folder with --out") from e
+            raise ConfigError(f"can't resume from {path}: {e!r}; start again in another folder with --out") from e
 
 
 class TrainFolder:
-    """A run's folder; `held` makes it, `claim` makes it the run's own."""
+    """A run's folder: `locked` creates it, `claim` reserves it for one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.weights = path.absolute() / "weights"
-        self.steps = path / FILE_NAME
+        self.steps = path / STEPS_FILE
         self.summary = path / SUMMARY_FILE
         self.curves = path / "curves.png"
         self.samples = path / "samples"
         self._checkpoints = path / "checkpoints"
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Make the folder if it is not there, and keep other processes out of it until the block ends.
+    def locked(self) -> Iterator[None]:
+        """Create the folder if necessary, and lock it against other processes until the block ends.
 
         Raises:
-            ConfigError: Another process holds it, or it can't be made.
+            ConfigError: Another process holds the lock, or the folder can't be created.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            raise ConfigError(f"can't make {self.path}: {e.strerror}; choose another folder with --out") from e
+            raise ConfigError(f"can't create {self.path}: {e.strerror}; choose another folder with --out") from e
         lock = open_alone(self.path / "lock")
         try:
             yield
         finally:
             os.close(lock)
 
-    def claim(self, options: TrainOptions, made_by: Mapping[str, Any]) -> None:
-        """Record what is asked of the run; without a checkpoint it starts afresh.
+    def claim(self, options: TrainOptions, provenance: Mapping[str, Any]) -> None:
+        """Write the run's options. A folder without a checkpoint may be claimed by any run.
 
         Raises:
-            ConfigError: The folder is another run's; the message names what differs.
+            ConfigError: The folder belongs to another run; the message lists the differences.
         """
-        asked = self.path / OPTIONS_FILE
+        options_file = self.path / OPTIONS_FILE
         if self.newest_checkpoint() is not None:
-            recorded = read_json(asked).get("options") or {}
-            there = {name: value for name, value in recorded.items() if name in options.identity()}
-            if differing := differences(there, options.identity()):
+            recorded = read_json(options_file).get("options") or {}
+            recorded_identity = {name: value for name, value in recorded.items() if name in options.identity()}
+            if differing := differences(recorded_identity, options.identity()):
                 raise ConfigError(
-                    f"{self.path} holds another run: {differing}. Run it with what it was begun with, or choose "
-                    "another --out"
+                    f"{self.path} holds another run: {differing}. Use the options of that run, or choose another --out"
                 )
-        write_json(asked, {"options": options.to_json(), **made_by})
+        write_json(options_file, {"options": options.to_json(), **provenance})
         self.summary.unlink(missing_ok=True)
 
     def newest_checkpoint(self) -> Path | None:
-        """The folder of the newest checkpoint; None where there is none."""
+        """Return the folder of the newest checkpoint, or None."""
         found = [path for path in self._checkpoints.glob("step-*") if _CHECKPOINT.fullmatch(path.name)]
         return max(found, default=None)
 
     def save_checkpoint(self, state: RunState, save_policy: Callable[[Path], None]) -> None:
-        """Write a checkpoint, and then remove the older ones; `save_policy` writes the file it is given."""
+        """Write a checkpoint, then remove older ones; `save_policy` writes the policy to the given path."""
         final = self._checkpoints / f"step-{state.step:06d}"
         part = final.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
@@ -250,7 +260,7 @@ class TrainFolder:
                 shutil.rmtree(path)
 
 
-_WORDS: Final[Mapping[str, Callable[[float], str]]] = {
+_STEP_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {
     "reward": lambda value: f"reward {value:.2f}",
     "accuracy": lambda value: f"accuracy {value:.0%}",
     "held_out_accuracy": lambda value: f"held out {value:.0%}",
@@ -258,17 +268,17 @@ _WORDS: Final[Mapping[str, Callable[[float], str]]] = {
 }
 
 
-def _part_words(key: str) -> Callable[[float], str]:
+def _part_format(key: str) -> Callable[[float], str]:
     return lambda value: f"{key.removeprefix(PART_PREFIX)} {value:.2f}"
 
 
 _TIMES: Final = ("rollout_s", "train_s", "sync_s", "eval_s")
-_TOLD_AFTER: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread
+_WARN_AFTER_STEPS: Final = (1, 3, 10, 30, 100)  # steps in a row without a spread of rewards
 _PROJECT: Final = "strands-rollout-train"
 _LOG_FROM_RATIO: Final = 100.0
-NOT_DRAWN: Final = "curves are not drawn: matplotlib is not installed; pip install 'strands-rollout[train]'"
+NO_MATPLOTLIB_NOTE: Final = "can't draw curves without matplotlib; pip install 'strands-rollout[train]'"
 _COLUMNS: Final = 3
-_MOST_MARKED: Final = 40
+_MAX_MARKED_POINTS: Final = 40
 _WIDTH_IN, _ROW_IN, _HEAD_IN, _DPI = 10.0, 2.3, 0.45, 150
 _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 
@@ -276,15 +286,19 @@ _FONT: Final = {"font.size": 10, "axes.titlesize": 10, "legend.fontsize": 9}
 class TrainingProgress:
     """Shows the progress of a run; a context manager.
 
-    `total` counts the steps of the whole run, `done` those before this process, `groups` a step's.
+    Args:
+        console: The terminal or file.
+        total: Steps of the whole run.
+        done: Steps that earlier processes finished.
+        groups: Groups per step; None disables the warning about rewards without spread.
     """
 
     def __init__(self, console: Console, *, total: int, done: int = 0, groups: int | None = None) -> None:
         self._console, self._total, self._groups = console, total, groups
         self._begun = self._done = done
         self._steps_without_spread = 0
-        self._words = self._phase = ""
-        # two draws a second: the thread that draws shares its core with the training
+        self._step_text = self._phase = ""
+        # only two draws per second: the drawing thread shares its core with the training
         self._bar = progress_bar(console, refresh_per_second=2)
         self._task = self._bar.add_task("steps", total=total, completed=done)
 
@@ -295,54 +309,55 @@ class TrainingProgress:
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
 
-    def phase(self, words: str) -> None:
-        """Show the phase that begins, as in "rollout".
+    def show_phase(self, name: str) -> None:
+        """Show the name of the phase that begins, such as "rollout".
 
-        Without a terminal only before this process's first step and after the last one: the steps between have lines.
+        Without a terminal, print it only before this process's first step and after the last step; `show_step` prints
+        a line for each step between them.
         """
-        self._phase = words
+        self._phase = name
         if not self._console.is_interactive and (self._done == self._begun or self._done == self._total):
             where = f"step {self._done + 1}/{self._total}" if self._done < self._total else f"after step {self._total}"
-            self._console.print(f"{where}: {words} ...", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(f"{where}: {name} ...", highlight=False, markup=False, soft_wrap=True)
         self._show()
 
-    def step_done(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Show a step's reward with its parts, and accuracies."""
+    def show_step(self, record: Mapping[str, float | int | str | None]) -> None:
+        """Show a finished step's reward with its parts, and its accuracies."""
         self._done += 1
-        forms = {**_WORDS, **{key: _part_words(key) for key in record if key.startswith(PART_PREFIX)}}
+        forms = {**_STEP_FORMATS, **{key: _part_format(key) for key in record if key.startswith(PART_PREFIX)}}
         shown = [form(value) for key, form in forms.items() if isinstance(value := record.get(key), int | float)]
-        self._words = "  ".join(shown)
+        self._step_text = "  ".join(shown)
         if not self._console.is_interactive:
             seconds = sum(value for key in _TIMES if isinstance(value := record.get(key), int | float))
-            line = f"step {self._done}/{self._total}  {self._words}  {seconds:.1f} s"
+            line = f"step {self._done}/{self._total}  {self._step_text}  {seconds:.1f} s"
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
-        self._watch_spread(record)
+        self._warn_without_spread(record)
         self._show()
 
-    def _watch_spread(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Say where no group's episodes have different rewards, so that nothing is learned."""
-        has_none = self._groups is not None and record.get("dropped_groups") == self._groups
-        self._steps_without_spread = self._steps_without_spread + 1 if has_none else 0
-        if self._steps_without_spread in _TOLD_AFTER:
+    def _warn_without_spread(self, record: Mapping[str, float | int | str | None]) -> None:
+        """Warn if all rewards of each group are equal, so that the step taught nothing."""
+        has_no_spread = self._groups is not None and record.get("dropped_groups") == self._groups
+        self._steps_without_spread = self._steps_without_spread + 1 if has_no_spread else 0
+        if self._steps_without_spread in _WARN_AFTER_STEPS:
             steps = self._steps_without_spread
             where = f"step {self._done}" if steps == 1 else f"{steps} steps in a row up to step {self._done}"
-            words = (
-                f"nothing learned in {where}: all rewards of each group are alike. Take easier or harder rows, a "
-                "reward with more values than right and wrong, more --samples-per-prompt, or a model that can do the "
-                "task; `strands-rollout try` shows an episode"
+            warning = (
+                f"nothing learned in {where}: all rewards of each group are equal. Use easier or harder rows, a reward "
+                "with more values than right and wrong, more --samples-per-prompt, or a model that can do the task; "
+                "`strands-rollout try` shows an episode"
             )
-            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(warning, highlight=False, markup=False, soft_wrap=True)
 
     def _show(self) -> None:
-        description = "  ".join(filter(None, (self._words, self._phase)))
+        description = "  ".join(filter(None, (self._step_text, self._phase)))
         self._bar.update(self._task, completed=self._done, description=description)
 
 
 class WandbLog:
-    """A run in wandb, resumed where the same folder was logged before; a context manager.
+    """A run in wandb, resumed if the same folder was logged before; a context manager.
 
-    Only what is given here is logged; see `start_run`. wandb's own files lie in the run's folder `out` unless WANDB_DIR
-    is set; nothing secret may be among the options.
+    Nothing but the options, the records and the summary is logged; see `start_run`. The options must hold no secret.
+    wandb writes its own files to the run's folder `out`, unless WANDB_DIR is set.
 
     Raises:
         ConfigError: wandb can't start a run.
@@ -361,7 +376,7 @@ class WandbLog:
             dir=os.environ.get("WANDB_DIR", str(out)),
             config=dict(options),
         )
-        # a resumed run does some steps again, which wandb's own step, a counter, would refuse
+        # a resumed run repeats some steps, which wandb's own step counter would refuse
         self._run.define_metric("*", step_metric="step")
 
     def __enter__(self) -> Self:
@@ -371,20 +386,24 @@ class WandbLog:
         self._run.finish(exit_code=0 if kind is None else 1)
 
     def append(self, record: Mapping[str, float | int | str | None]) -> None:
-        """Log a step; what is no finite number is left out."""
-        self._run.log({name: value for name, value in finite(record).items() if value is not None})
+        """Log a step without numbers that are not finite."""
+        self._run.log({name: value for name, value in nulls_for_nonfinite(record).items() if value is not None})
 
-    def sum_up(self, summary: Mapping[str, Any]) -> None:
-        """Log the run's result."""
+    def log_summary(self, summary: Mapping[str, Any]) -> None:
+        """Set the run's summary in wandb."""
         self._run.summary.update(dict(summary))
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture of the page.
+    """One chart of the page.
 
-    `keys` of a step's record are its lines, with matplotlib's line style. `unit` is at its axis. Where it `can_be_log`,
-    that axis is logarithmic if the values span more than two orders of magnitude.
+    Attributes:
+        title: Title above the chart.
+        keys: Keys of a step's record, one line each, with matplotlib's line style.
+        unit: Label of the y axis.
+        can_be_log: Use a logarithmic y axis if the values span more than two orders of magnitude.
+        is_shown_at_zero: Draw the chart even if all values are 0.
     """
 
     title: str
@@ -393,8 +412,8 @@ class Panel:
     can_be_log: bool = False
     is_shown_at_zero: bool = True
 
-    def has_something(self, values: Iterable[float]) -> bool:
-        """Whether there is anything to be seen."""
+    def is_worth_drawing(self, values: Iterable[float]) -> bool:
+        """Return whether the chart would show anything."""
         drawn = list(filter(math.isfinite, values))
         return bool(drawn) and (self.is_shown_at_zero or any(drawn))
 
@@ -419,40 +438,40 @@ PANELS: Final = (
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed."""
+    """Return whether matplotlib is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw_run(steps: Sequence[StepRecord], path: Path, *, title: str) -> None:
-    """Draw one run to a PNG, with the parts of its reward where it has any."""
+    """Draw one run to a PNG, with a chart for the parts of its reward if there are any."""
     parts = sorted({key for record in steps for key in record if key.startswith(PART_PREFIX)})
     held_out = {part: f"held_out_{part}" for part in parts}
     styles = {key: style for part in parts for key, style in ((part, "-"), (held_out[part], "--"))}
-    of_parts = Panel("parts of the reward; dashed: held out", styles, "mean")
-    panels = (PANELS[0], *([of_parts] if parts else []), *PANELS[1:])
-    lines = {key: values_of(key, steps) for panel in panels for key in panel.keys}
+    parts_panel = Panel("parts of the reward; dashed: held out", styles, "mean")
+    panels = (PANELS[0], *([parts_panel] if parts else []), *PANELS[1:])
+    lines = {key: values_by_step(key, steps) for panel in panels for key in panel.keys}
 
     def draw(axes: Axes, panel: Panel) -> Iterable[float]:
         for key, dashes in panel.keys.items():
             values = lines[key]
             if not values:
                 continue
-            # one point is no line, and a few may have gaps between them
-            marker = "o" if len(values) <= _MOST_MARKED else ""
+            # a line through a single point, or between gaps, would be invisible without markers
+            marker = "o" if len(values) <= _MAX_MARKED_POINTS else ""
             color = axes.get_lines()[-1].get_color() if key in held_out.values() else None
             label = key.removeprefix(PART_PREFIX) if key in held_out else None
             style: dict[str, Any] = {"linestyle": dashes, "marker": marker, "color": color, "label": label}
             axes.plot(list(values), list(values.values()), markersize=3, linewidth=1.4, **style)
-        if panel is of_parts:
+        if panel is parts_panel:
             axes.legend()
         return [value for key in panel.keys for value in lines[key].values()]
 
-    shown = [panel for panel in panels if panel.has_something(v for key in panel.keys for v in lines[key].values())]
+    shown = [panel for panel in panels if panel.is_worth_drawing(v for key in panel.keys for v in lines[key].values())]
     draw_page(shown, draw, path, title=title)
 
 
-def values_of(key: str, steps: Sequence[StepRecord]) -> dict[int, float]:
-    """A value by the step, from 0, that has it; NaN where it is no finite number."""
+def values_by_step(key: str, steps: Sequence[StepRecord]) -> dict[int, float]:
+    """Return the values of a key by step, from 0; NaN for values that are not finite."""
     found = {int(record["step"] or 0): record[key] for record in steps if key in record}
     return {step: float(value) if isinstance(value, int | float) else math.nan for step, value in found.items()}
 
@@ -465,14 +484,14 @@ def draw_page(
     title: str,
     legend: Callable[[Figure], object] | None = None,
 ) -> None:
-    """Draw panels to a PNG, written in one move, so that a viewer never sees half of it.
+    """Draw panels to a PNG, which is replaced atomically.
 
     Args:
-        panels: Those that have something to show.
-        draw: Puts a panel's lines on its axes, and returns their values.
+        panels: The charts, all worth drawing.
+        draw: Draws a panel's lines on its axes, and returns their values.
         path: The PNG.
-        title: Of the page.
-        legend: Puts one below the panels.
+        title: Title of the page.
+        legend: Adds a legend below the panels.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -485,17 +504,17 @@ def draw_page(
         first = None
         for place, panel in enumerate(panels, start=1):
             axes = figure.add_subplot(rows, _COLUMNS, place, sharex=first)
-            _finish(axes, panel, [value for value in draw(axes, panel) if value > 0])
+            _format_axes(axes, panel, [value for value in draw(axes, panel) if value > 0])
             first = first or axes
         if legend is not None:
             legend(figure)
-        figure.draw_without_rendering()  # the layout knows the width of the numbers at an axis from the second time on
+        figure.draw_without_rendering()  # the layout knows the width of axis labels only from the second drawing on
         with replaced(path) as beside:
             figure.savefig(beside, format="png")
 
 
-def _finish(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:
-    # a linear axis would hide the small ones
+def _format_axes(axes: Axes, panel: Panel, positive: Sequence[float]) -> None:
+    # a linear axis would hide small values
     if panel.can_be_log and positive and max(positive) > _LOG_FROM_RATIO * min(positive):
         axes.set_yscale("log", nonpositive="mask")
     axes.set(title=panel.title, xlabel="step", ylabel=panel.unit)

@@ -1,6 +1,6 @@
 """A training run, from its options to its summary; start at `run_training`.
 
-Its loop is `Trainer.run`: rollouts under the current weights, one update, the new weights to the engine, and again.
+`Trainer.run` is the loop: play rollouts with the current weights, update, load the new weights into the engine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 from strands_rollout.slime_plugin.metrics import write_step_dump
 from strands_rollout.slime_plugin.sample_contract import contract_violations
-from strands_rollout.train.policy import Measured, Policy
+from strands_rollout.train.policy import Policy, TokenStats
 from strands_rollout.train.rollouts import (
     AbortFlag,
     LogprobGap,
@@ -44,11 +44,11 @@ from strands_rollout.train.rollouts import (
     StepBatch,
     TrainingMethod,
     check_gap,
-    errors_of,
-    held_out_figures,
+    error_summary,
+    held_out_metrics,
 )
 from strands_rollout.train.run_folder import (
-    NOT_DRAWN,
+    NO_MATPLOTLIB_NOTE,
     POLICY_FILE,
     RunState,
     StepLog,
@@ -59,16 +59,16 @@ from strands_rollout.train.run_folder import (
     can_draw,
     draw_run,
     read_steps,
-    with_end,
+    with_final_evaluation,
 )
 
-_TIMEOUT_S: Final = 120.0
-_MOST_SHOWN: Final = 5
+_ENGINE_TIMEOUT_S: Final = 120.0
+_MAX_SHOWN: Final = 5
 Rollouts: TypeAlias = tuple[list[list[Sample]], int]
 
 EXIT_OK: Final = 0
 EXIT_INTERRUPTED: Final = 130
-_FACTS: Final = (
+_SUMMARY_FACTS: Final = (
     "accuracy_start",
     "accuracy_end",
     "held_out_reward_start",
@@ -79,11 +79,11 @@ _FACTS: Final = (
     "logprob_gap_mean_step0",
     "samples",
 )
-_PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
+_RECORDED_PACKAGES: Final = ("strands-agents", "torch", "transformers", "numpy")
 
 
 def run_training(options: TrainOptions, method: TrainingMethod) -> int:
-    """Train, or resume an interrupted run; the last line on stdout is the summary as JSON.
+    """Train, or resume an interrupted run; print the summary as JSON, as the last line on stdout.
 
     Returns:
         The exit code: 0, or 130 after Ctrl-C.
@@ -99,13 +99,13 @@ def run_training(options: TrainOptions, method: TrainingMethod) -> int:
     try:
         summary = asyncio.run(_run(options, method, log))
     except KeyboardInterrupt:
-        kept = f"the same command with --out {options.out} resumes from its last checkpoint, if there is one"
-        log.print(f"interrupted; {kept}", markup=False, soft_wrap=True)
+        remedy = f"the same command with --out {options.out} resumes from the last checkpoint, if there is one"
+        log.print(f"interrupted; {remedy}", markup=False, soft_wrap=True)
         return EXIT_INTERRUPTED
     if not options.json_only:
         _print_held_out(summary)
     print(json.dumps(summary), flush=True)
-    _draw(options, summary, log)
+    _draw_curves(options, summary, log)
     if not options.json_only:
         show_next("view", summary["samples"])
     return EXIT_OK
@@ -124,25 +124,25 @@ def _print_held_out(summary: Mapping[str, Any]) -> None:
 
 async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> dict[str, Any]:
     started = time.monotonic()
-    settings, folder = await _settings(options, method, log), TrainFolder(options.out)
-    rows, held_out = (_rows(path, options, settings) for path in (options.data, options.held_out))
+    settings, folder = await _read_settings(options, method, log), TrainFolder(options.out)
+    rows, held_out = (_load_rows(path, options, settings) for path in (options.data, options.held_out))
     policy = Policy(options.model_dir, options.update)
     async with AsyncExitStack() as stack:
-        stack.enter_context(folder.held())
-        folder.claim(options, made_by())
-        state = _restored(folder, policy, options.steps)
+        stack.enter_context(folder.locked())
+        folder.claim(options, provenance())
+        state = _restore_checkpoint(folder, policy, options.steps)
         if CODE_TOOL_PATH in settings.tools:
             log.print(f"code runs with isolation {await start_executor(settings.executor)!r}", highlight=False)
         base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir.resolve()))
         log.print(f"engine at {redacted(parse_base_url(base_url))}, run in {options.out}", highlight=False)
         sync = await stack.enter_async_context(WeightSync(base_url))
-        aborting = AbortFlag()
-        given = {**settings.model_dump(exclude_unset=True), "should_abort": aborting}
+        abort_flag = AbortFlag()
+        given = {**settings.model_dump(exclude_unset=True), "should_abort": abort_flag}
         play = functools.partial(playing, audited=False, generate=method.generate, workers=options.workers)
         player = await stack.enter_async_context(play(base_url, options.model_dir, given))
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(
-            player, rows, options, sync.abort_all, aborting, keeps_aborted=method.keeps_aborted
+            player, rows, options, sync.abort_all, abort_flag, trains_aborted=method.trains_aborted
         )
         collector.next_position, collector.waiting = state.next_position, list(state.waiting)
         steps = stack.enter_context(StepLog(folder.steps, first_step=state.step))
@@ -150,52 +150,52 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         wandb = stack.enter_context(WandbLog(options.out, options.to_json())) if options.wandb else None
 
         def on_step(record: StepRecord) -> None:
-            shown.step_done(record)
+            shown.show_step(record)
             if wandb:
                 wandb.append(record)
 
         run = (options, method, policy, player, collector, sync, folder, held_out)
-        trainer = Trainer(*run, shown.phase, state.step, {**state.facts, "samples": settings.dump_dir})
+        trainer = Trainer(*run, shown.show_phase, state.step, {**state.facts, "samples": settings.dump_dir})
         await trainer.run(steps, on_step)
         summary = _summary(options, trainer.facts, steps.records, seconds=time.monotonic() - started)
         if wandb:
-            wandb.sum_up(summary)
+            wandb.log_summary(summary)
         write_json(folder.summary, summary)
     return summary
 
 
-def _rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
-    if path.parent == shipped_rows().parent:  # whose keys are this package's own
+def _load_rows(path: Path, options: TrainOptions, settings: RolloutSettings) -> list[Row]:
+    if path.parent == shipped_rows().parent:  # shipped rows have their own keys
         return load_rows(path)
     needs_label = settings.needs_labels
     return load_rows(path, prompt_key=options.input_key, label_key=options.label_key, needs_label=needs_label)
 
 
-def _restored(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
-    """Where the run is; the policy is that of the newest checkpoint, if there is one."""
+def _restore_checkpoint(folder: TrainFolder, policy: Policy, steps: int) -> RunState:
+    """Load the newest checkpoint into the policy and return the run's state; without a checkpoint, the first state."""
     newest = folder.newest_checkpoint()
     if newest is None:
         return RunState(0, 0)
     policy.restore(newest / POLICY_FILE)
     state = RunState.read(newest)
     if state.step > steps:
-        raise ConfigError(f"{folder.path} has {state.step} steps; expected --steps {state.step} or more")
+        raise ConfigError(f"{folder.path} has {state.step} steps already; expected --steps {state.step} or more")
     return state
 
 
-def made_by() -> dict[str, Any]:
-    """The commit of this checkout, where it is one, and the versions that decide a run's numbers.
+def provenance() -> dict[str, Any]:
+    """Return the commit of this checkout and the package versions that determine a run's numbers.
 
-    The commit ends in "-dirty" where a file was changed since.
+    The commit ends in "-dirty" if a file was changed, and is None outside of a checkout.
     """
     try:
-        _git("ls-files", "--error-unmatch", Path(__file__).name)  # not of another project that this is installed in
+        _git("ls-files", "--error-unmatch", Path(__file__).name)  # fails in another project's checkout
         commit = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         commit = None
     return {
         "commit": commit,
-        "versions": {"strands-rollout": __version__} | {name: version(name) for name in _PACKAGES},
+        "versions": {"strands-rollout": __version__} | {name: version(name) for name in _RECORDED_PACKAGES},
     }
 
 
@@ -204,14 +204,14 @@ def _git(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
 
 
-async def _settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
+async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
     settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
     if options.config is None and "executor" not in settings.model_fields_set:
         settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
-            f"{options.config} has fan_out, and partial rollouts (--extra-prompts) can't be collected of several "
-            "samples, as in slime; leave out one of them"
+            f"{options.config} sets fan_out, which partial rollouts (--extra-prompts) don't support, as in slime; use "
+            "only one of them"
         )
     method.check(options, settings)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
@@ -223,10 +223,10 @@ async def _settings(options: TrainOptions, method: TrainingMethod, log: Console)
 def _summary(
     options: TrainOptions, facts: dict[str, Any], records: Sequence[StepRecord], *, seconds: float
 ) -> dict[str, Any]:
-    """The run in a few numbers; `seconds` are of this process, from its start on."""
+    """Return the summary of the run; `seconds` count from the start of this process."""
     last = records[-1] if records else {}
     return {
-        **{name: facts.get(name) for name in _FACTS},
+        **{name: facts.get(name) for name in _SUMMARY_FACTS},
         "steps": len(records),
         "episodes": sum(int(record.get("episodes") or 0) for record in records),
         "reward_end": last.get("reward"),
@@ -238,20 +238,20 @@ def _summary(
     }
 
 
-def _draw(options: TrainOptions, summary: dict[str, Any], log: Console) -> None:
+def _draw_curves(options: TrainOptions, summary: dict[str, Any], log: Console) -> None:
     if not can_draw():
-        log.print(NOT_DRAWN, markup=False)
+        log.print(NO_MATPLOTLIB_NOTE, markup=False)
         return
     folder = TrainFolder(options.out)
     steps = read_steps(folder.steps)
     size = f"{options.prompts} x {options.samples_per_prompt} episodes"
     title = f"{options.out}: {len(steps)} steps of {size}, rollout {options.rollout}, seed {options.seed}"
-    draw_run(with_end(steps, summary), folder.curves, title=title)
+    draw_run(with_final_evaluation(steps, summary), folder.curves, title=title)
     log.print(f"curves: {folder.curves}", markup=False, soft_wrap=True)
 
 
 class WeightSync:
-    """Gives one engine new weights, and aborts its requests; an async context manager."""
+    """Loads new weights into one engine, and aborts its requests; an async context manager."""
 
     def __init__(self, base_url: str) -> None:
         self._http = create_client(base_url)
@@ -263,24 +263,28 @@ class WeightSync:
         await self._http.aclose()
 
     async def load(self, folder: Path, version: int | str) -> None:
-        """Load the weights of a model folder, an absolute path that the engine can read; its prefix cache is emptied.
+        """Load the weights of a model folder, and empty the engine's prefix cache.
+
+        Args:
+            folder: Absolute path that the engine can read.
+            version: Weight version that the engine reports from now on.
 
         Raises:
-            EngineError: It refused.
-            EngineUnavailableError: It did not answer.
+            EngineError: The engine refused the weights.
+            EngineUnavailableError: The engine did not answer.
         """
         body = {"model_path": str(folder), "weight_version": str(version), "flush_cache": True}
         answer = await self._post("/update_weights_from_disk", body)
         if not answer.get("success"):
-            raise EngineError(f"the engine did not load the weights of {folder}: {answer.get('message')!r:.500}")
+            raise EngineError(f"the engine did not load the weights from {folder}: {answer.get('message')!r:.500}")
 
     async def abort_all(self) -> None:
-        """End every request that runs or waits; each answers with what it has sampled."""
+        """Abort every running and queued request; each returns its tokens so far."""
         await self._post("/abort_request", {"abort_all": True})
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         try:
-            response = await self._http.post(path, json=body, timeout=_TIMEOUT_S)
+            response = await self._http.post(path, json=body, timeout=_ENGINE_TIMEOUT_S)
         except httpx.HTTPError as e:
             raise EngineUnavailableError(f"the engine did not answer {path}: {type(e).__name__} {e}") from e
         if response.status_code not in (200, 400):
@@ -294,13 +298,13 @@ class WeightSync:
 
 @dataclass(slots=True)
 class Trainer:
-    """A training run.
+    """The loop of a training run.
 
     Attributes:
-        held_out: Rows to measure accuracy on.
-        phase: Called with the name of what begins, to show it.
+        held_out: Rows on which accuracy is measured.
+        on_phase: Called with the name of each phase that begins.
         first_step: 0, or the step at which a checkpoint resumes.
-        facts: What the summary will report of single steps, by name.
+        facts: Facts of single steps for the summary, by name.
     """
 
     options: TrainOptions
@@ -311,23 +315,23 @@ class Trainer:
     sync: WeightSync
     folder: TrainFolder
     held_out: Sequence[Row]
-    phase: Callable[[str], None]
+    on_phase: Callable[[str], None]
     first_step: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     _is_checked: bool = False
 
     async def run(self, log: StepLog, on_step: Callable[[StepRecord], None]) -> None:
-        """Train to the last step, and log a record of each; `on_step` is called with it.
+        """Train to the last step; log a record of each step and call `on_step` with it.
 
         Raises:
-            RolloutError: The engine, the samples or the disk fail; steps that are over are kept.
+            RolloutError: The engine, the samples or the disk fail. Finished steps are kept.
         """
         await self._load_weights(self.first_step)
         pending: asyncio.Task[Rollouts] | None = None
         held_out = await self._measure_held_out(self.first_step)
         try:
             for step in range(self.first_step, self.options.steps):
-                self.phase(f"rollout: {self.options.prompts} x {self.options.samples_per_prompt} episodes")
+                self.on_phase(f"rollout: {self.options.prompts} x {self.options.samples_per_prompt} episodes")
                 started = time.monotonic()
                 groups, resumed = await (pending or self.collector.collect())
                 rollout_s, next_position = time.monotonic() - started, self.collector.next_position
@@ -335,7 +339,7 @@ class Trainer:
                 pending = asyncio.create_task(self.collector.collect()) if is_ahead else None
                 trained = await self._train(step, groups)
                 if pending is not None:
-                    await asyncio.wait([pending])  # an engine would wait for its requests all the same
+                    await asyncio.wait([pending])  # loading weights would wait for the engine's requests anyway
                 started = time.monotonic()
                 await self._load_weights(step + 1)
                 times = {"rollout_s": rollout_s, "sync_s": time.monotonic() - started}
@@ -348,24 +352,24 @@ class Trainer:
                 pending.cancel()
 
     async def _train(self, step: int, groups: Sequence[Sequence[Sample]]) -> dict[str, Any]:
-        """Check the step's samples and learn from them; the figures of its record."""
-        self.phase("training")
+        """Check the step's samples, train on them, and return the metrics for the step's record."""
+        self.on_phase("training")
         started = time.monotonic()
         batch = await self._batch(step, groups)
         before = await asyncio.to_thread(self.policy.measure, batch.sequences)
-        gap = LogprobGap.of(batch.sequences, [one.log_probs.tolist() for one in before])
+        gap = LogprobGap.between(batch.sequences, [one.log_probs.tolist() for one in before])
         if step == 0 and gap.tokens:
             self.facts |= {"logprob_gap_max_step0": gap.largest, "logprob_gap_mean_step0": gap.mean}
         if not self._is_checked:
             self._check_gap(step, batch, before)
         done = step / self.options.steps
-        figures = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
+        metrics = await asyncio.to_thread(self.policy.update, batch.sequences, before, progress=done)
         entropy = [value for one in before for value in one.entropy.tolist()]
         return {
-            **batch.figures(step),
-            **gap.figures(),
+            **batch.metrics(step),
+            **gap.metrics(),
             "entropy": sum(entropy) / len(entropy) if entropy else None,
-            **figures.to_record(),
+            **metrics.to_record(),
             "train_s": time.monotonic() - started,
         }
 
@@ -375,13 +379,13 @@ class Trainer:
         write = functools.partial(write_step_dump, self.player.args, "rollout", step, groups)
         await asyncio.to_thread(run_metric, "dump", write)
         if not any(sample.loss_mask and any(sample.loss_mask) and not sample.remove_sample for sample in samples):
-            raise TrajectoryError(f"no sample of step {step} trains a token; their errors: {errors_of(samples)}")
-        if self.options.checks and self.method.keeps_contract:
+            raise TrajectoryError(f"no sample of step {step} has a trained token; errors: {error_summary(samples)}")
+        if self.options.checks and self.method.follows_contract:
             violated = [(sample.index, contract_violations(sample, reward_key=REWARD_KEY)) for sample in samples]
-            found = [f"sample {index}: {words}" for index, violations in violated for words in violations]
-            if found:  # slime's trainer would not take them
+            found = [f"sample {index}: {violation}" for index, violations in violated for violation in violations]
+            if found:  # slime's trainer would refuse them
                 raise TrajectoryError(
-                    f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MOST_SHOWN])}"
+                    f"{len(found)} violations of slime's contract in step {step}: {'; '.join(found[:_MAX_SHOWN])}"
                 )
         settings = settings_from_args(self.player.args)
         return await asyncio.to_thread(
@@ -392,10 +396,10 @@ class Trainer:
             checks_context=step == 0 or settings.mismatch_check == "every_step",
         )
 
-    def _check_gap(self, step: int, batch: StepBatch, before: Sequence[Measured]) -> None:
+    def _check_gap(self, step: int, batch: StepBatch, before: Sequence[TokenStats]) -> None:
         if self.options.checks and self.method.is_exact:
-            # a resumed run's first steps may hold only what older weights have sampled; at step 0 a version that the
-            # engine does not report, or reports wrongly, must not hide what differs
+            # the first steps of a resumed run may hold only tokens of older weights; at step 0 all tokens are compared,
+            # so that a missing or wrong version from the engine can't hide a difference
             all_pairs = zip(batch.sequences, before, strict=True)
             pairs = [pair for pair in all_pairs if step == 0 or pair[0].version == str(step)]
             if pairs or step == 0:
@@ -408,14 +412,14 @@ class Trainer:
         await self.sync.load(self.folder.weights, version)
 
     async def _measure_held_out(self, version: int) -> dict[str, float]:
-        """Accuracy and mean reward on the held-out rows under this version of the weights, where it is due."""
+        """Return metrics of the held-out rows under this version of the weights; empty if no evaluation is due."""
         is_last = version == self.options.steps
         if version % self.options.eval_every and not is_last:
             return {}
         started = time.monotonic()
-        self.phase(f"held out: {len(self.held_out)} episodes")
+        self.on_phase(f"held out: {len(self.held_out)} episodes")
         samples = await self.collector.play_all(self.held_out, "held out")
-        held_out = held_out_figures(samples)
+        held_out = held_out_metrics(samples)
         prefix = "held_out_parts/"
         parts = {key.removeprefix(prefix): value for key, value in held_out.items() if key.startswith(prefix)}
         found = {"accuracy": held_out["held_out_accuracy"], "held_out_reward": held_out["held_out_reward"]}
@@ -425,7 +429,7 @@ class Trainer:
         return {**held_out, "eval_s": time.monotonic() - started}
 
     def _save(self, step: int, next_position: int) -> None:
-        """A checkpoint before `step`, where it is due; rollouts that run ahead are not in it, and are played again."""
+        """Save a checkpoint before `step` if it is due; a resumed run plays rollouts that ran ahead again."""
         if step % self.options.save_every == 0 or step == self.options.steps:
             state = RunState(step, next_position, self.collector.waiting, self.facts)
             self.folder.save_checkpoint(state, self.policy.save)

@@ -57,7 +57,7 @@ def test_report_runs_are_finished_and_of_one_commit() -> None:
     folders = sorted((EXPERIMENTS / "runs").iterdir())
     runs = [read_run(folder) for folder in folders]
     assert all(run.summary is not None for run in runs)
-    (commit,) = {run.made_by["commit"] for run in runs}
+    (commit,) = {run.provenance["commit"] for run in runs}
     assert len(commit) == 40
     for file in (EXPERIMENTS / "runs").rglob("*.json*"):
         assert '"/' not in file.read_text(encoding="utf-8"), file

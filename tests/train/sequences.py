@@ -15,7 +15,7 @@ def options(**changed: Any) -> TrainOptions:
 
 
 def sequence(tokens: list[int], mask: list[int], *, advantage: float = 1.0, **values: Any) -> TrainingSequence:
-    """One without siblings, unless `rollout` and `denominator` are given."""
+    """Return a sequence; without `rollout` and `denominator` it has no siblings."""
     unknown = {"log_probs": None, "sampled_log_probs": [None] * len(mask), "version": None}
     alone = {"rollout": object(), "denominator": sum(mask)}
     given: dict[str, Any] = {**unknown, **alone, **values}
@@ -23,7 +23,7 @@ def sequence(tokens: list[int], mask: list[int], *, advantage: float = 1.0, **va
 
 
 def plain_log_probs(model: Any, one: TrainingSequence, temperature: float = 1.0) -> list[float]:
-    """Of the trained tokens, by a forward pass over the sequence alone."""
+    """Return logprobs of the trained tokens by a forward pass over this sequence alone."""
     import torch
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""slime's own loss, out of a checkout, in one process without Megatron-LM.
+"""slime's own loss, from a checkout, in one process without Megatron-LM.
 
 The loss is in a package whose `__init__` imports all of Megatron-LM, of which the loss itself asks no more than how
 many processes there are. So its two files are imported as a package of their own, and the answer to that is one.
@@ -32,7 +32,7 @@ def get_tensor_model_parallel_group():
 
 
 def checkout() -> Path:
-    """The folder of slime's checkout; skips the test where there is none."""
+    """Return the folder of slime's checkout; skip the test without a checkout."""
     root = os.environ.get("SLIME_PATH")
     if not root or not (Path(root) / "slime/backends/megatron_utils/loss.py").is_file():
         pytest.skip("needs THUDM/slime: set SLIME_PATH to a checkout of it")
@@ -41,7 +41,7 @@ def checkout() -> Path:
 
 @contextmanager
 def slimes_loss(folder: Path) -> Iterator[Any]:
-    """The module `slime/backends/megatron_utils/loss.py`; what answers in Megatron-LM's place goes into the folder."""
+    """Import `slime/backends/megatron_utils/loss.py`, with a stand-in for Megatron-LM that is written to the folder."""
     root = checkout()
     (folder / "megatron" / "core").mkdir(parents=True)
     (folder / "megatron/__init__.py").touch()

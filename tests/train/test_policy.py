@@ -1,4 +1,4 @@
-"""The policy: what it says of tokens, and what an update does to it. On the shipped model."""
+"""`Policy` on the shipped model: logprobs, updates, checkpoints."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ def loaded() -> Any:
 
 
 def some_sequences(count: int = 5) -> list[Any]:
-    """Of several lengths, most with the same beginning; every other token of the response is trained."""
+    """Return sequences of several lengths, most with a common prefix; every other response token is trained."""
     rng = Random(3)
     made = []
     for number in range(count):
@@ -40,10 +40,8 @@ def some_sequences(count: int = 5) -> list[Any]:
 
 
 @pytest.mark.parametrize(("temperature", "micro_batch_logits"), [(1.0, 1), (0.7, 50_000), (1.0, 10_000_000)])
-def test_logprobs_are_those_of_a_forward_pass_over_each_sequence_alone(
-    loaded, temperature, micro_batch_logits, monkeypatch
-):
-    monkeypatch.setattr(policy_module, "_MICRO_BATCH_LOGITS", micro_batch_logits)
+def test_measure_equals_forward_pass_of_each_sequence(loaded, temperature, micro_batch_logits, monkeypatch):
+    monkeypatch.setattr(policy_module, "_MAX_MICRO_BATCH_LOGITS", micro_batch_logits)
     sequences = some_sequences()
     measured = Policy(MODEL, replace(GENTLE, temperature=temperature)).measure(sequences)
     for one, own in zip(sequences, measured, strict=True):
@@ -56,21 +54,21 @@ def test_logprobs_are_those_of_a_forward_pass_over_each_sequence_alone(
     assert own.entropy.tolist() == pytest.approx(expected, abs=1e-4), "of the distributions that tokens are drawn from"
 
 
-def test_an_update_makes_what_was_good_likelier_and_what_was_bad_less_likely():
+def test_update_moves_logprobs_with_advantages():
     policy = Policy(MODEL, GENTLE)
     good, bad = some_sequences()[-2:]
     pair = [good, replace(bad, advantage=-1.0)]
     before = policy.measure(pair)
-    figures = policy.update(pair, before).to_record()
+    metrics = policy.update(pair, before).to_record()
     after = policy.measure(pair)
     assert after[0].log_probs.mean() > before[0].log_probs.mean()
     assert after[1].log_probs.mean() < before[1].log_probs.mean()
-    assert figures["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
-    assert figures["clip_fraction"] == 0.0
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["clip_fraction"] == 0.0
 
 
 def with_log_probs(one: Any, *, shift: float = 0.0, context: float = 0.0) -> Any:
-    """The sequence with the policy's own logprobs as the rollout's, shifted; `context` is that of masked tokens."""
+    """Return the sequence with the policy's logprobs, shifted, as the rollout's; masked tokens get `context`."""
     log_probs = [context] * len(one.loss_mask)
     own = Policy(MODEL, GENTLE).measure([one])[0].log_probs.tolist()
     for position, value in zip(one.trained_positions, own, strict=True):
@@ -79,35 +77,35 @@ def with_log_probs(one: Any, *, shift: float = 0.0, context: float = 0.0) -> Any
 
 
 def updated(one: Any, **settings: Any) -> dict[str, float]:
-    """The figures of one update of a new policy."""
+    """Return the metrics of one update of a new policy."""
     policy = Policy(MODEL, replace(GENTLE, **settings))
     return policy.update([one], policy.measure([one])).to_record()
 
 
-def test_only_trained_tokens_count():
+def test_update_ignores_masked_tokens():
     one = some_sequences()[-1]
     assert updated(with_log_probs(one, context=-100.0)) == pytest.approx(updated(one), rel=1e-4)
 
 
-def test_the_rollouts_logprobs_are_the_behaviour_policys():
+def test_update_uses_rollout_logprobs_as_behaviour_policy():
     shifted = with_log_probs(some_sequences()[-1], shift=-0.1)
     assert updated(shifted)["ratio_mean"] == pytest.approx(1.10517, abs=1e-3)
     truncated = updated(shifted, tis_clip=1.05)
     assert (truncated["ratio_mean"], truncated["tis_clip_fraction"]) == (pytest.approx(1.0, abs=1e-4), 1.0)
 
 
-def test_siblings_of_a_rollout_are_in_one_update():
+def test_update_keeps_siblings_in_one_step():
     first, second = some_sequences()[-2:]
     tokens = sum(first.loss_mask) + sum(second.loss_mask)
     siblings = [replace(one, denominator=tokens, rollout="theirs", advantage=0.0) for one in [first, second, second]]
     other = replace(first, advantage=2.0)
     policy = Policy(MODEL, replace(GENTLE, updates=2))
-    figures = policy.update([*siblings, other], policy.measure([*siblings, other]))
+    metrics = policy.update([*siblings, other], policy.measure([*siblings, other]))
     # the first half is the siblings, who teach nothing; the second is the other one alone
-    assert (figures.counts["loss"], figures.sums["loss"]) == (1, pytest.approx(-2.0, abs=1e-3))
+    assert (metrics.counts["loss"], metrics.sums["loss"]) == (1, pytest.approx(-2.0, abs=1e-3))
 
 
-def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing():
+def test_update_refuses_nonfinite_gradient():
     one = some_sequences()[-1]
     policy = Policy(MODEL, GENTLE)
     before = policy.measure([one])
@@ -116,7 +114,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_moves_nothing():
     assert torch.equal(policy.measure([one])[0].log_probs, before[0].log_probs)
 
 
-def test_weights_are_written_as_a_model_folder(loaded, tmp_path):
+def test_write_weights_writes_loadable_model_folder(loaded, tmp_path):
     from safetensors.torch import load_file
 
     shutil.copytree(MODEL, tmp_path / "model")
@@ -134,7 +132,7 @@ def test_weights_are_written_as_a_model_folder(loaded, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"model", "weights"}
 
 
-def test_a_restored_policy_goes_on_as_if_it_had_not_stopped(tmp_path):
+def test_restored_policy_continues_identically(tmp_path):
     sequences = some_sequences()
     policy = Policy(MODEL, replace(GENTLE, learning_rate=1e-3))
     policy.update(sequences, policy.measure(sequences))
@@ -147,7 +145,7 @@ def test_a_restored_policy_goes_on_as_if_it_had_not_stopped(tmp_path):
         assert torch.equal(one.log_probs, two.log_probs)
 
 
-def test_what_is_no_checkpoint_is_refused_with_words(tmp_path):
+def test_restore_refuses_other_files(tmp_path):
     (tmp_path / "policy.pt").write_bytes(b"none")
     with pytest.raises(ConfigError, match=r"can't resume from .*policy\.pt.*--out"):
         Policy(MODEL, GENTLE).restore(tmp_path / "policy.pt")

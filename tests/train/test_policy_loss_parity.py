@@ -14,13 +14,13 @@ pytestmark = [pytest.mark.slime, pytest.mark.torch]
 torch = pytest.importorskip("torch")
 
 from strands_rollout.play.options import UpdateSettings  # noqa: E402
-from strands_rollout.train.policy import Measured, Policy  # noqa: E402
+from strands_rollout.train.policy import Policy, TokenStats  # noqa: E402
 from strands_rollout.train.rollouts import TrainingSequence  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def slime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """slime's loss module; torch compiles none of it."""
+    """Return slime's loss module, without compilation by torch."""
     if "rollout_id: int" not in (checkout() / "slime" / "utils" / "types.py").read_text():
         pytest.skip("the trainer's loss is that of slime 0.3.1 and newer: earlier ones weigh samples in another way")
     with slimes_loss(tmp_path_factory.mktemp("megatron")) as loss, torch.compiler.set_stance("force_eager"):
@@ -28,7 +28,7 @@ def slime(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
-    """Sequences of many lengths with one prompt's beginning in common; some have no advantage, all have gaps."""
+    """Return sequences of many lengths with a common prefix; some have no advantage, all masks have gaps."""
     draw = random.Random(seed)
     prompt = [draw.randrange(1200) for _ in range(7)]
     made = []
@@ -42,7 +42,7 @@ def drawn(seed: int, count: int = 5) -> list[TrainingSequence]:
 
 
 def near(policy: Policy, sequences: Sequence[TrainingSequence], spread: float) -> list[TrainingSequence]:
-    """The same, with rollout logprobs that differ from the policy's by about so much, to both sides of the clip."""
+    """Return the sequences with rollout logprobs that differ from the policy's, to both sides of the clip."""
     draw = random.Random(0)
     made = []
     for one, before in zip(sequences, policy.measure(sequences), strict=True):
@@ -80,8 +80,8 @@ def their_args(settings: UpdateSettings) -> SimpleNamespace:
     )
 
 
-def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[Measured]) -> dict[str, Any]:
-    """The sequences as slime's trainer holds them: values for all response tokens, masked ones too.
+def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[TokenStats]) -> dict[str, Any]:
+    """Return the sequences as slime's trainer holds them: values for all response tokens, masked ones too.
 
     The first weights are both those from before the update and the reference.
     """
@@ -99,8 +99,8 @@ def their_batch(sequences: Sequence[TrainingSequence], before: Sequence[Measured
     }
 
 
-def _on_response(one: TrainingSequence, values: Measured) -> Any:
-    """Known where it is trained, and anything where it is not."""
+def _on_response(one: TrainingSequence, values: TokenStats) -> Any:
+    """Return values for all response tokens: measured at trained tokens, arbitrary at others."""
     spread = torch.full((len(one.loss_mask),), -1.0)
     spread[torch.tensor(one.loss_mask, dtype=torch.bool)] = values.log_probs
     return spread
@@ -120,7 +120,7 @@ def gradient_of(policy: Policy) -> Any:
     ],
     ids=str,
 )
-def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime, changed):
+def test_update_has_loss_and_gradient_of_slime(slime, changed):
     settings = UpdateSettings(**{"learning_rate": 0.0, "max_grad_norm": 1e9, "updates": 1} | changed)
     policy = Policy(MODEL, settings)
     sequences = near(policy, drawn(1), 0.3)
@@ -130,7 +130,7 @@ def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime, changed):
     with torch.no_grad():
         for parameter in policy._model.parameters():
             parameter += 0.1 * parameter.abs().mean() * torch.randn_like(parameter)
-    figures = policy.update(sequences, before)
+    metrics = policy.update(sequences, before)
     ours = gradient_of(policy)
 
     policy._optimizer.zero_grad()
@@ -139,5 +139,5 @@ def test_an_update_has_the_loss_and_gradient_of_slimes_own(slime, changed):
     loss, tokens, _ = slime.loss_function(args, batch, 1, len(sequences), logits.float())
     theirs = loss / tokens
     theirs.backward()
-    assert figures.to_record()["loss"] == pytest.approx(float(theirs.detach()), rel=1e-4, abs=1e-6)
+    assert metrics.to_record()["loss"] == pytest.approx(float(theirs.detach()), rel=1e-4, abs=1e-6)
     assert torch.allclose(ours, gradient_of(policy), rtol=1e-3, atol=1e-5 * float(ours.abs().max()))

@@ -1,4 +1,4 @@
-"""What is shown of a run: a line a step where nobody watches, else a bar; its steps in wandb; curves, line by line."""
+"""Reports of a training run: `TrainingProgress` without a terminal, `WandbLog`, and curves."""
 
 import importlib.util
 import io
@@ -17,18 +17,18 @@ from rich.console import Console
 from experiments.curves import curve_of
 from strands_rollout.errors import ConfigError
 from strands_rollout.train import run_folder
-from strands_rollout.train.run_folder import StepRecord, TrainingProgress, check_wandb, draw_run, with_end
+from strands_rollout.train.run_folder import StepRecord, TrainingProgress, check_wandb, draw_run, with_final_evaluation
 
 
-def test_without_a_terminal_each_step_is_a_line() -> None:
+def test_show_step_prints_line_without_terminal() -> None:
     out = io.StringIO()
     with TrainingProgress(Console(file=out, width=40), total=60, done=12) as progress:
-        progress.phase("rollout")
-        progress.step_done(
+        progress.show_phase("rollout")
+        progress.show_step(
             {"step": 12, "reward": 0.255, "accuracy": 0.61, "held_out_accuracy": 0.7, "rollout_s": 4.0, "train_s": 2.5}
         )
-        progress.phase("rollout")
-        progress.step_done({"step": 13, "reward": None, "accuracy": 0.5, "parts/near": 0.125})
+        progress.show_phase("rollout")
+        progress.show_step({"step": 13, "reward": None, "accuracy": 0.5, "parts/near": 0.125})
     assert out.getvalue().splitlines() == [
         "step 13/60: rollout ...",
         "step 13/60  reward 0.26  accuracy 61%  held out 70%  6.5 s",
@@ -36,14 +36,14 @@ def test_without_a_terminal_each_step_is_a_line() -> None:
     ]
 
 
-def test_without_a_terminal_each_phase_before_the_first_step_and_after_the_last_is_a_line() -> None:
+def test_show_phase_prints_line_without_terminal() -> None:
     out = io.StringIO()
     with TrainingProgress(Console(file=out, width=40), total=2) as progress:
         for step in range(2):
-            progress.phase("rollout")
-            progress.phase("training")
-            progress.step_done({"step": step, "held_out_reward": 0.5})
-        progress.phase("held out: 26 episodes")
+            progress.show_phase("rollout")
+            progress.show_phase("training")
+            progress.show_step({"step": step, "held_out_reward": 0.5})
+        progress.show_phase("held out: 26 episodes")
     assert out.getvalue().splitlines() == [
         "step 1/2: rollout ...",
         "step 1/2: training ...",
@@ -53,11 +53,11 @@ def test_without_a_terminal_each_phase_before_the_first_step_and_after_the_last_
     ]
 
 
-def test_steps_whose_groups_have_no_spread_are_named_with_what_to_do() -> None:
+def test_show_step_warns_without_reward_spread() -> None:
     out = io.StringIO()
     with TrainingProgress(Console(file=out, width=40), total=60, groups=4) as progress:
         for dropped in (3, 4, 4, 4, 4, 0, 4):
-            progress.step_done({"reward": -1.0, "dropped_groups": dropped})
+            progress.show_step({"reward": -1.0, "dropped_groups": dropped})
     told = [line.partition(": ")[0] for line in out.getvalue().splitlines() if line.startswith("nothing")]
     assert told == [f"nothing learned in {words}" for words in ("step 2", "3 steps in a row up to step 4", "step 7")]
     assert "--samples-per-prompt" in out.getvalue()
@@ -72,13 +72,13 @@ from strands_rollout.train.run_folder import WandbLog
 with WandbLog(Path("run"), {"seed": 3, "rollout": "tito"}) as log:
     for step in range(3):
         log.append({"step": step, "reward": step / 2, "loss": float("nan")})
-    log.sum_up({"accuracy_end": 0.9})
+    log.log_summary({"accuracy_end": 0.9})
 """
 needs_wandb = pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="needs wandb")
 
 
 def child(folder: Path, *arguments: str) -> str:
-    """Run Python with wandb offline and all that it writes in this folder; what it printed."""
+    """Run Python with wandb offline, writing to this folder only, and return its output."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))},
         "WANDB_MODE": "offline",
@@ -96,7 +96,7 @@ def child(folder: Path, *arguments: str) -> str:
 
 
 @needs_wandb
-def test_wandb_gets_each_step_and_no_file_of_it_gets_a_secret(tmp_path: Path) -> None:
+def test_wandb_log_gets_steps_and_no_secret(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     child(tmp_path, "-c", STEPS, f"--base-url=http://user:{KEY}@host")
     (logged,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
@@ -111,7 +111,7 @@ def test_wandb_gets_each_step_and_no_file_of_it_gets_a_secret(tmp_path: Path) ->
 
 
 @needs_wandb
-def test_a_missing_key_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_wandb_refuses_missing_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "online")
     with pytest.raises(ConfigError, match=r"found no WANDB_API_KEY in the environment; set it, or WANDB_MODE=offline"):
@@ -121,20 +121,20 @@ def test_a_missing_key_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPa
 
 
 def size_of(picture: Path) -> tuple[int, int]:
-    """Width and height in pixels."""
+    """Return width and height in pixels."""
     content = picture.read_bytes()
     assert content.startswith(b"\x89PNG\r\n")
     return struct.unpack(">II", content[16:24])
 
 
-def test_a_line_is_the_mean_and_its_band_reaches_from_the_least_to_the_greatest_seed() -> None:
+def test_curve_of_has_mean_and_range_over_seeds() -> None:
     rewards = (0.5, lambda step: 1 + step, 0.0)
     curve = curve_of("reward", [step_records(2, reward=reward) for reward in rewards])
     assert (curve.steps, curve.mean) == ([0, 1], pytest.approx([0.5, 2.5 / 3]))
     assert (curve.low, curve.high) == ([0.0, 0.0], [1.0, 2.0])
 
 
-def test_a_line_has_the_steps_that_all_seeds_have() -> None:
+def test_curve_of_has_steps_common_to_all_seeds() -> None:
     ended_early, whole = step_records(2, reward=-1.0), step_records(5, reward=1.0)
     assert curve_of("reward", [ended_early, whole]).steps == [0, 1]
     measured_now_and_then = [record for record in step_records(5, reward=1.0) if record["step"] in (0, 4)]
@@ -145,7 +145,7 @@ def test_a_line_has_the_steps_that_all_seeds_have() -> None:
     assert all(math.isnan(values[1]) for values in (gap.mean, gap.low, gap.high)), "no finite number: a gap"
 
 
-def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_are_drawn(tmp_path: Path) -> None:
+def test_draw_run_draws_extreme_runs(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     collapsed = step_records(2, reward=float("nan"), kl_k3=0.0, ratio_min=0.0)
     for run in (step_records(1), collapsed, step_records(5, reward=0.5, kl_k3=lambda step: 10.0 ** -(3 * step))):
@@ -153,9 +153,9 @@ def test_runs_without_any_value_collapsed_at_once_and_over_orders_of_magnitude_a
         assert size_of(tmp_path / "curves.png")[0] == 1500
 
 
-def test_the_last_weights_accuracy_reward_and_parts_are_points_after_the_last_step() -> None:
+def test_with_final_evaluation_appends_last_weights_results() -> None:
     summary = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
-    *steps, end = with_end(step_records(2, reward=0.1), summary)
+    *steps, end = with_final_evaluation(step_records(2, reward=0.1), summary)
     assert steps == step_records(2, reward=0.1)
     assert end == {
         "step": 2,
@@ -163,10 +163,10 @@ def test_the_last_weights_accuracy_reward_and_parts_are_points_after_the_last_st
         "held_out_reward": 0.25,
         "held_out_parts/near": 0.75,
     }
-    assert with_end(steps, None) == with_end(steps, {"accuracy_end": None}) == steps
+    assert with_final_evaluation(steps, None) == with_final_evaluation(steps, {"accuracy_end": None}) == steps
 
 
-def test_curves_show_parts_and_single_points_and_say_what_each_axis_is(tmp_path: Path, monkeypatch) -> None:
+def test_draw_run_shows_parts_single_points_and_axis_labels(tmp_path: Path, monkeypatch) -> None:
     """A line through one point is invisible without a mark."""
     pytest.importorskip("matplotlib")
     drawn = {}
@@ -175,11 +175,11 @@ def test_curves_show_parts_and_single_points_and_say_what_each_axis_is(tmp_path:
         finish(axes, panel, positive)
         drawn[axes.get_title()] = axes
 
-    finish = run_folder._finish
-    monkeypatch.setattr(run_folder, "_finish", keep)
+    finish = run_folder._format_axes
+    monkeypatch.setattr(run_folder, "_format_axes", keep)
     values = {"reward": 0.5, "entropy": 0.1, "parts/near": 0.25, "parts/short": 1.0}
     end = {"accuracy_end": 0.5, "held_out_reward_end": 0.25, "held_out_parts_end": {"near": 0.75}}
-    draw_run(with_end(step_records(1, **values), end), tmp_path / "curves.png", title="my run")
+    draw_run(with_final_evaluation(step_records(1, **values), end), tmp_path / "curves.png", title="my run")
     assert all(axes.get_ylabel() and axes.get_xlabel() == "step" for axes in drawn.values()), drawn
     (parts,) = (axes for title, axes in drawn.items() if title.startswith("parts of the reward"))
     assert [text.get_text() for text in parts.get_legend().get_texts()] == ["near", "short"]

@@ -1,4 +1,4 @@
-"""Collecting groups: order, seeds, aborted episodes. The player is scripted; no engine runs.
+"""`RolloutCollector` and batches: order, seeds, aborted episodes. The player is scripted; no engine runs.
 
 Then from a step's samples to sequences: what each kind of rollout trains on, and with which advantage.
 """
@@ -23,7 +23,7 @@ from strands_rollout.train.rollouts import (
     RolloutCollector,
     TrainingMethod,
     check_gap,
-    held_out_figures,
+    held_out_metrics,
 )
 
 ROWS = [Row(f"question {number}", str(number)) for number in range(10)]
@@ -33,9 +33,9 @@ step_batch = TrainingMethod().batch
 
 @dataclass
 class ScriptedPlayer:
-    """Ends an episode at once, or, where its group is held, when the rollout is aborted."""
+    """Ends an episode at once; an episode of a held group only when the rollout is aborted."""
 
-    aborting: AbortFlag
+    abort_flag: AbortFlag
     held: set[int] = field(default_factory=set)
     seeds: dict[int, int] = field(default_factory=dict)
     starts: Counter[int] = field(default_factory=Counter)
@@ -51,7 +51,7 @@ class ScriptedPlayer:
         sample.status = Sample.Status.COMPLETED
         await asyncio.sleep(0)
         if sample.group_index in self.held:
-            while not self.aborting.is_set:  # noqa: ASYNC110 - the flag is no event
+            while not self.abort_flag.is_set:  # noqa: ASYNC110 - the flag is no event
                 await asyncio.sleep(0)
             sample.status = Sample.Status.ABORTED
         self.running -= 1
@@ -60,22 +60,22 @@ class ScriptedPlayer:
 
 
 def collector_of(held: set[int] | None = None, **changed: Any) -> tuple[RolloutCollector, ScriptedPlayer]:
-    """By default three groups of two episodes, four at once."""
-    aborting = AbortFlag()
-    player = ScriptedPlayer(aborting, held or set())
+    """Return a collector and its player; by default three groups of two episodes, four at once."""
+    abort_flag = AbortFlag()
+    player = ScriptedPlayer(abort_flag, held or set())
 
     async def abort() -> None:
-        assert aborting.is_set  # episodes must know of it before their requests end
+        assert abort_flag.is_set  # episodes must know of it before their requests end
 
     few = options(**{"prompts": 3, "samples_per_prompt": 2, "concurrency": 4, "seed": 5, **changed})
-    return RolloutCollector(player, ROWS, few, abort, aborting), player  # type: ignore[arg-type]
+    return RolloutCollector(player, ROWS, few, abort, abort_flag), player  # type: ignore[arg-type]
 
 
 def positions(groups: list[list[Sample]]) -> list[int]:
     return [group[0].group_index or 0 for group in groups]
 
 
-def test_the_order_takes_every_row_once_before_any_again() -> None:
+def test_prompt_order_takes_every_row_once_per_pass() -> None:
     order = PromptOrder(ROWS, seed=1)
     first, second = ([order.row(at + start).label for at in range(10)] for start in (0, 10))
     assert sorted(first) == sorted(second) == sorted(row.label for row in ROWS)
@@ -84,7 +84,7 @@ def test_the_order_takes_every_row_once_before_any_again() -> None:
     assert [PromptOrder(ROWS, seed=2).row(at).label for at in range(10)] != first
 
 
-async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_the_next_prompts() -> None:
+async def test_collect_returns_groups_of_consecutive_prompts() -> None:
     collector, player = collector_of()
     (first, _), (second, _) = await collector.collect(), await collector.collect()
     assert positions(first) + positions(second) == [0, 1, 2, 3, 4, 5]
@@ -95,7 +95,7 @@ async def test_groups_are_samples_of_one_prompt_and_the_next_call_goes_on_with_t
     assert collector.waiting == []
 
 
-async def test_unfinished_episodes_are_aborted_and_resumed_in_the_next_step() -> None:
+async def test_collect_aborts_and_resumes_unfinished_episodes() -> None:
     collector, player = collector_of(extra_prompts=1, held={1})
     first, resumed = await collector.collect()
     assert (positions(first), resumed) == ([0, 2, 3], 0)
@@ -109,7 +109,7 @@ async def test_unfinished_episodes_are_aborted_and_resumed_in_the_next_step() ->
     assert sum(player.starts.values()) == 2 * 7 + 2  # a surplus finished prompt waits, and is not replayed
 
 
-async def test_siblings_of_a_fan_out_are_one_episode_of_their_group() -> None:
+async def test_collect_counts_fan_out_as_one_episode() -> None:
     collector, player = collector_of()
     player.agents = 3
     first, _ = await collector.collect()
@@ -119,7 +119,7 @@ async def test_siblings_of_a_fan_out_are_one_episode_of_their_group() -> None:
     assert len(await collector.play_all(ROWS, "held out")) == len(ROWS)
 
 
-async def test_a_cancelled_step_leaves_no_episode_running() -> None:
+async def test_cancelled_collect_leaves_no_episode_running() -> None:
     collector, player = collector_of(held={0})
     task = asyncio.create_task(collector.collect())
     async with asyncio.timeout(30):
@@ -132,7 +132,7 @@ async def test_a_cancelled_step_leaves_no_episode_running() -> None:
             await asyncio.sleep(0)
 
 
-async def test_held_out_rows_are_played_with_their_metadata_and_the_same_seeds_every_time() -> None:
+async def test_play_all_keeps_metadata_and_seeds() -> None:
     row = Row("question", "1", metadata={"strands_rollout_settings": {"max_tool_calls": 1}})
     collector, player = collector_of()
     first = await collector.play_all([*ROWS, row], "held out")
@@ -174,13 +174,13 @@ def sample(tokenizer: Any, words: list[str], score: float, *, group: int = 0, to
     )
 
 
-def test_what_was_not_graded_is_in_no_mean_of_a_step(tokenizer: Any) -> None:
+def test_step_metrics_leave_out_ungraded_episodes(tokenizer: Any) -> None:
     group = [sample(tokenizer, ["four"], score) for score in (1.0, -1.0, -1.0, -1.0)]
     group[1].reward |= {"method": "no_judge", "error": "no judge."}
     group[1].remove_sample = True
     group[2].status = Sample.Status.FAILED
-    figures = step_batch([group], tokenizer).figures(4)
-    assert (figures["reward"], figures["accuracy"], figures["ungraded"], figures["failed"]) == (0.0, 0.5, 1, 1)
+    metrics = step_batch([group], tokenizer).metrics(4)
+    assert (metrics["reward"], metrics["accuracy"], metrics["ungraded"], metrics["failed"]) == (0.0, 0.5, 1, 1)
 
 
 def held_out(*methods: str) -> list[Sample]:
@@ -190,43 +190,43 @@ def held_out(*methods: str) -> list[Sample]:
     return [*samples, *(Sample(reward={**wrong, "method": method}, status=graded) for method in methods)]
 
 
-def test_held_out_answers_that_could_not_be_graded_are_not_wrong() -> None:
-    assert held_out_figures(held_out("exact")) == {"held_out_accuracy": 0.5, "held_out_reward": 0.0}
-    figures = {"held_out_accuracy": 1.0, "held_out_reward": 1.0, "held_out_ungraded": 2.0}
-    assert held_out_figures(held_out("error", "error")) == figures
+def test_held_out_metrics_leave_out_ungraded_answers() -> None:
+    assert held_out_metrics(held_out("exact")) == {"held_out_accuracy": 0.5, "held_out_reward": 0.0}
+    metrics = {"held_out_accuracy": 1.0, "held_out_reward": 1.0, "held_out_ungraded": 2.0}
+    assert held_out_metrics(held_out("error", "error")) == metrics
     for lost in (held_out("no_judge", "exact"), held_out("error")[1:]):
         with pytest.raises(TrajectoryError, match=r"1 of . held-out episodes failed, .*: why\."):
-            held_out_figures(lost)
+            held_out_metrics(lost)
 
 
-def test_rewards_are_compared_within_their_group(tokenizer: Any) -> None:
+def test_batch_normalizes_rewards_by_group(tokenizer: Any) -> None:
     first = [sample(tokenizer, ["four"], score) for score in (1.0, -1.0, -1.0, -1.0)]
     second = [sample(tokenizer, ["five"], -1.0, group=1) for _ in range(4)]
     batch = step_batch([first, second], tokenizer)
     advantages = [one.advantage for one in batch.sequences]
     assert advantages == pytest.approx([1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], abs=1e-4)
     assert batch.dropped_groups == 1
-    figures = batch.figures(4)
-    assert (figures["reward"], figures["accuracy"], figures["completed"]) == (-0.75, 0.125, 8)
+    metrics = batch.metrics(4)
+    assert (metrics["reward"], metrics["accuracy"], metrics["completed"]) == (-0.75, 0.125, 8)
 
 
-def test_tito_trains_on_what_was_sampled(tokenizer: Any) -> None:
+def test_batch_trains_sampled_tokens(tokenizer: Any) -> None:
     one = sample(tokenizer, ["I add", "4"], 1.0, tool="\n4\n")
     (found,) = step_batch([[one, sample(tokenizer, ["5"], -1.0)]], tokenizer).sequences[:1]
     assert (found.tokens, found.loss_mask, found.log_probs) == (one.tokens, one.loss_mask, one.rollout_log_probs)
     assert (found.denominator, set(found.trained_log_probs or [])) == (sum(one.loss_mask or []), {-0.125})
 
 
-def test_samples_that_train_nothing_are_left_out_and_compared_with_nothing(tokenizer: Any) -> None:
+def test_batch_leaves_out_untrained_samples(tokenizer: Any) -> None:
     failed = sample(tokenizer, ["none"], -1.0)
     failed.status, failed.loss_mask, failed.reward = Sample.Status.FAILED, [0] * failed.response_length, None
     group = [sample(tokenizer, ["four"], 1.0), sample(tokenizer, ["five"], -1.0), failed]
     batch = step_batch([group], tokenizer)
     assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, -0.7071], abs=1e-3)
-    assert batch.figures(4)["failed"] == 1
+    assert batch.metrics(4)["failed"] == 1
 
 
-def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
+def test_step_metrics_count_siblings_as_one_episode(tokenizer: Any) -> None:
     pair = [sample(tokenizer, ["an", "sw", "er"], 1.0, rollout_id=1) for _ in range(2)]
     for part, one in enumerate(pair):
         one.metadata["strands_rollout"]["fan_out"] = {"part": part, "of": 2, "kind": "main" if part == 0 else "agent"}
@@ -234,19 +234,19 @@ def test_siblings_are_one_episode_in_a_steps_figures(tokenizer: Any) -> None:
     other = sample(tokenizer, ["5"], -1.0, rollout_id=2)
     for make_batch in (step_batch, retokenised_batch):
         batch = make_batch([[*pair, other]], tokenizer)
-        figures = batch.figures(4)
-        assert (figures["episodes"], figures["samples"], figures["reward"], figures["accuracy"]) == (2, 3, 0.0, 0.5)
-        assert (figures["completed"], figures["truncated"]) == (2, 0)
+        metrics = batch.metrics(4)
+        assert (metrics["episodes"], metrics["samples"], metrics["reward"], metrics["accuracy"]) == (2, 3, 0.0, 0.5)
+        assert (metrics["completed"], metrics["truncated"]) == (2, 0)
         sampled = [sum(one.loss_mask or []) for one in (*pair, other)]
-        assert figures["sampled_tokens"] == sum(sampled) / 2
-        assert figures["drift_tokens"] == 2 * 3 / sum(sampled)  # three of each sibling's four
-        assert figures["drift_episodes"] == 2 / 3  # of samples, since some of a step's are measured
+        assert metrics["sampled_tokens"] == sum(sampled) / 2
+        assert metrics["drift_tokens"] == 2 * 3 / sum(sampled)  # three of each sibling's four
+        assert metrics["drift_episodes"] == 2 / 3  # of samples, since some of a step's are measured
         assert [one.advantage for one in batch.sequences] == pytest.approx([0.7071, 0.7071, -0.7071], abs=1e-3)
         trained = [sum(one.loss_mask) for one in batch.sequences]
         assert [one.denominator for one in batch.sequences] == [trained[0] + trained[1]] * 2 + [trained[2]]
 
 
-def test_a_larger_gap_is_refused_with_the_tokens_that_differ() -> None:
+def test_check_gap_shows_tokens_that_differ() -> None:
     one = sequence([7, 8, 9, 10, 11], [1, 0, 1], sampled_log_probs=[-1.0, 0.0, -2.0])
     trainer = [[-1.0, -3.5]]
     check_gap([one], [[-1.0005, -2.0]], 1e-3, str)

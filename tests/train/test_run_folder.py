@@ -1,4 +1,4 @@
-"""The folder of a training run: its log of steps, its checkpoints, and that it is one run's own."""
+"""`TrainFolder` and `StepLog`: the log of steps, checkpoints, and the lock."""
 
 import json
 import os
@@ -26,8 +26,8 @@ def write(path: Path, steps: int, **values: float) -> None:
             log.append({"step": step, "weight_version": str(step), **values})
 
 
-def test_a_step_can_be_read_as_soon_as_it_is_appended(path: Path) -> None:
-    """By another reader: what a killed run has appended is there."""
+def test_step_log_append_is_readable_at_once(path: Path) -> None:
+    """Another reader sees the steps that a killed run appended."""
     with StepLog(path) as log:
         for step in range(3):
             log.append({"step": step, "reward": 0.5 * step, "weight_version": f"v{step}"})
@@ -39,7 +39,7 @@ def test_a_step_can_be_read_as_soon_as_it_is_appended(path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20])
-def test_a_half_written_last_line_is_left_out_and_dropped_on_resume(path: Path, cut: int) -> None:
+def test_step_log_drops_half_written_line(path: Path, cut: int) -> None:
     write(path, 3, reward=1.0)
     path.write_bytes(path.read_bytes()[:-cut])
     assert [record["step"] for record in read_steps(path)] == [0, 1]
@@ -48,7 +48,7 @@ def test_a_half_written_last_line_is_left_out_and_dropped_on_resume(path: Path, 
     assert [record["reward"] for record in read_steps(path)] == [1.0, 1.0, -1.0]
 
 
-def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
+def test_step_log_drops_steps_after_first_step(path: Path) -> None:
     write(path, 5, reward=1.0)
     with StepLog(path, first_step=2) as log:
         assert ([record["step"] for record in log.records], len(read_steps(path))) == ([0, 1], 2)
@@ -65,19 +65,20 @@ def test_resuming_drops_the_steps_that_are_done_again(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("{", "steps.jsonl:2 is no JSON"), ('{"step": 3}', "steps.jsonl:2 is not the record of step 1")]
+    ("line", "message"),
+    [("{", "steps.jsonl:2 is not JSON"), ('{"step": 3}', "steps.jsonl:2 is not the record of step 1")],
 )
-def test_a_line_that_is_no_step_is_refused_by_its_number(path: Path, line: str, words: str) -> None:
+def test_read_steps_refuses_other_lines(path: Path, line: str, message: str) -> None:
     path.write_text(f"{json.dumps({'step': 0})}\n{line}\n")
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=message):
         read_steps(path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_said_to_be_one(path: Path) -> None:
+def test_step_log_append_reports_full_disk(path: Path) -> None:
     with StepLog(path) as log, Path("/dev/full").open("wb") as full:
         os.dup2(full.fileno(), log._log._file.fileno())
-        with pytest.raises(RolloutError, match=r"No space left on device; make room and resume the run"):
+        with pytest.raises(RolloutError, match=r"No space left on device; free disk space and resume the run"):
             log.append({"step": 0})
         assert log.records == []
 
@@ -99,7 +100,7 @@ def saved(folder: TrainFolder, step: int) -> str:
     return f"step-{step:06d}"
 
 
-def test_a_checkpoint_gives_back_what_it_was_given(tmp_path: Path) -> None:
+def test_run_state_reads_saved_checkpoint(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path)
     saved(folder, 3)
     newest = folder.newest_checkpoint()
@@ -112,7 +113,7 @@ def test_a_checkpoint_gives_back_what_it_was_given(tmp_path: Path) -> None:
         RunState.read(newest)
 
 
-def test_only_the_newest_is_kept_and_an_unfinished_one_does_not_count(tmp_path: Path) -> None:
+def test_save_checkpoint_keeps_only_newest(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path)
     saved(folder, 3)
     kept = saved(folder, 12)
@@ -127,7 +128,7 @@ def test_only_the_newest_is_kept_and_an_unfinished_one_does_not_count(tmp_path: 
     assert folder.newest_checkpoint() == checkpoint
 
 
-def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
+def test_claim_refuses_folder_of_another_run(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path)
     folder.claim(replace(OPTIONS, seed=1), {})
     folder.claim(OPTIONS, {"commit": None, "versions": {}})  # without a checkpoint it starts afresh
@@ -143,15 +144,15 @@ def test_a_folder_is_one_runs_own(tmp_path: Path) -> None:
 
 
 def hold(folder: TrainFolder) -> None:
-    with folder.held():
+    with folder.locked():
         pass
 
 
-def test_a_folder_is_held_by_one_run_at_a_time(tmp_path: Path) -> None:
+def test_locked_refuses_second_process(tmp_path: Path) -> None:
     folder = TrainFolder(tmp_path / "runs/new")
-    with folder.held(), pytest.raises(ConfigError, match=r"runs/new/lock is in use by another run .* another --out"):
+    with folder.locked(), pytest.raises(ConfigError, match=r"runs/new/lock is in use by another run .* another --out"):
         hold(folder)
     hold(folder)
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="can't make .*file/run: .*; choose another folder"):
+    with pytest.raises(ConfigError, match="can't create .*file/run: .*; choose another folder"):
         hold(TrainFolder(tmp_path / "file/run"))

@@ -33,16 +33,16 @@ def command(out: Path, *options: str, held_out: Path | None = None, experiment: 
 
 
 def train(out: Path, *options: str, code: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
-    words = command(out, *options, **more)
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
+    arguments = command(out, *options, **more)
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
     assert done.returncode == code, done.stderr
     return done
 
 
 def killed(out: Path, *options: str, after: str, held_out: Path) -> None:
-    words = command(out, *options, held_out=held_out)
+    arguments = command(out, *options, held_out=held_out)
     with subprocess.Popen(
-        words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
+        arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=ENVIRONMENT
     ) as process:
         assert process.stderr is not None
         assert any(line.startswith(after) for line in process.stderr)
@@ -55,7 +55,7 @@ def summary_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def few_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first of the held-out problems: the tests are not about accuracy."""
+    """Write the first held-out problems to a file; few suffice, because accuracy does not matter here."""
     path = tmp_path_factory.mktemp("rows") / "held_out.jsonl"
     lines = (REPOSITORY / "strands_rollout/data/demo.jsonl").read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:8]))
@@ -71,7 +71,7 @@ def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, few_rows):
+def test_train_writes_log_options_policy_and_curves(tmp_path, few_rows):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -108,7 +108,7 @@ def test_a_run_writes_its_log_its_options_its_policy_and_its_curves(tmp_path, fe
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_resumed_as_if_it_had_not_been(tmp_path, few_rows):
+def test_train_resumes_killed_run_identically(tmp_path, few_rows):
     options = ("--steps", "3", "--save-every", "1", "--updates", "2")
     train(tmp_path / "whole", *options, held_out=few_rows)
     cut = tmp_path / "cut"
@@ -120,7 +120,7 @@ def test_a_killed_run_is_resumed_as_if_it_had_not_been(tmp_path, few_rows):
 
 
 @pytest.mark.slow
-def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_path, few_rows):
+def test_train_continues_episodes_of_older_weights(tmp_path, few_rows):
     options = ("--extra-prompts", "12", "--lr-decay", "constant", "--learning-rate", "1e-3")
     for steps in ("1", "2"):
         train(tmp_path, "--steps", steps, *options, held_out=few_rows)
@@ -129,14 +129,14 @@ def test_episodes_that_older_weights_began_do_not_stop_a_run_that_goes_on(tmp_pa
 
 
 @pytest.mark.slow
-def test_rollouts_that_run_ahead_are_one_version_old(tmp_path, few_rows):
+def test_train_async_rollouts_are_one_version_old(tmp_path, few_rows):
     train(tmp_path, "--steps", "3", "--async", held_out=few_rows)
     assert [record["staleness_max"] for record in steps_of(tmp_path)] == [0, 1, 1]
     assert [record["stale_tokens"] for record in steps_of(tmp_path)] == [0, 1, 1]
 
 
 @pytest.mark.slow
-def test_another_agent_is_trained_by_naming_its_config_model_rows_and_reward(tmp_path):
+def test_train_other_config_model_rows_and_reward(tmp_path):
     rows = REPOSITORY / "strands_rollout/examples/shop.jsonl"
     config = tmp_path / "shop.yaml"
     dumps = f"  dump_dir: {tmp_path / 'dump'}\n  dump_samples: 8\n"
@@ -156,30 +156,30 @@ def test_another_agent_is_trained_by_naming_its_config_model_rows_and_reward(tmp
     assert len(list(read_dump(tmp_path / "dump"))) == 16
 
 
-def test_a_fan_out_is_refused_where_slimes_partial_rollouts_take_none(tmp_path):
+def test_train_refuses_fan_out_with_extra_prompts(tmp_path):
     config = tmp_path / "fan_out.yaml"
     config.write_text("strands_rollout: {fan_out: true}\n")
     given = ["train", "--config", str(config), "--out", str(tmp_path / "run"), "--extra-prompts", "2"]
     done = CliRunner().invoke(commands.app, given)
     assert isinstance(done.exception, ConfigError)
-    assert "partial rollouts (--extra-prompts) can't be collected of several samples" in str(done.exception)
+    assert "sets fan_out, which partial rollouts (--extra-prompts) don't support" in str(done.exception)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ablation", "words"),
+    ("ablation", "message"),
     [
         ("train-tool-tokens", "the trainer's logprobs differ from the rollout's"),
         ("shifted-logprobs", "the trainer's logprobs differ from the rollout's"),
         ("aborted-as-completed", "an unfinished one must not be trained as one that ended"),
     ],
 )
-def test_faulty_samples_stop_a_run_with_words(ablation, words, tmp_path, few_rows):
+def test_train_stops_at_faulty_samples(ablation, message, tmp_path, few_rows):
     options, experiment = ["--steps", "1"], ["--ablation", ablation]
     if ablation == "aborted-as-completed":
         options += ["--extra-prompts", "4"]
     given = {"held_out": few_rows, "experiment": experiment}
-    assert words in train(tmp_path / "checked", *options, code=1, **given).stderr
+    assert message in train(tmp_path / "checked", *options, code=1, **given).stderr
     train(tmp_path / "unchecked", *options, "--unchecked", **given)
 
 
@@ -193,7 +193,7 @@ def test_faulty_samples_stop_a_run_with_words(ablation, words, tmp_path, few_row
         (["experiments", "--ablation", "aborted-as-completed", "train"], "needs --extra-prompts"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(arguments, message, tmp_path):
+def test_train_refuses_contradictory_options(arguments, message, tmp_path):
     command_line, *given = arguments
     done = CliRunner(env={"COLUMNS": "500"}).invoke(APPS[command_line], [*given, "--out", str(tmp_path / "run")])
     assert done.exit_code == 2 or isinstance(done.exception, ConfigError)

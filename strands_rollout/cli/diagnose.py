@@ -335,7 +335,7 @@ def _write(dumps: Mapping[str, Path], out: Path, retokeniser: Retokeniser | None
 
     with counter("samples") as on_read:
         views = {name: view_dump(dump, retokeniser, on_read) for name, dump in dumps.items()}
-    page = write_page(DumpView.beside(views), " | ".join(dumps))
+    page = write_page(DumpView.side_by_side(views), " | ".join(dumps))
     try:
         out.write_text(page, encoding="utf-8")
     except OSError as e:

@@ -1,1 +1,1 @@
-"""The viewer: a dump as one page for a browser, which follows a run that writes, and as text for a terminal."""
+"""The viewer: shows a dump as one page for a browser, which follows a running job, or as text for a terminal."""

@@ -1,6 +1,6 @@
-"""A sample's conversation: each turn as thoughts, text and tool calls, and the results that were read after it.
+"""A sample's conversation: the thoughts, text and tool calls of each turn, and the tool results after it.
 
-Places are counted in UTF-16 units from the stretch's first, as the page's script counts them.
+Offsets count UTF-16 units from the start of a turn or context, because the page's script counts them so.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from strands_rollout.view.tokens import TokenLists, is_control
 
 Part = list[Any]
 """["text" | "think", start, end], ["call", id, name, arguments], ["malformed", start, end, id, name, reason], or
-["result", start, end, id of its call, or None]."""
+["result", start, end, id of its call or None]."""
 
 _DEFAULT_PARSER: Final = "hermes"
 _WRITES_CALLS: Final = re.compile(
     r"tool_call|tool▁call|DSML|TOOL_CALLS|python_|<\|channel\|>|^\s*\{|<\|open\|>call|functools\[|tools_prefix|<atem:|\[[\w.-]+\("
 )
-_END: Final = re.compile(
+_END_OF_TURN: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c)(?!tool).+(?:\||\xef\xbd\x9c)>|</s>|<eos>|<end_of_turn>|<turn\|>|<\|tool_response>|<seed:eos>|\[e~\["
 )
-_THOUGHTS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-# what a forged tag begins with; blanked where no control token wrote it
-_BLANKED: Final = bytes.maketrans(b"<[", b"\0\0")
-# as the chat templates of the parsers' families write the result of a call
-_RESULTS: Final = [
+_THOUGHT_TAGS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+# the first characters of tags; blanked in text that is not a control token, so that forged tags don't match
+_BLANK_TAGS: Final = bytes.maketrans(b"<[", b"\0\0")
+# the result of a call, in the chat templates of the parsers' families
+_RESULT_PATTERNS: Final = [
     re.compile(pattern.encode(), re.DOTALL)
     for pattern in (
         r"<tool_response>\n?(.*?)\n?</tool_response>",
@@ -53,13 +53,15 @@ _RESULTS: Final = [
 ]
 
 
-def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts) -> list[tuple[int, list[Part]]]:
-    """Read the parts of each turn and of the context after it, each with its first token.
+def read_conversation(
+    lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFacts
+) -> list[tuple[int, list[Part]]]:
+    """Return the parts of each turn and of the context after it, each with the index of its first token.
 
     Args:
         lists: The sample's tokens.
-        texts: Bytes of token ids; an id without any stands as ⟨id⟩. Without texts there are no parts.
-        facts: The episode's, which may be empty.
+        texts: Bytes of token ids; a missing id is shown as ⟨id⟩. Without texts there are no parts.
+        facts: The episode's facts, which may be empty.
     """
     if not texts:
         return []
@@ -77,9 +79,9 @@ def conversation(lists: TokenLists, texts: Mapping[int, bytes], facts: EpisodeFa
 
 
 def _turn_text(ids: Sequence[int], texts: Mapping[int, bytes]) -> str:
-    """Decode a turn without the token that ended it."""
+    """Decode a turn without its end-of-turn token."""
     parts = [_bytes_of(token, texts) for token in ids]
-    if parts and _END.fullmatch(parts[-1]):
+    if parts and _END_OF_TURN.fullmatch(parts[-1]):
         parts.pop()
     return b"".join(parts).decode("utf-8", "replace")
 
@@ -89,12 +91,12 @@ def _bytes_of(token: int, texts: Mapping[int, bytes]) -> bytes:
 
 
 def _parser(name: object, turns: Sequence[str]) -> ToolParser:
-    """Choose the episode's own parser, or the first that reads all calls; else the usual one."""
+    """Return the episode's parser, else the first parser that reads all calls, else the default parser."""
     try:
         if isinstance(name, str):
             return get_parser(name)
     except ConfigError:
-        pass  # one that was registered elsewhere
+        pass  # the parser was registered in another process
     texts = [text for text in turns if _WRITES_CALLS.search(text)]
     for known in sorted(parser_names(), key=lambda known: known != _DEFAULT_PARSER) if texts else ():
         read = [part for text in texts for part in get_parser(known).parse(text)]
@@ -113,7 +115,7 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
             continue
         inside = segment.raw if isinstance(segment, ParseFailure) else segment.text
         start = text.find(inside, at)
-        if start < 0:  # a parser of the user's may show other text than it read
+        if start < 0:  # a user's parser may return text that is not in the turn
             continue
         at = start + len(inside)
         place = [_utf16(text[:start]), _utf16(text[:at])]
@@ -124,12 +126,12 @@ def _turn_parts(text: str, parser: ToolParser, number: int, in_reasoning: object
 
 
 def _begins_in_thought(text: str, parser: ToolParser) -> bool:
-    """Say if a thought ends in a turn that did not begin there."""
+    """Return whether the prompt opened the turn's thought: the turn closes a thought that it did not open."""
     own: list[tuple[str, str]] = []
-    # the closing token of others ends messages of all kinds
+    # in formats without such tags, the closing token ends messages of all kinds
     if isinstance(parser, TaggedParser) and parser.tags.search(parser.close_reasoning):
         own.append((parser.open_reasoning, parser.close_reasoning))
-    for opening, closing in (*own, *_THOUGHTS):
+    for opening, closing in (*own, *_THOUGHT_TAGS):
         before, found, _ = text.partition(closing)
         if found:
             return opening not in before
@@ -137,13 +139,13 @@ def _begins_in_thought(text: str, parser: ToolParser) -> bool:
 
 
 def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str]) -> list[Part]:
-    """Find the results in a context, which come in the order of the calls."""
+    """Return the results in a context; they are in the order of the calls."""
     tokens = [_bytes_of(token, texts) for token in ids]
     whole = b"".join(tokens)
-    # what a tool's text says in the words of a tag is no tag, where the template writes tags as control tokens
-    tagged = b"".join(text if is_control(text) else text.translate(_BLANKED) for text in tokens)
+    # if the template writes tags as control tokens, a tag in the text of a tool is just text
+    tagged = b"".join(text if is_control(text) else text.translate(_BLANK_TAGS) for text in tokens)
     for source in (tagged, whole):
-        for pattern in _RESULTS:
+        for pattern in _RESULT_PATTERNS:
             found = [match.span(1) for match in pattern.finditer(source)]
             if found:
                 named = [*calls, *[None] * len(found)]
@@ -160,5 +162,5 @@ def _results(ids: Sequence[int], texts: Mapping[int, bytes], calls: Sequence[str
 
 
 def _utf16(text: str) -> int:
-    """Count a text as the page's script does."""
+    """Return the length of a text in UTF-16 units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2

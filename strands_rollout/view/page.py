@@ -1,6 +1,7 @@
-"""A dump as a page: one HTML file with its styles, its script and its data, that asks the network for nothing.
+"""A dump as a page: one HTML file with its styles, its script and its data, which uses no network.
 
-The script may run by its hash alone, and what a dump holds enters the page as JSON with `<` escaped, and as base64.
+The content security policy admits the script by its hash alone. Data of a dump enters the page as base64, or as JSON
+with `<` escaped.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from strands_rollout.dump import DumpRecord, read_dump
 from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
-from strands_rollout.view.sample import Retokeniser, plain, view_sample
-from strands_rollout.view.tokens import TurnHabits, habits_of
+from strands_rollout.view.sample import Retokeniser, to_plain, view_sample
+from strands_rollout.view.tokens import TurnHabits, learn_habits
 
 MAX_RUNS: Final = 4  # side by side, each in a color of its own
 _HABIT_SAMPLES: Final = 200
@@ -47,24 +48,32 @@ _SCRIPTS: Final = (
     "overview.js",
     "main.js",
 )
-_PLACE: Final = re.compile(r"\{\{(\w+)\}\}")
+_PLACEHOLDER: Final = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True, slots=True)
-class ShownSample:
-    """One sample, judged."""
+class SampleView:
+    """One sample as the page shows it.
+
+    Attributes:
+        row: Values of the list; see `view_sample`.
+        detail: The details as JSON in gzip; see `view_sample`.
+        file: The file that holds the sample.
+        reward_sample: The sample without tokens, for the normalization of its group's rewards.
+    """
 
     row: dict[str, Any]
-    detail: bytes  # JSON, packed by gzip; see `view_sample`
+    detail: bytes
     file: str
-    compared: Sample  # without tokens; its group's rewards are normalized with it
+    reward_sample: Sample
 
 
 @dataclass(frozen=True, slots=True)
 class DumpView:
-    """A dump, or several `runs` side by side: a row per sample, in order, and its details.
+    """A dump, or several dumps (`runs`) side by side: a row per sample, in order, and its details.
 
-    A row has its `run` and `file`, both counted from 0, `set` and `step` from the file's name, and its `advantage`.
+    Beside the values of `view_sample`, a row has `run` and `file`, both counted from 0, `set` and `step` from the name
+    of the file, and its `advantage`.
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
@@ -72,8 +81,8 @@ class DumpView:
     runs: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, shown: Sequence[ShownSample]) -> DumpView:
-        """Join samples of one dump; each file numbers its groups from 0: equal numbers in two files are two groups."""
+    def from_samples(cls, shown: Sequence[SampleView]) -> DumpView:
+        """Join the samples of one dump; equal group numbers in two files are two groups, since each counts from 0."""
         files = {file: number for number, file in enumerate(dict.fromkeys(one.file for one in shown))}
         named = {file: set_and_step(file) for file in files}
         rows = [
@@ -81,11 +90,11 @@ class DumpView:
             | {"set": one.row["set"] or named[one.file][0], "step": named[one.file][1]}
             for one in shown
         ]
-        # any hashable value is a group to `normalize_rewards`
+        # `normalize_rewards` accepts any hashable value as a group
         rewarded = [
-            (row, replace(one.compared, group_index=(one.file, one.compared.group_index)))  # type: ignore[arg-type]
+            (row, replace(one.reward_sample, group_index=(one.file, one.reward_sample.group_index)))  # type: ignore[arg-type]
             for row, one in zip(rows, shown, strict=True)
-            if one.compared.reward is not None and one.compared.group_index is not None
+            if one.reward_sample.reward is not None and one.reward_sample.group_index is not None
         ]
         _, advantages = normalize_rewards(SimpleNamespace(reward_key=None), [sample for _, sample in rewarded])
         for (row, _), advantage in zip(rewarded, advantages, strict=True):
@@ -93,27 +102,27 @@ class DumpView:
         return cls(rows, [one.detail for one in shown])
 
     @classmethod
-    def beside(cls, views: Mapping[str, DumpView]) -> DumpView:
-        """Put runs side by side, by name; a single one stays as it is."""
+    def side_by_side(cls, views: Mapping[str, DumpView]) -> DumpView:
+        """Join the views of several runs, by name; return a single view unchanged."""
         if len(views) == 1:
             return next(iter(views.values()))
         rows = [{**row, "run": run} for run, view in enumerate(views.values()) for row in view.rows]
         return cls(rows, [detail for view in views.values() for detail in view.details], list(views))
 
     def index(self, title: str, *, live: bool) -> dict[str, Any]:
-        """Return the values that the page reads first."""
+        """Return the values that the page reads at its start."""
         return {"title": title, "live": live, "runs": self.runs, "rows": self.rows}
 
 
 def set_and_step(file: str) -> tuple[str, int | None]:
-    """Read set and step from a dump's name: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`."""
+    """Return set and step from a file's name: `rollout_000003.jsonl.gz` holds step 3 of the set `rollout`."""
     stem = Path(file).name.removesuffix(".gz").rpartition(".")[0]
     found = _STEP.fullmatch(stem)
     return (found[1] or "rollout", int(found[2])) if found else (stem, None)
 
 
 def run_names(paths: Sequence[Path]) -> list[str]:
-    """Name each dump by its file, with as many folders before it as tell it from the others."""
+    """Return a name of each dump: its file name, preceded by the folders that distinguish it from the others."""
     parts = [path.resolve().parts for path in paths]
     depth = next((n for n in range(1, 99) if len({one[-n:] for one in parts}) == len(set(parts))), 99)
     return ["/".join(one[-depth:]) for one in parts]
@@ -122,51 +131,51 @@ def run_names(paths: Sequence[Path]) -> list[str]:
 def view_dump(
     path: Path, retokeniser: Retokeniser | None, on_read: Callable[[int], object] = lambda _more: None
 ) -> DumpView:
-    """Read and judge all samples of a dump; without a retokeniser there are no marks of drift.
+    """Read all samples of a dump; without a retokeniser, drift is not marked.
 
-    `on_read` is called with 1 for each sample that is done. For the path, and the errors, see `read_dump`.
+    `on_read` is called with 1 for each finished sample. For the path and errors, see `read_dump`.
     """
-    habits = dump_habits(path, retokeniser)
+    habits = learn_dump_habits(path, retokeniser)
     shown = []
     for record in read_dump(path):
-        shown.append(show(record, habits, retokeniser))
+        shown.append(view_record(record, habits, retokeniser))
         on_read(1)
-    return DumpView.of(shown)
+    return DumpView.from_samples(shown)
 
 
-def dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits:
-    """Learn from the first samples of a dump which rules most turns and contexts keep."""
+def learn_dump_habits(path: Path, retokeniser: Retokeniser | None) -> TurnHabits:
+    """Infer the rules that most turns and contexts follow, from the first samples of a dump."""
     first = list(islice(read_dump(path), _HABIT_SAMPLES))
-    return habits_of(first, None if retokeniser is None else retokeniser.controls)
+    return learn_habits(first, None if retokeniser is None else retokeniser.controls)
 
 
-def show(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
-    """Judge one sample; one that can't be judged is shown as such, beside the others."""
+def view_record(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
+    """Return one sample for the page; if that fails, a failed sample with the error."""
     try:
-        return _judge(record, habits, retokeniser)
+        return _view_or_raise(record, habits, retokeniser)
     except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
-        why = f"it can't be shown: {type(e).__name__}: {e!s:.500}"
-    values = Sample(status=Sample.Status.FAILED, response=why).to_dict()
-    return _judge(DumpRecord(values, record.where, record.source, violations=(why,)), habits, None)
+        error = f"can't show this sample: {type(e).__name__}: {e!s:.500}"
+    values = Sample(status=Sample.Status.FAILED, response=error).to_dict()
+    return _view_or_raise(DumpRecord(values, record.where, record.source, violations=(error,)), habits, None)
 
 
-def _judge(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> ShownSample:
+def _view_or_raise(record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None) -> SampleView:
     row, detail = view_sample(record, habits, retokeniser)
     row = orjson.loads(json_bytes(row))
     packed = gzip.compress(json_bytes(detail), 5, mtime=0)
-    return ShownSample(row, packed, _POSITION.sub("", record.where), _compared(record, row["reward"]))
+    return SampleView(row, packed, _POSITION.sub("", record.where), _reward_sample(record, row["reward"]))
 
 
 def json_bytes(value: object) -> bytes:
-    """Write values of a sample as JSON; those that have no form there become what `plain` makes of them."""
+    """Write values of a sample as JSON; `to_plain` converts values that JSON can't hold."""
     try:
         return orjson.dumps(value)
     except TypeError:
-        return orjson.dumps(plain(value))
+        return orjson.dumps(to_plain(value))
 
 
-def _compared(record: DumpRecord, reward: float | None) -> Sample:
-    """Make a sample of the fields that `normalize_rewards` reads."""
+def _reward_sample(record: DumpRecord, reward: float | None) -> Sample:
+    """Return a sample with only the fields that `normalize_rewards` reads."""
     values = record.values
 
     def hashable(name: str) -> Json:
@@ -186,7 +195,7 @@ def _compared(record: DumpRecord, reward: float | None) -> Sample:
 
 
 def write_page(view: DumpView, title: str) -> str:
-    """Write the page that holds all of a dump."""
+    """Return the HTML of a page that holds a whole dump."""
     details = (
         f'<script type="text/plain" id="d{position}">{base64.b64encode(detail).decode("ascii")}</script>'
         for position, detail in enumerate(view.details)
@@ -195,26 +204,26 @@ def write_page(view: DumpView, title: str) -> str:
 
 
 def live_page(title: str) -> str:
-    """Write the page that asks the server which sent it for rows and details."""
+    """Return the HTML of a page that requests rows and details from its server."""
     return _page(DumpView().index(title, live=True), "")
 
 
 def _page(index: Mapping[str, Any], details: str) -> str:
-    style, script = "\n".join(map(_asset, _STYLES)), "\n".join(map(_asset, _SCRIPTS))
+    style, script = "\n".join(map(_read_asset, _STYLES)), "\n".join(map(_read_asset, _SCRIPTS))
     connect = "'self'" if index["live"] else "'none'"
     policy = (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; connect-src {connect}; "
+        f"default-src 'none'; style-src {_csp_hash(style)}; script-src {_csp_hash(script)}; connect-src {connect}; "
         "base-uri 'none'; form-action 'none'"
     )
-    # ends no script element, whatever its texts hold
+    # escape everything that could end the script element
     escaped = json_bytes(index).decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     parts = {"policy": policy, "style": style, "index": escaped, "details": details, "script": script}
-    return _PLACE.sub(lambda place: parts[place[1]], _asset("page.html"))
+    return _PLACEHOLDER.sub(lambda place: parts[place[1]], _read_asset("page.html"))
 
 
-def _hash(text: str) -> str:
+def _csp_hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}'"
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (files("strands_rollout.view") / "assets" / name).read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Finds what looks wrong in a sample: what slime's contract refuses, and what only the episode's facts show."""
+"""Finds problems of a sample: violations of slime's contract, and contradictions to the episode's facts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from strands_rollout.dump import DumpRecord
 from strands_rollout.errors import DumpError
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.sample_contract import contract_violations, export_violations
-from strands_rollout.view.tokens import TokenLists, TurnHabits, runs
+from strands_rollout.view.tokens import TokenLists, TurnHabits, equal_runs
 
-_MAX_CONTRACT: Final = 20
+_MAX_CONTRACT_PROBLEMS: Final = 20
 _POSITION: Final = re.compile(r"\[(\d+)\] is")
 _FEW_TOKENS: Final = 4
-# what a sentence of the contract's holds -> what the list calls it
+# part of a violation's message -> kind of the problem
 _CONTRACT_KINDS: Final = {
     "expected response_length=": "lengths disagree",
     " tokens with response_length": "lengths disagree",
@@ -30,7 +30,7 @@ _CONTRACT_KINDS: Final = {
 
 
 class Problem(NamedTuple):
-    """A thing that looks wrong: its kind in a word or two, and the first token and the end of those that it is at."""
+    """A problem of a sample: its kind in a word or two, and the tokens start..end-1 that it concerns, if any."""
 
     kind: str
     text: str
@@ -39,15 +39,23 @@ class Problem(NamedTuple):
 
 
 def find_problems(record: DumpRecord, lists: TokenLists, habits: TurnHabits) -> list[Problem]:
-    """List all that looks wrong, faults by slime's contract first."""
+    """Return all problems, violations of slime's contract first."""
     violations = [Problem("violation", text) for text in record.violations]
     if not record.has_tokens:
         return violations
-    found = [*_contract(record, lists), *_masks(record, lists), *_logprobs(lists), *_response(record, lists)]
-    return [*found, *_turns(lists, habits), *_forged(lists, habits), *_versions(lists), *violations]
+    return [
+        *_contract_problems(record, lists),
+        *_mask_problems(record, lists),
+        *_logprob_problems(lists),
+        *_response_problems(record, lists),
+        *_turn_problems(lists, habits),
+        *_forgery_problems(lists, habits),
+        *_version_problems(lists),
+        *violations,
+    ]
 
 
-def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+def _contract_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     try:
         sample = record.to_sample()
     except DumpError as e:
@@ -61,17 +69,17 @@ def _contract(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         found = [text for text in found if not (unrewarded and text.startswith("reward is"))]
     else:
         found = export_violations(sample, reward_key=key)
-    for text in found[:_MAX_CONTRACT]:
+    for text in found[:_MAX_CONTRACT_PROBLEMS]:
         place = _POSITION.search(text)
         start = None if place is None or "tokens" in text else lists.prompt_length + int(place[1])
         kind = next((kind for part, kind in _CONTRACT_KINDS.items() if part in text), "contract")
         yield Problem(kind, text, start, None if start is None else start + 1)
-    if len(found) > _MAX_CONTRACT:
-        yield Problem("contract", f"and {len(found) - _MAX_CONTRACT} more of slime's contract")
+    if len(found) > _MAX_CONTRACT_PROBLEMS:
+        yield Problem("contract", f"and {len(found) - _MAX_CONTRACT_PROBLEMS} more of slime's contract")
 
 
 def reward_key(record: DumpRecord) -> str | None:
-    """Name the key of the number in a sample's reward; None where the reward is a number itself."""
+    """Return the key of the number in a sample's reward; None if the reward is a number."""
     reward = record.values.get("reward")
     if not isinstance(reward, dict):
         return None
@@ -81,8 +89,8 @@ def reward_key(record: DumpRecord) -> str | None:
     return next(numbers, REWARD_KEY)
 
 
-def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens of which mask and spans disagree who wrote them."""
+def _mask_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """Find tokens whose loss mask contradicts the spans of sampled tokens."""
     if not lists.spans_recorded:
         return
     sampled = bytearray(len(lists.ids))
@@ -98,19 +106,19 @@ def _masks(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
         else None
         for place in range(min(len(mask), len(sampled) - offset))
     ]
-    for what, start, end in runs(disagree):
+    for what, start, end in equal_runs(disagree):
         if what:
             yield Problem("mask", f"{what}: the mask disagrees with the turn's span", offset + start, offset + end)
     count = record.facts.sampled_tokens
     if count is not None and count != sum(sampled):
-        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode says that {count} were sampled")
+        yield Problem("spans", f"spans cover {sum(sampled)} tokens; the episode's facts count {count} sampled tokens")
 
 
-def _logprobs(lists: TokenLists) -> Iterator[Problem]:
-    """Find logprobs above 0, and turns that have none."""
+def _logprob_problems(lists: TokenLists) -> Iterator[Problem]:
+    """Find logprobs above 0, and turns whose logprobs are all 0."""
     offset = lists.prompt_length
     values = lists.logprobs
-    for positive, start, end in runs([value > 0 for value in values]):
+    for positive, start, end in equal_runs([value > 0 for value in values]):
         if positive:
             yield Problem("logprob", "a logprob above 0", offset + start, offset + end)
     for start, end in lists.turns:
@@ -120,8 +128,8 @@ def _logprobs(lists: TokenLists) -> Iterator[Problem]:
             yield Problem("logprob", "a turn whose logprobs are all 0.0", start, end)
 
 
-def _response(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
-    """Compare the response with the texts of its tokens, where all of them are known."""
+def _response_problems(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
+    """Compare the response with the text of its tokens, if all their texts are known."""
     response, texts = record.values.get("response"), record.token_texts
     ids = lists.ids[lists.prompt_length :]
     if not isinstance(response, str) or not texts or not all(token in texts for token in ids):
@@ -130,26 +138,26 @@ def _response(record: DumpRecord, lists: TokenLists) -> Iterator[Problem]:
     if response != text and any(lists.loss_mask):
         place = next((p for p, (one, two) in enumerate(zip(response, text, strict=False)) if one != two), None)
         where = "is shorter or longer" if place is None else f"differs from character {place} on"
-        yield Problem("text", f"the response's text is not that of its tokens: it {where}")
+        yield Problem("text", f"the response differs from the text of its tokens: it {where}")
 
 
-def _turns(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
-    """Find turns that were not closed before the next context began."""
+def _turn_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+    """Find turns without an end-of-turn token before the next context."""
     text = "a turn is not closed: context follows without an end of turn"
     for start, _ in lists.contexts if habits.ends_of_turn else ():
         if not habits.ends_of_turn.intersection(lists.ids[start - 1 : start + 1]):
             yield Problem("not closed", text, start - 1, start + 1)
 
 
-def _forged(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
+def _forgery_problems(lists: TokenLists, habits: TurnHabits) -> Iterator[Problem]:
     for start, end in lists.contexts:
         for place in habits.forged(lists.ids[start:end]):
-            text = "a control token inside context that no template writes there: text may have forged it"
+            text = "a control token in context, where no template writes it: a tool's text may have forged it"
             yield Problem("forged control", text, start + place, start + place + 1)
 
 
-def _versions(lists: TokenLists) -> Iterator[Problem]:
-    """Find tokens of other weights than the sample's last ones."""
+def _version_problems(lists: TokenLists) -> Iterator[Problem]:
+    """Find tokens of other weight versions than the sample's last one."""
     last = lists.spans[-1].version if lists.spans else None
     for span in lists.spans:
         if last is not None and span.version not in (None, last):

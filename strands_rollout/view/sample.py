@@ -1,4 +1,4 @@
-"""One sample as the page shows it: a row of the list, and details to be read when it is opened."""
+"""One sample on the page: its row in the list, and the details that are read when it is opened."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from strands_rollout.samples import (
     run_metric,
 )
 from strands_rollout.template.tokens import token_bytes
-from strands_rollout.view.conversation import conversation
+from strands_rollout.view.conversation import read_conversation
 from strands_rollout.view.problems import Problem, find_problems, reward_key
-from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, runs, token_kinds
+from strands_rollout.view.tokens import DriftMark, TokenLists, TurnHabits, drift_marks, equal_runs, token_kinds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,7 +38,12 @@ _PART_CHARS: Final = 40
 
 
 class Retokeniser:
-    """Encodes turns again with the policy's tokenizer; knows the bytes of its ids, and which of them were added."""
+    """Encodes turns again with the policy's tokenizer.
+
+    Attributes:
+        texts: Bytes of the tokenizer's ids.
+        controls: Ids that were added to the vocabulary.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.texts = TokenTexts(tokenizer)
@@ -47,14 +52,11 @@ class Retokeniser:
         self._bytes_of = token_bytes(tokenizer)
 
     def marks(self, lists: TokenLists) -> list[DriftMark] | None:
-        """Mark drift in all turns, in order, at places from the sample's first token.
-
-        None where ids are not the tokenizer's.
-        """
+        """Return the drift of all turns, in order, at positions in the sample; None if ids are not the tokenizer's."""
 
         def marks() -> list[DriftMark]:
             return [
-                DriftMark(start + mark.start, start + mark.end, mark.instead)
+                DriftMark(start + mark.start, start + mark.end, mark.replacement)
                 for start, end in lists.turns
                 for mark in drift_marks(
                     lists.ids[start:end], self._tokenizer, self._bytes_of, lists.ids[start - 1] if start else None
@@ -67,21 +69,24 @@ class Retokeniser:
 def view_sample(
     record: DumpRecord, habits: TurnHabits, retokeniser: Retokeniser | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Make a sample's row and details, as values of JSON; the habits are its dump's.
+    """Return a sample's row and details as JSON values.
 
-    Without a retokeniser there are no marks of drift, and no texts but the record's.
+    Args:
+        record: The sample.
+        habits: Habits of the sample's dump.
+        retokeniser: Marks drift and knows texts of tokens; None for the record's texts alone, without drift.
     """
-    lists = TokenLists.of(record)
+    lists = TokenLists.from_record(record)
     marks = retokeniser.marks(lists) if retokeniser is not None and record.has_tokens else None
     texts = record.token_texts
     if retokeniser is not None:
-        ids = {*lists.ids, *(token for mark in marks or () for token in mark.instead)}
+        ids = {*lists.ids, *(token for mark in marks or () for token in mark.replacement)}
         texts = {token: retokeniser.texts[token] for token in sorted(ids) if token in retokeniser.texts}
-    judged = _Judged(record, lists, token_kinds(record, lists), marks, find_problems(record, lists, habits), texts)
-    return _row(judged), _detail(judged)
+    analysis = _Analysis(record, lists, token_kinds(record, lists), marks, find_problems(record, lists, habits), texts)
+    return _row(analysis), _detail(analysis)
 
 
-class _Judged(NamedTuple):
+class _Analysis(NamedTuple):
     record: DumpRecord
     lists: TokenLists
     kinds: list[str]
@@ -90,16 +95,16 @@ class _Judged(NamedTuple):
     texts: Mapping[int, bytes]
 
 
-def _row(judged: _Judged) -> dict[str, Any]:
-    record, lists, kinds, marks, problems, _ = judged
+def _row(analysis: _Analysis) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, _ = analysis
     values, facts = record.values, record.facts
     grade = _grade(record)
-    # what failed, or was not graded, by a fault of the infrastructure is neither right nor wrong
+    # samples that failed or were not graded because of an infrastructure fault are neither right nor wrong
     is_missing = values.get("status") in ("failed", "aborted") or grade.get("method") in UNGRADED_METHODS
     return {
         "index": values.get("index"),
         "group": _group(values),
-        "set": _text(_evaluated(values).get("data_set")),
+        "set": _text(_evaluated_problem(values).get("data_set")),
         "question": _question_id(values),
         "part": _part(facts),
         "status": _text(values.get("status")),
@@ -119,7 +124,7 @@ def _row(judged: _Judged) -> dict[str, Any]:
         "problems": list(dict.fromkeys(problem.kind for problem in problems)),
         "times": sums_of(facts),
         "versions": sorted({span.version for span in lists.spans if span.version is not None}),
-        "asked": shorten(_question(values.get("prompt")), _PREVIEW_CHARS),
+        "asked": shorten(_last_user_text(values.get("prompt")), _PREVIEW_CHARS),
         "final": shorten(_text(facts.final_text or values.get("response")), _PREVIEW_CHARS),
         "label": shorten(_text(values.get("label")), _PREVIEW_CHARS),
         "where": record.where,
@@ -127,8 +132,8 @@ def _row(judged: _Judged) -> dict[str, Any]:
     }
 
 
-def _detail(judged: _Judged) -> dict[str, Any]:
-    record, lists, kinds, marks, problems, texts = judged
+def _detail(analysis: _Analysis) -> dict[str, Any]:
+    record, lists, kinds, marks, problems, texts = analysis
     values = record.values
     given = values.get("metadata")
     metadata = without_secrets(given) if isinstance(given, Mapping) else {}
@@ -139,21 +144,21 @@ def _detail(judged: _Judged) -> dict[str, Any]:
     return {
         "ids": lists.ids,
         "prompt": lists.prompt_length,
-        "kinds": [list(run) for run in runs(kinds)],
-        "mask": [[int(bool(kind)), start, end] for kind, start, end in runs(lists.loss_mask)],
+        "kinds": [list(run) for run in equal_runs(kinds)],
+        "mask": [[int(bool(kind)), start, end] for kind, start, end in equal_runs(lists.loss_mask)],
         "logprobs": [round(value, 3) if math.isfinite(value) else None for value in lists.logprobs],
         "spans": [list(span) for span in lists.spans],
         "drift": None if marks is None else [list(mark) for mark in marks],
         "problems": [list(problem) for problem in problems],
-        "talk": [[start, plain(parts)] for start, parts in conversation(lists, texts, record.facts)],
+        "talk": [[start, to_plain(parts)] for start, parts in read_conversation(lists, texts, record.facts)],
         "steps": [[step.kind, step.at_s, step.s, step.turn, step.call] for step in steps_of(record.facts)],
         "texts": {str(token): text_or_bytes(text) for token, text in texts.items()},
-        "messages": plain(values.get("prompt")),
+        "messages": to_plain(values.get("prompt")),
         "response": _text(values.get("response")) if not texts or not lists.ids else "",
-        "reward": plain(values.get("reward")),
-        "label": plain(values.get("label")),
-        "facts": plain(facts),
-        "metadata": plain(metadata),
+        "reward": to_plain(values.get("reward")),
+        "label": to_plain(values.get("label")),
+        "facts": to_plain(facts),
+        "metadata": to_plain(metadata),
     }
 
 
@@ -167,83 +172,84 @@ def _number(value: object) -> float | None:
 
 
 def _grade(record: DumpRecord) -> Mapping[str, Any]:
-    """Find the reward function's verdict: in the reward, or, where slime reads a number alone, in the facts."""
+    """Return the reward function's dict: the reward, or the facts' copy if slime reads a number alone."""
     reward = record.values.get("reward")
     return reward if isinstance(reward, Mapping) else record.facts.reward or {}
 
 
 def _parts(grade: Mapping[str, Any]) -> dict[str, float]:
-    """Read the further numbers of a reward, by name."""
+    """Return the numbers of a reward beside `score` and `acc`, by name."""
     numbers = {name: _number(value) for name, value in grade.items() if name not in ("score", "acc")}
-    named = {str(plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
+    named = {str(to_plain(name)).removeprefix("parts/")[:_PART_CHARS]: number for name, number in numbers.items()}
     return {name: number for name, number in list(named.items())[:_MAX_PARTS] if number is not None}
 
 
 def _tools(facts: EpisodeFacts) -> dict[str, list[int]]:
-    """Count calls by tool, and how many of them were no success or exited with an error."""
-    found, calls = Counter[str](), Counter[str]()
+    """Return the number of calls, and of calls that failed or exited with an error, by tool."""
+    failed, calls = Counter[str](), Counter[str]()
     for call in facts.calls or ():
         if isinstance(call, Mapping):
-            box, name = call.get("sandbox"), _text(call.get("tool"))
+            sandbox, name = call.get("sandbox"), _text(call.get("tool"))
             calls[name] += 1
-            found[name] += call.get("status") != "success" or bool(isinstance(box, Mapping) and box.get("exit_code"))
-    return {name: [count, found[name]] for name, count in calls.items()}
+            has_exit_code = isinstance(sandbox, Mapping) and bool(sandbox.get("exit_code"))
+            failed[name] += call.get("status") != "success" or has_exit_code
+    return {name: [count, failed[name]] for name, count in calls.items()}
 
 
-def _evaluated(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Read the problem and data set that an evaluation asked; empty in training."""
+def _evaluated_problem(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the problem and data set of an evaluation's sample; empty in training."""
     metadata = values.get("metadata")
-    asked = metadata.get("eval") if isinstance(metadata, Mapping) else None
-    return asked if isinstance(asked, Mapping) else {}
+    problem = metadata.get("eval") if isinstance(metadata, Mapping) else None
+    return problem if isinstance(problem, Mapping) else {}
 
 
 def _group(values: Mapping[str, Any]) -> Json:
-    """Name the group in slime, or an evaluation's problem, whose samples are to be seen side by side."""
-    asked = _evaluated(values)
-    if values.get("group_index") is None and asked:
-        return f"{asked['data_set']}/{asked['problem']}"
+    """Return slime's group, or an evaluation's problem, whose samples are shown side by side."""
+    evaluated = _evaluated_problem(values)
+    if values.get("group_index") is None and evaluated:
+        return f"{evaluated['data_set']}/{evaluated['problem']}"
     return values.get("group_index")
 
 
 def _question_id(values: Mapping[str, Any]) -> str:
-    """Name a sample's question, in all runs alike; "" where it is not known."""
-    asked, prompt = _evaluated(values), values.get("prompt")
-    if asked:
-        return f"{asked['data_set']}/{asked['problem']}"
-    text = json.dumps(plain(prompt), ensure_ascii=False) if prompt else ""
+    """Return a key of the sample's question that is equal in all runs; "" if the question is unknown."""
+    evaluated, prompt = _evaluated_problem(values), values.get("prompt")
+    if evaluated:
+        return f"{evaluated['data_set']}/{evaluated['problem']}"
+    text = json.dumps(to_plain(prompt), ensure_ascii=False) if prompt else ""
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest() if text else ""
 
 
 def _part(facts: EpisodeFacts) -> str:
-    """Name a sample's place in its fan-out; "" for a rollout of its own."""
+    """Return the sample's part of a fan-out as text; "" without fan-out."""
     part = facts.fan_out
     return f"{part['kind']}, {part['part'] + 1} of {part['of']}" if part and part["of"] > 1 else ""
 
 
-def _question(prompt: Json) -> str:
-    """Return a user's last message, or the prompt where it is a text."""
+def _last_user_text(prompt: Json) -> str:
+    """Return the user's last message, or the prompt if it is a text."""
     if not isinstance(prompt, list):
         return _text(prompt)
-    of_user = [message for message in prompt if message.get("role") == "user"]
-    said = of_user[-1].get("content") if of_user else ""
-    parts = said if isinstance(said, list) else [{"text": said}]
+    user_messages = [message for message in prompt if message.get("role") == "user"]
+    content = user_messages[-1].get("content") if user_messages else ""
+    parts = content if isinstance(content, list) else [{"text": content}]
     return " ".join(_text(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
 
 
 def _text(value: object) -> str:
     if value is None:
         return ""
-    return str(plain(value)) if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return str(to_plain(value)) if isinstance(value, str) else json.dumps(to_plain(value), ensure_ascii=False)
 
 
-def plain(value: object) -> Json:
-    """Make a value JSON for people to read: long texts shortened, and as Python writes it where JSON has no form."""
+def to_plain(value: object) -> Json:
+    """Convert a value to readable JSON: shorten long texts, and write values that JSON can't hold as Python does."""
     if isinstance(value, str):
         return shorten(value, _MAX_TEXT_CHARS).encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
+        return {str(to_plain(key)): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if value is None or isinstance(value, bool) or (isinstance(value, int) and value.bit_length() <= _INTEGER_BITS):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else repr(value)[:_PREVIEW_CHARS]

@@ -1,7 +1,7 @@
-"""Serves a dump to the browser of this machine, and follows a run that still writes.
+"""Serves a dump to a browser on this machine, and follows a run that is still writing.
 
-Requests are answered for the URL that was printed alone: it has a random part, and a page of another site can't reach
-it, since Host and Origin are checked.
+The server answers only under the URL that it printed, which has a random part. It checks Host and Origin, so that pages
+of other sites can't reach it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiohttp.typedefs import Handler, Middleware
 from strands_rollout.dump.files import dump_files, unread_samples
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.own_thread import in_own_thread
-from strands_rollout.view.page import DumpView, ShownSample, dump_habits, json_bytes, live_page, show
+from strands_rollout.view.page import DumpView, SampleView, json_bytes, learn_dump_habits, live_page, view_record
 from strands_rollout.view.sample import Retokeniser
 from strands_rollout.view.tokens import TurnHabits
 
@@ -30,24 +30,28 @@ _STOP_TIMEOUT_S: Final = 0.1
 
 
 class LiveDump:
-    """A dump as it is now, or several by name; a sample is judged again only when its line has changed.
+    """The current state of a dump, or of several dumps by name; samples whose line is unchanged are not read again.
 
     Attributes:
-        latest: The view that `refresh` made last, and a tag that changes with it.
-        read: Samples that a refresh in progress has come to.
+        latest: Result of the last `refresh`: the view, and a tag that changes with it.
+        read_count: Samples that the current refresh has finished.
     """
 
     def __init__(self, path: Path | Mapping[str, Path], retokeniser: Retokeniser | None) -> None:
         self._paths = {path.name: path} if isinstance(path, Path) else path
         self._retokeniser = retokeniser
         self._lock = threading.Lock()
-        self._shown: dict[Path, dict[tuple[str, bytes], ShownSample]] = {}
+        self._shown: dict[Path, dict[tuple[str, bytes], SampleView]] = {}
         self._habits: dict[Path, TurnHabits] = {}
         self.latest: tuple[DumpView, str] | None = None
-        self.read = 0
+        self.read_count = 0
 
     def refresh(self) -> tuple[DumpView, str]:
-        """Read what has changed, and return the view with its tag; DumpError where a file can't be read."""
+        """Read changed files, and return the view with its tag.
+
+        Raises:
+            DumpError: A file can't be read.
+        """
         with self._lock:
             try:
                 files = (file for path in self._paths.values() for file in dump_files(path))
@@ -57,36 +61,40 @@ class LiveDump:
             state = repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
             tag = hashlib.sha256(state.encode()).hexdigest()[:16]
             if self.latest is None or tag != self.latest[1]:
-                self.read = 0
-                shown = {name: DumpView.of(self._show_all(path)) for name, path in self._paths.items()}
-                self.latest = DumpView.beside(shown), tag
+                self.read_count = 0
+                shown = {name: DumpView.from_samples(self._show_all(path)) for name, path in self._paths.items()}
+                self.latest = DumpView.side_by_side(shown), tag
             return self.latest
 
-    def _show_all(self, path: Path) -> list[ShownSample]:
-        habits, before = dump_habits(path, self._retokeniser), self.read
+    def _show_all(self, path: Path) -> list[SampleView]:
+        habits, before = learn_dump_habits(path, self._retokeniser), self.read_count
         known = self._shown.get(path, {}) if habits == self._habits.get(path) else {}
-        shown: dict[tuple[str, bytes], ShownSample] = {}
+        shown: dict[tuple[str, bytes], SampleView] = {}
         for sample in unread_samples(path):
             if sample.key in known:
                 shown[sample.key] = known[sample.key]
             elif record := sample.read():
-                shown[sample.key] = show(record, habits, self._retokeniser)
-            self.read = before + len(shown)
+                shown[sample.key] = view_record(record, habits, self._retokeniser)
+            self.read_count = before + len(shown)
         self._shown[path], self._habits[path] = shown, habits
         return list(shown.values())
 
 
 @asynccontextmanager
 async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterator[str]:
-    """Serve one dump on 127.0.0.1 while the block lasts, and yield the page's URL; ConfigError if the port is taken."""
+    """Serve a dump on 127.0.0.1 until the block ends, and yield the page's URL.
+
+    Raises:
+        ConfigError: The port can't be used.
+    """
     try:
         listening = socket.create_server(("127.0.0.1", port))
     except OSError as e:
-        raise ConfigError(f"can't listen at port {port}: {e.strerror}; choose another --port") from e
+        raise ConfigError(f"can't listen on port {port}: {e.strerror}; choose another --port") from e
     with listening:
         port = listening.getsockname()[1]
         root = f"/{secrets.token_urlsafe(12)}/"
-        app = web.Application(middlewares=[_only_for(root, port)])
+        app = web.Application(middlewares=[_refuse_foreign_requests(root, port)])
         for path, handler in _handlers(dump, title).items():
             app.router.add_get(root + path, handler, allow_head=False)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_STOP_TIMEOUT_S)
@@ -98,56 +106,56 @@ async def live_server(dump: LiveDump, title: str, port: int = 0) -> AsyncIterato
             await runner.cleanup()
 
 
-def _only_for(root: str, port: int) -> Middleware:
-    """Answer requests under `root` that were sent to this machine by its own page, or by no page."""
+def _refuse_foreign_requests(root: str, port: int) -> Middleware:
+    """Return a middleware that refuses requests outside of `root`, from other hosts or from other pages."""
     hosts = {*_HOSTS, *(f"{name}:{port}" for name in _HOSTS)}
 
     @web.middleware
-    async def refuse(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def handle(request: web.Request, handler: Handler) -> web.StreamResponse:
         host, origin = request.headers.get("Host", "").lower(), request.headers.get("Origin")
         is_foreign = host not in hosts or origin not in (None, f"http://{host}")
         if is_foreign or not request.raw_path.startswith(root):
-            return _answer(b"not here", "text/plain", status=404)
+            return _response(b"not here", "text/plain", status=404)
         try:
             return await handler(request)
         except web.HTTPNotFound:
-            return _answer(b"not here", "text/plain", status=404)
+            return _response(b"not here", "text/plain", status=404)
         except DumpError as e:
-            return _answer(str(e).encode(), "text/plain", status=409)
+            return _response(str(e).encode(), "text/plain", status=409)
 
-    return refuse
+    return handle
 
 
 def _handlers(dump: LiveDump, title: str) -> dict[str, Handler]:
-    """Map paths below the root to what answers there."""
+    """Return the handlers by path below the root."""
     whole_page = live_page(title).encode()
 
     async def page(_: web.Request) -> web.Response:
-        return _answer(whole_page, "text/html")
+        return _response(whole_page, "text/html")
 
     async def index(request: web.Request) -> web.Response:
-        # in a thread that does not hold up the end of the process
+        # a thread that does not delay the exit of the process
         view, tag = await in_own_thread(dump.refresh, has_last_moment=False)()
         tag = f'"{tag}"'
         if request.headers.get("If-None-Match") == tag:
-            return _answer(b"", "application/json", tag, status=304)
-        return _answer(json_bytes(view.index(title, live=True)), "application/json", tag)
+            return _response(b"", "application/json", tag, status=304)
+        return _response(json_bytes(view.index(title, live=True)), "application/json", tag)
 
     async def progress(_: web.Request) -> web.Response:
-        return _answer(str(dump.read).encode(), "text/plain")
+        return _response(str(dump.read_count).encode(), "text/plain")
 
     async def sample(request: web.Request) -> web.Response:
-        # of those that the page's list was made with: opening a sample waits for no reading
+        # serve details of the view that the page lists, without waiting for a refresh
         position = int(request.match_info["position"])
         details = dump.latest[0].details if dump.latest else []
         if position >= len(details):
             raise web.HTTPNotFound
-        return _answer(details[position], "application/octet-stream")
+        return _response(details[position], "application/octet-stream")
 
     return {"": page, "index.json": index, "progress": progress, "sample/{position:[0-9]{1,9}}": sample}
 
 
-def _answer(body: bytes, kind: str, tag: str | None = None, *, status: int = 200) -> web.Response:
+def _response(body: bytes, kind: str, tag: str | None = None, *, status: int = 200) -> web.Response:
     headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     headers |= {"Content-Type": f"{kind}; charset=utf-8"} | ({"ETag": tag} if tag else {})
     return web.Response(body=body, status=status, headers=headers)

@@ -1,4 +1,4 @@
-"""Prints a dump in a terminal: the list, then transcripts."""
+"""Prints a dump in a terminal: the list of samples, then transcripts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strands_rollout.errors import ConfigError
 from strands_rollout.view.page import view_dump
 from strands_rollout.view.sample import Retokeniser
 
-# a column's head -> the row's value in it
+# heading of a column -> key of the row
 _COLUMNS: Final = {
     "index": "index",
     "status": "status",
@@ -31,13 +31,13 @@ _COLUMNS: Final = {
 }
 
 
-def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wanted: Collection[int]) -> None:
-    """Print the list, then transcripts of the samples at the positions `wanted`, of all if there are none.
+def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, positions: Collection[int]) -> None:
+    """Print the list, then transcripts of the samples at `positions`; without positions, of all samples.
 
-    Without a retokeniser there is no drift, and no texts but the dump's.
+    Without a retokeniser, drift is not shown, and texts come from the dump.
 
     Raises:
-        ConfigError: No sample is at one of these positions.
+        ConfigError: A position has no sample.
         DumpError: The dump can't be read; see `read_dump`.
     """
     view = view_dump(path, retokeniser)
@@ -46,17 +46,17 @@ def print_dump(console: Console, path: Path, retokeniser: Retokeniser | None, wa
         values = row | {"problems": ", ".join(row["problems"])}
         table.add_row(str(position), *(Text(_cell(values[name])) for name in _COLUMNS.values()))
     console.print(table)
-    if absent := sorted(set(wanted) - set(range(len(view.rows)))):
+    if absent := sorted(set(positions) - set(range(len(view.rows)))):
         raise ConfigError(f"got --sample {absent[0]}; {path} has {len(view.rows)} samples, counted from 0")
     for position, record in enumerate(read_dump(path)):
-        if not wanted or position in wanted:
+        if not positions or position in positions:
             console.rule(Text(printable(f"{position}: {record.where}")))
             for problem in view.rows[position]["problems"]:
                 console.print(Text(printable(f"problem: {problem}"), style="bold red"))
             try:
                 _print_sample(console, record, retokeniser)
             except Exception as e:  # a dump may hold anything, and one odd sample must not hide the others
-                console.print(Text(printable(f"it can't be shown: {type(e).__name__}: {e}"), style="bold red"))
+                console.print(Text(printable(f"can't show this sample: {type(e).__name__}: {e}"), style="bold red"))
 
 
 def _cell(value: object) -> str:

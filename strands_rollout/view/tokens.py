@@ -1,6 +1,6 @@
-"""Kinds of a sample's tokens, the turns that sampled them, and the rules that most turns of a dump keep.
+"""Kinds of a sample's tokens, the turns that sampled them, and the rules that most turns of a dump follow.
 
-All is read without trust: a dump is looked at when something is wrong with it.
+Nothing in a dump is trusted: people look at dumps when something is wrong.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _CONTROL: Final = re.compile(
     rb"<(?:\||\xef\xbd\x9c).+(?:\||\xef\xbd\x9c)>|</?(?:[a-z]+_[a-z_]+|think|arg_key)>|\[/?[A-Z_]{3,}\]"
 )
-_LEAST_SHARE: Final = 0.5
-# of the turns, for a token that ends some and stands inside of none: families end turns with calls by one of their own
-_LEAST_ENDS: Final = 0.1
+_MAJORITY: Final = 0.5
+# share of turns that a rare end token must end: some families end turns with calls by a token of their own
+_MIN_END_SHARE: Final = 0.1
 
 
 class TurnSpan(NamedTuple):
-    """Neighboring tokens that one turn sampled with one weight version; positions count from the prompt's first."""
+    """Adjacent tokens of one turn and one weight version; positions count from the prompt's first token."""
 
     turn: int
     start: int
@@ -39,15 +39,15 @@ class TurnSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """A record's lists, with what is no list or of a wrong type read as absent.
+    """The token lists of a record; a value that is not a list is read as absent.
 
     Attributes:
-        ids: Prompt and response.
-        prompt_length: Tokens before the response, at least 0.
-        loss_mask: One per response token where nothing is wrong; all 1 where the sample has none, as slime reads it.
-        logprobs: One per response token where nothing is wrong; empty where the sample has none.
-        spans: Sampled tokens, in order; by the mask where the episode's facts don't say.
-        spans_recorded: True where the facts say so.
+        ids: Ids of prompt plus response.
+        prompt_length: Tokens of the prompt, at least 0.
+        loss_mask: One value per response token in a valid sample; all 1 if the sample has no mask, as in slime.
+        logprobs: One value per response token in a valid sample; empty if the sample has none.
+        spans: Sampled tokens, in order: the episode's spans, else those that the mask trains.
+        spans_recorded: True if the episode's facts have the spans.
     """
 
     ids: list[int]
@@ -58,21 +58,21 @@ class TokenLists:
     spans_recorded: bool
 
     @classmethod
-    def of(cls, record: DumpRecord) -> TokenLists:
-        """Read a record's lists."""
+    def from_record(cls, record: DumpRecord) -> TokenLists:
+        """Read the lists of a record."""
         values = record.values
-        ids, length = _list(values.get("tokens"), int), values.get("response_length")
+        ids, length = _list_of(values.get("tokens"), int), values.get("response_length")
         prompt_length = min(max(len(ids) - (length if isinstance(length, int) else 0), 0), len(ids))
         given = values.get("loss_mask")
-        mask = [1] * (len(ids) - prompt_length) if given is None else _list(given, int)
+        mask = [1] * (len(ids) - prompt_length) if given is None else _list_of(given, int)
         recorded = _recorded_spans(record, len(ids))
         spans = recorded if recorded is not None else _masked_spans(mask, prompt_length, values.get("weight_versions"))
-        logprobs = _list(values.get("rollout_log_probs"), float)
+        logprobs = _list_of(values.get("rollout_log_probs"), float)
         return cls(ids, prompt_length, mask, logprobs, spans, recorded is not None)
 
     @property
     def turns(self) -> list[tuple[int, int]]:
-        """First token and end of each turn, in order."""
+        """Start and end of each turn, in order."""
         return [
             (spans[0].start, spans[-1].end)
             for _, group in groupby(self.spans, key=lambda span: span.turn)
@@ -81,15 +81,16 @@ class TokenLists:
 
     @property
     def contexts(self) -> list[tuple[int, int]]:
-        """First token and end of what stands between turns."""
+        """Start and end of each context between turns."""
         turns = self.turns
         return [(end, start) for (_, end), (start, _) in pairwise(turns) if start > end]
 
 
 def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
-    """Tell "prompt", "context", "trained", "failed", "removed", "stale", "masked" and "unknown" tokens apart.
+    """Return each token's kind: "prompt", "context", "trained", "failed", "removed", "stale", "masked" or "unknown".
 
-    "masked" is sampled and not trained for no reason that the sample gives, "unknown" has no mask.
+    A "masked" token was sampled and is not trained, for a reason that the sample does not give. An "unknown" token has
+    no mask.
     """
     kinds = ["prompt"] * lists.prompt_length + ["context"] * (len(lists.ids) - lists.prompt_length)
     is_removed = bool(record.values.get("remove_sample"))
@@ -112,8 +113,8 @@ def token_kinds(record: DumpRecord, lists: TokenLists) -> list[str]:
     return kinds
 
 
-def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
-    """Join neighbors of one kind: the kind, its first position, and its end."""
+def equal_runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
+    """Return (kind, start, end) for each run of adjacent equal kinds."""
     found, start = [], 0
     for kind, group in groupby(kinds):
         end = start + len(list(group))
@@ -122,43 +123,45 @@ def runs(kinds: Sequence[Any]) -> list[tuple[Any, int, int]]:
     return found
 
 
-def _list(value: object, kind: type) -> list[Any]:
+def _list_of(value: object, kind: type) -> list[Any]:
     if not isinstance(value, list):
         return []
     return value if set(map(type, value)) <= {kind} else [kind(finite(item) or 0) for item in value]
 
 
 def _recorded_spans(record: DumpRecord, count: int) -> list[TurnSpan] | None:
-    """Read the facts' spans, where all of them are within the sample's tokens."""
-    found = [TurnSpan(turn, start, end, _named(*version)) for turn, start, end, *version in record.facts.spans or ()]
+    """Return the spans of the episode's facts; None without spans, or if a span exceeds the sample."""
+    found = [
+        TurnSpan(turn, start, end, _version_text(*version)) for turn, start, end, *version in record.facts.spans or ()
+    ]
     return found if found and all(0 <= span.start <= span.end <= count for span in found) else None
 
 
-def _named(version: object = None) -> str | None:
+def _version_text(version: object = None) -> str | None:
     return None if version is None else str(version)
 
 
 def _masked_spans(mask: Sequence[int], prompt_length: int, versions: object) -> list[TurnSpan]:
-    """Take for sampled what the mask trains; slime's versions, one a request, are read where there are as many."""
-    stretches = [(start, end) for kind, start, end in runs([bool(value) for value in mask]) if kind]
+    """Return the trained tokens as spans; slime's versions, one per request, are used if their number matches."""
+    stretches = [(start, end) for kind, start, end in equal_runs([bool(value) for value in mask]) if kind]
     named = versions if isinstance(versions, list) and len(versions) == len(stretches) else [None] * len(stretches)
     return [
-        TurnSpan(turn, prompt_length + start, prompt_length + end, _named(version))
+        TurnSpan(turn, prompt_length + start, prompt_length + end, _version_text(version))
         for turn, ((start, end), version) in enumerate(zip(stretches, named, strict=True))
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class TurnHabits:
-    """The rules that most of a dump keeps: its template, seen from its tokens; None, or empty, for none.
+    """The rules that most turns and contexts of a dump follow: its chat template, inferred from tokens.
 
-    What the most do is taken as the rule, and a rule that most contexts break is no rule: a dump whose template is of
-    another kind is then not judged by it.
+    The majority defines a rule. A rule that most contexts break is dropped, so that it does not judge a dump with
+    another kind of template.
 
     Attributes:
-        ends_of_turn: The tokens that close a turn.
-        opening: The token that begins each message, and the one that makes it the policy's.
-        sampled_controls: Control tokens that the policy writes and most contexts lack, such as a call's.
+        ends_of_turn: Tokens that close a turn; empty if unknown.
+        opening: Token that begins each message, and the next token of the policy's messages; None if unknown.
+        sampled_controls: Control tokens that the policy writes and most contexts lack, such as those of calls.
     """
 
     ends_of_turn: frozenset[int] = frozenset()
@@ -166,10 +169,10 @@ class TurnHabits:
     sampled_controls: frozenset[int] = frozenset()
 
     def forged(self, context: list[int]) -> Iterator[int]:
-        """Yield places in a context where a control token stands that a template would not write there.
+        """Yield the positions of control tokens that a template would not write at this place of a context.
 
-        A template closes what it opens, opens the policy's message last, and leaves the policy's own control tokens to
-        the policy, but for those of the generation prompt.
+        A template closes each message that it opens, and opens the policy's message last. Apart from the generation
+        prompt, it does not write the policy's own control tokens.
         """
         if self.opening is None:
             return
@@ -189,53 +192,56 @@ class TurnHabits:
                 is_open = False
 
 
-def habits_of(records: Sequence[DumpRecord], controls: frozenset[int] | None = None) -> TurnHabits:
-    """Learn the rules that most samples keep; `controls` are ids of control tokens, None where their texts tell."""
+def learn_habits(records: Sequence[DumpRecord], controls: frozenset[int] | None = None) -> TurnHabits:
+    """Infer the rules that most samples follow.
+
+    `controls` are the ids of control tokens; None infers them from the texts of tokens.
+    """
     if controls is None:
         texts = {token: text for record in records for token, text in record.token_texts.items()}
         controls = frozenset(token for token, text in texts.items() if is_control(text))
-    readable = [run_metric("habits", partial(TokenLists.of, record), of_sample=True) for record in records]
+    readable = [run_metric("habits", partial(TokenLists.from_record, record), of_sample=True) for record in records]
     lists = [one for one in readable if one is not None]
     turns = [turn for one in lists for start, end in one.turns if (turn := one.ids[start:end])]
     contexts = [one.ids[start:end] for one in lists for start, end in one.contexts]
     ends = _ends_of_turn(turns, controls)
-    written = Counter(token for context in contexts for token in set(context))
-    common = {token for token, count in written.items() if count > _LEAST_SHARE * len(contexts)}
+    context_counts = Counter(token for context in contexts for token in set(context))
+    common = {token for token, count in context_counts.items() if count > _MAJORITY * len(contexts)}
     sampled = frozenset(token for turn in turns for token in controls.intersection(turn)) - common - ends
-    habits = TurnHabits(ends, _opening(contexts, controls), sampled)
+    habits = TurnHabits(ends, _message_opening(contexts, controls), sampled)
     broken = sum(any(habits.forged(context)) for context in contexts)
-    return TurnHabits(ends) if broken > _LEAST_SHARE * len(contexts) else habits
+    return TurnHabits(ends) if broken > _MAJORITY * len(contexts) else habits
 
 
 def _ends_of_turn(turns: Sequence[list[int]], controls: frozenset[int]) -> frozenset[int]:
-    """Find the control tokens that end turns and stand inside of few; none where they end less than half of all."""
+    """Return the control tokens that end turns and are rare inside turns; none if they end less than half of all."""
     ends = Counter(turn[-1] for turn in turns)
     inside = Counter(token for turn in turns for token in controls.intersection(turn[:-1]))
-    found = {token for token in controls if ends[token] >= max(1, inside[token], _LEAST_ENDS * len(turns))}
-    return frozenset(found) if sum(ends[token] for token in found) > _LEAST_SHARE * len(turns) else frozenset()
+    found = {token for token in controls if ends[token] >= max(1, inside[token], _MIN_END_SHARE * len(turns))}
+    return frozenset(found) if sum(ends[token] for token in found) > _MAJORITY * len(turns) else frozenset()
 
 
-def _opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
-    """Find the last control token that another one follows, with that, where more than half of the contexts agree."""
+def _message_opening(contexts: Sequence[list[int]], controls: frozenset[int]) -> tuple[int, int] | None:
+    """Return a context's last control token with a token after it, and that token, if most contexts agree."""
     openings = Counter(
         next(pair for pair in reversed(list(pairwise(context))) if pair[0] in controls)
         for context in contexts
         if controls.intersection(context[:-1])
     )
-    return next((found for found, count in openings.most_common(1) if count > _LEAST_SHARE * openings.total()), None)
+    return next((found for found, count in openings.most_common(1) if count > _MAJORITY * openings.total()), None)
 
 
 def is_control(text: bytes) -> bool:
-    """Say if a token's text looks like a control token of the known families; markup such as `<br>` does not."""
+    """Return whether a text looks like a control token of the known families; markup such as `<br>` does not."""
     return _CONTROL.fullmatch(text) is not None
 
 
 class DriftMark(NamedTuple):
-    """Tokens start..end-1 would be `instead`; `start` is `end` where tokens would only be put in."""
+    """Tokens start..end-1 would be encoded as `replacement`; if `start` is `end`, tokens would only be inserted."""
 
     start: int
     end: int
-    instead: list[int]
+    replacement: list[int]
 
 
 def drift_marks(
@@ -244,9 +250,16 @@ def drift_marks(
     bytes_of: Callable[[int], bytes],
     before: int | None = None,
 ) -> Iterator[DriftMark]:
-    """Mark drift in one turn's ids, which follow the token `before`, in order; `bytes_of` is the tokenizer's."""
+    """Yield the drift of one turn, in order.
+
+    Args:
+        ids: The turn's ids.
+        tokenizer: The policy's tokenizer.
+        bytes_of: Returns the bytes of one of the tokenizer's ids.
+        before: The token before the turn.
+    """
     sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of, before=before)
-    # what stands between tokens that both have; places ascend in both
+    # yield the tokens between those that both encodings share; positions ascend in both
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0
     for position, placed in enumerate(sampled):

@@ -32,7 +32,7 @@ from strands_rollout.dump import TokenTexts, read_dump, write_dump
 from strands_rollout.errors import ConfigError
 from strands_rollout.samples import Sample
 from strands_rollout.slime_plugin.reward_groups import normalize_rewards
-from strands_rollout.view.page import show, view_dump, write_page
+from strands_rollout.view.page import view_dump, view_record, write_page
 from strands_rollout.view.server import LiveDump, live_server
 from strands_rollout.view.terminal import print_dump
 
@@ -283,7 +283,8 @@ def test_a_file_that_is_replaced_is_read_anew(dump: Path, shipped_tokenizer: Any
 def test_only_new_samples_are_judged(dump: Path, line: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     judged: list[str] = []
     monkeypatch.setattr(
-        "strands_rollout.view.server.show", lambda record, *more: judged.append(record.where) or show(record, *more)
+        "strands_rollout.view.server.view_record",
+        lambda record, *more: judged.append(record.where) or view_record(record, *more),
     )
     live = LiveDump(dump, None)
     live.refresh()

@@ -11,10 +11,10 @@ from planted_defects import ANSWER, CALL, DEFECTS, END, PROMPT, RESULT, Episode,
 from strands_rollout.dump import DumpRecord, TokenTexts
 from strands_rollout.samples import EpisodeFacts, Sample
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.view.conversation import conversation
+from strands_rollout.view.conversation import read_conversation
 from strands_rollout.view.problems import Problem, find_problems
-from strands_rollout.view.sample import Retokeniser, plain, view_sample
-from strands_rollout.view.tokens import TokenLists, TurnHabits, habits_of, token_kinds
+from strands_rollout.view.sample import Retokeniser, to_plain, view_sample
+from strands_rollout.view.tokens import TokenLists, TurnHabits, learn_habits, token_kinds
 
 CALLS = [("run", {"code": "print('é€💡')", "note": "a\nb"}), ("tell", {"what": "five"})]
 SAYS = "I add 💡."
@@ -23,10 +23,10 @@ SAYS = "I add 💡."
 def shown(tokenizer: Any, episode: Episode, **facts: Any) -> list[list[list[Any]]]:
     """The parts of each stretch behind the prompt, with texts in place of places."""
     record = DumpRecord.from_sample(episode.sample, TokenTexts(tokenizer))
-    lists = TokenLists.of(record)
+    lists = TokenLists.from_record(record)
     ends = dict([*lists.turns, *lists.contexts])
     found = []
-    for start, parts in conversation(lists, record.token_texts, EpisodeFacts(**facts)):
+    for start, parts in read_conversation(lists, record.token_texts, EpisodeFacts(**facts)):
         whole_text = b"".join(record.token_texts[token] for token in lists.ids[start : ends[start]])
         units = whole_text.decode().encode("utf-16-le")
         found.append([_with_text(part, units) for part in parts])
@@ -55,7 +55,7 @@ def test_integers_above_64_bits_are_shown_as_text(shipped_tokenizer: Any) -> Non
     given = {"a": 2**63 - 1, "b": [2**64, {"c": -(10**100)}]}
     turn = family("hermes").turn(calls=[("run", given)])
     [[call]] = shown(shipped_tokenizer, Episode(shipped_tokenizer, (False, PROMPT), (True, turn + END)))
-    assert orjson.loads(orjson.dumps(plain(call)))[3] == {"a": 2**63 - 1, "b": [str(2**64), {"c": str(-(10**100))}]}
+    assert orjson.loads(orjson.dumps(to_plain(call)))[3] == {"a": 2**63 - 1, "b": [str(2**64), {"c": str(-(10**100))}]}
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
@@ -110,12 +110,12 @@ def record(tokenizer: Any, sample: Sample) -> DumpRecord:
 
 @pytest.fixture(scope="module")
 def habits(shipped_tokenizer: Any) -> TurnHabits:
-    return habits_of([record(shipped_tokenizer, whole_episode(shipped_tokenizer).sample) for _ in range(3)])
+    return learn_habits([record(shipped_tokenizer, whole_episode(shipped_tokenizer).sample) for _ in range(3)])
 
 
 def problems(tokenizer: Any, sample: Sample, habits: TurnHabits) -> list[Problem]:
     made = record(tokenizer, sample)
-    return find_problems(made, TokenLists.of(made), habits)
+    return find_problems(made, TokenLists.from_record(made), habits)
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -139,11 +139,11 @@ def test_a_whole_episode_one_whose_close_the_template_added_and_an_aborted_one_h
 def test_drift_is_marked_where_it_is_with_what_would_be_there(shipped_tokenizer: Any, habits: TurnHabits) -> None:
     made = record(shipped_tokenizer, other_spelling(shipped_tokenizer))
     row, detail = view_sample(made, habits, Retokeniser(shipped_tokenizer))
-    ((start, end, instead),) = detail["drift"]
+    ((start, end, replacement),) = detail["drift"]
     assert row["drift"] == end - start > 1
-    assert len(instead) == 1
+    assert len(replacement) == 1
     there = b"".join(made.token_texts[token] for token in made.values["tokens"][start:end])
-    assert there == Retokeniser(shipped_tokenizer).texts[instead[0]]
+    assert there == Retokeniser(shipped_tokenizer).texts[replacement[0]]
 
 
 @pytest.mark.parametrize(
@@ -163,5 +163,5 @@ def test_each_token_has_a_kind(changes: dict[str, Any], facts: dict[str, Any], k
     made = DumpRecord(
         Sample(tokens=[1, 2, 3, 4], response_length=3, loss_mask=[1, 0, 1], metadata=metadata).to_dict() | changes
     )
-    kinds = token_kinds(made, TokenLists.of(made))
+    kinds = token_kinds(made, TokenLists.from_record(made))
     assert kinds[:3] == ["prompt", kind, "unknown" if kind == "unknown" else "context"]

@@ -100,7 +100,7 @@ async def test_steps_are_a_line_and_runs_stand_side_by_side(page: Page, shipped_
             write_dump(tmp_path / run / f"rollout_{step:06d}.jsonl", samples)
     out = tmp_path / "x.html"
     views = {run: view_dump(tmp_path / run, None) for run in ("a", "b")}
-    out.write_text(write_page(DumpView.beside(views), "a | b"), encoding="utf-8")
+    out.write_text(write_page(DumpView.side_by_side(views), "a | b"), encoding="utf-8")
     await page.go(f"file://{out}")
     await page.until("document.querySelectorAll('.line').length === 2")
     steps = "[...document.querySelectorAll('.axis-x > span')].map((label) => label.textContent)"

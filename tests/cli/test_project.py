@@ -53,6 +53,20 @@ def test_the_tutorial_runs_as_it_is_written(tmp_path: Path) -> None:
         assert words in shown, shown
 
 
+def test_minimal_agent_of_the_overview_plays(tmp_path: Path) -> None:
+    section = (REPOSITORY / "docs/index.md").read_text().partition("## A minimal agent")[2].partition("\n## ")[0]
+    files = dict(re.findall(r"```\w+\n# (\w+\.\w+)\n(.*?)```", section, re.DOTALL))
+    assert list(files) == ["tools.py", "reward.py", "rollout.yaml"]
+    files["rows.jsonl"] = re.search(r"^\{.*\}\n", section, re.MULTILINE)[0]
+    files["turns.yaml"] = "- calls: [{name: look_up_price, arguments: {item: cards}}]\n- They cost 138 dollars.\n"
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    command = re.search(r"^strands-rollout try .*--you$", section, re.MULTILINE)[0]
+    shown = shell(command.replace("--you", "--script turns.yaml"), cwd=tmp_path)
+    assert "result | 46" in shown
+    assert "score 1" in shown
+
+
 @pytest.mark.slow
 @pytest.mark.torch
 @pytest.mark.timeout(900)

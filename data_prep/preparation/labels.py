@@ -14,7 +14,13 @@ from types import SimpleNamespace
 from typing import Final
 
 from preparation.rows import RowError
-from strands_rollout.diagnostics.rewards import PLACE, SAYINGS, GoldAnswer, RewardCall, gold_refusals
+from strands_rollout.diagnostics.rewards import (
+    ANSWER_FORMS,
+    LABEL_PLACEHOLDER,
+    GroundTruth,
+    RewardCall,
+    check_ground_truths,
+)
 from strands_rollout.grading import grade, label_texts
 from strands_rollout.grading.comparison import LONGEST_ANSWER
 from strands_rollout.grading.expression import notation_of
@@ -98,16 +104,16 @@ def reasons_against(rows: Mapping[Label, int]) -> dict[Label, str]:
             if not label.is_marked and not label.reason:
                 reasons[label] = f"label: got none after {_MARKER}, which the other rows of the column have"
     unchecked = [label for label, reason in reasons.items() if not reason]
-    golds = [GoldAnswer("", label.text, (label_texts(label.text)[0],)) for label in unchecked]
+    ground_truths = [GroundTruth("", label.text, (label_texts(label.text)[0],)) for label in unchecked]
     reward = RewardCall(reward_func, SimpleNamespace(), ("acc",))
-    for label, refusal in zip(unchecked, asyncio.run(gold_refusals(golds, reward)), strict=True):
+    for label, refusal in zip(unchecked, asyncio.run(check_ground_truths(ground_truths, reward)), strict=True):
         reasons[label] = refusal and f"label: {refusal}"
     return reasons
 
 
 def are_equal(first: Label, second: Label) -> bool:
     """Whether grading takes one label for the other."""
-    return bool(grade(SAYINGS[0].replace(PLACE, first.text), second.text).correct)
+    return bool(grade(ANSWER_FORMS[0].replace(LABEL_PLACEHOLDER, first.text), second.text).correct)
 
 
 def is_number(text: str) -> bool:

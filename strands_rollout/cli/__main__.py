@@ -1,4 +1,4 @@
-"""`python -m strands_rollout.cli`: the same as the command `strands-rollout`."""
+"""Run `strands-rollout` as `python -m strands_rollout.cli`."""
 
 from strands_rollout.cli import main
 

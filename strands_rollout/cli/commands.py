@@ -1,6 +1,6 @@
-"""`strands-rollout` and its commands; exit codes of errors.
+"""The commands `demo`, `init`, `try`, `serve`, `gateway`, `eval` and `train`, and the registration of all commands.
 
-Exit codes: 0 ok, 1 failed, 2 usage. Imports nothing heavy before a command runs, so that --help answers at once.
+Exit codes: 0 success, 1 failure, 2 wrong usage. Heavy imports stand inside the commands, so that --help is fast.
 """
 
 import asyncio
@@ -20,7 +20,15 @@ import typer
 
 from strands_rollout import __version__
 from strands_rollout.cli.diagnose import check_template, doctor, drift, export, replay, rescore, validate, view
-from strands_rollout.cli.options import Given, check_engine, config, finish, made, run, takes
+from strands_rollout.cli.options import (
+    OptionValues,
+    add_field_options,
+    build_options,
+    check_engine_options,
+    config,
+    format_help,
+    run,
+)
 from strands_rollout.errors import ConfigError
 from strands_rollout.play.options import (
     SHIPPED_MODEL,
@@ -43,53 +51,64 @@ app = typer.Typer(
 
 Kind = Literal["tools", "factory", "environment", "mcp", "program", "harness"]
 
-# what `init` writes: the files of `data/project/`
-_DATA: Final = Path(str(files("strands_rollout") / "data"))
-_COMMON: Final = ("agent.py", "reward.py", "test_agent.py", "rollout.yaml", "turns.yaml", "run_slime.sh", "README.md")
-_FURTHER: Final = {
+# `init` writes files of `data/project/`
+_DATA_DIR: Final = Path(str(files("strands_rollout") / "data"))
+_PROJECT_FILES: Final = (
+    "agent.py",
+    "reward.py",
+    "test_agent.py",
+    "rollout.yaml",
+    "turns.yaml",
+    "run_slime.sh",
+    "README.md",
+)
+_KIND_FILES: Final = {
     "factory": ("factory.py",),
     "environment": ("environment.py",),
     "mcp": ("server.py",),
     "program": ("program.py",),
     "harness": ("harness.py",),
 }
-_NEEDS: Final = {"program": ("openai", "openai"), "harness": ("strands_harness", "harness")}
-"""The package that a kind imports, and this package's extra that installs it."""
-_AGENTS: Final[dict[Kind, str]] = {
+_KIND_REQUIREMENTS: Final = {"program": ("openai", "openai"), "harness": ("strands_harness", "harness")}
+"""The package that a kind of project imports, and the extra of this package that installs it."""
+_AGENT_SETTINGS: Final[dict[Kind, str]] = {
     "tools": "tools: [agent.look_up_price, agent.execute_python_code]\n  reward: reward.score",
     "factory": "agent_factory: factory.build\n  tools: []\n  reward: reward.score",
-    "environment": "environment: environment.Shop # its score, made of reward.py's, is the reward\n  tools: []",
+    "environment": "environment: environment.Shop # its score, computed with reward.py, is the reward\n  tools: []",
     "mcp": "tools:\n    - name: shop\n      command: python server.py\n      cwd: .\n  reward: reward.score",
     "program": "agent_program: program.run\n  tools: [] # the program has its own\n  reward: reward.score",
     "harness": """\
 agent_factory: harness.build
   resources:
     scratch: harness.scratch
-  tools: [agent.look_up_price, agent.execute_python_code] # beside the harness' own
+  tools: [agent.look_up_price, agent.execute_python_code] # in addition to the harness' tools
   reward: reward.score
-  transient_context: keep # what the harness reminds of stays, so that an episode is one sample
-  # fan_out: true would train sub-agents and shortened histories, too; leave --log-passrate out of run_slime.sh then""",
+  transient_context: keep # the harness' reminders stay in the history, so that an episode is one sample
+  # fan_out: true would train sub-agents and shortened histories too; remove --log-passrate from run_slime.sh then""",
 }
-"""What rollout.yaml says of the agent."""
-_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""The agent's settings in rollout.yaml, by kind of project."""
+_PROJECT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHOP_PROBLEM: Final = re.compile(r"dollars each|dollars and \w+ cost")
-"""Those of the shipped problems that a shop's till can answer."""
-_TRAINING_ROWS: Final = 96
+"""Matches the shipped problems that fit the project's shop."""
+_MAX_ROWS: Final = 96
 
 
 def main() -> None:
-    """Run the command line; never returns."""
-    # transformers would advise to install torch, which most commands don't need
+    """Run the command line and exit with its exit code."""
+    # most commands need no torch: silence transformers' advice to install it
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
         run(app, "strands-rollout")
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _interrupt(_signum: int, frame: FrameType | None) -> None:
-    """Do as after Ctrl-C, so that a job that is ended says what was kept; a shell's background job ignores SIGINT."""
+def _on_sigterm(_signum: int, frame: FrameType | None) -> None:
+    """Handle SIGTERM like Ctrl-C, so that a terminated job prints how to resume.
+
+    Calls SIGINT's handler instead of sending SIGINT, which a background job of a shell ignores.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if not callable(handler):
         raise KeyboardInterrupt
@@ -108,29 +127,31 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """The group's own options."""
+    """Options of `strands-rollout` itself."""
 
 
 def serve(
     model: Annotated[
         Path | None,
-        typer.Option(help="Folder of a Qwen3 model; default: the shipped one.", exists=True, file_okay=False),
+        typer.Option(help="Folder of a Qwen3 model. Default: the shipped model.", exists=True, file_okay=False),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 30000,
-    served_model_name: Annotated[str | None, typer.Option(help="Name at /v1/models; default: the folder.")] = None,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 30000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Model name at /v1/models. Default: the model's folder.")
+    ] = None,
     context_length: Annotated[
-        int | None, typer.Option(help="Tokens of prompt and answer; default: the model's own.", min=8)
+        int | None, typer.Option(help="Maximum tokens of prompt plus answer. Default: the model's limit.", min=8)
     ] = None,
     max_running_requests: Annotated[
-        int, typer.Option(help="Generations that decode together; the others wait.", min=1)
+        int, typer.Option(help="Maximum requests decoded at once; more are queued.", min=1)
     ] = 32,
-    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed for reproducible sampling.")] = None,
     stop_with_stdin: Annotated[bool, typer.Option("--stop-with-stdin", hidden=True)] = False,
 ) -> None:
-    """Serve a small Qwen3 on this CPU behind SGLang's API.
+    """Serve a small Qwen3 on this CPU through SGLang's API.
 
-    It ends by Ctrl-C. Prints a line of JSON with its base_url on stdout when it accepts requests.
+    Prints a line of JSON with the base_url on stdout as soon as the server accepts requests. Ctrl-C stops the server.
     """
     from strands_rollout import engine
     from strands_rollout.integrations.sessions import chat_endpoint
@@ -138,7 +159,9 @@ def serve(
     if stop_with_stdin:
         engine.stop_with_stdin()
     elif model is None:
-        typer.echo("note: the shipped model knows only math with the code tool, no other tools", err=True)
+        typer.echo(
+            "note: the shipped model is trained on math with the code tool only; it uses no other tools", err=True
+        )
     engine.serve(
         model,
         host,
@@ -154,21 +177,24 @@ def serve(
 
 def gateway(
     base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=checked_url)],
-    tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id of the hub.")],
+    tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id on the Hugging Face Hub.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.", min=0, max=65535)] = 8700,
-    tool_parser: Annotated[str, typer.Option(help="Format of tool calls; auto: the template's own.")] = "auto",
-    model_name: Annotated[str, typer.Option(help="Name at /v1/models.")] = "policy",
-    idle: Annotated[float, typer.Option(help="Seconds after which an unused session is ended.", min=1)] = 3600,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8700,
+    tool_parser: Annotated[
+        str, typer.Option(help="Format of tool calls; auto detects it from the chat template.")
+    ] = "auto",
+    model_name: Annotated[str, typer.Option(help="Model name at /v1/models.")] = "policy",
+    idle: Annotated[float, typer.Option(help="Seconds until an unused session is closed.", min=1)] = 3600,
     key: Annotated[
-        str | None, typer.Option(help="What the owner's requests must carry.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY")
+        str | None,
+        typer.Option(help="API key required to open and read sessions.", envvar="STRANDS_ROLLOUT_GATEWAY_KEY"),
     ] = None,
 ) -> None:
-    """Serve a policy to agents anywhere.
+    """Serve a policy to any agent and record its exact tokens.
 
-    Its exact tokens are kept, for other trainers: POST /sessions gives a key for clients of OpenAI's and Anthropic's
-    APIs, and GET /sessions/ID/samples gives what was read and sampled with it. It ends by Ctrl-C. Prints a line of JSON
-    with its base_url on stdout when it accepts requests.
+    For use with trainers other than slime. POST /sessions returns an API key for OpenAI and Anthropic clients; GET
+    /sessions/ID/samples returns the tokens that the session read and sampled. Prints a line of JSON with the base_url
+    on stdout as soon as the server accepts requests. Ctrl-C stops the server.
     """
     from strands_rollout.engine import announce
     from strands_rollout.integrations.sessions import SessionServer, serve_sessions
@@ -181,113 +207,118 @@ def gateway(
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="The project's folder, which is made.", metavar="DIR")],
+    folder: Annotated[Path, typer.Argument(help="Folder to create the project in.", metavar="DIR")],
     kind: Annotated[
         Kind,
         typer.Option(
-            help="What the agent is made of. tools: functions; factory: a function that builds it; environment: a "
-            "world with tools, a state and a score; mcp: an MCP server; program: any client of OpenAI's or Anthropic's "
-            "API; harness: Strands' harness, with a shell, files and sub-agents."
+            help="Kind of agent: tools (functions), factory (a function that builds the agent), environment (tools "
+            "with a state and a score), mcp (an MCP server), program (any OpenAI or Anthropic client), or harness "
+            "(Strands' harness with a shell, files and sub-agents)."
         ),
     ] = "tools",
 ) -> None:
-    """Write a small project to start from, which works at once.
+    """Create a project with an agent, a reward and tests.
 
-    It has an agent, a reward, their tests, rows, and what tries and trains them. Writes nothing into a folder that has
-    files.
+    The project runs as created: it has data, a configuration, and a script that trains it with slime. The folder must
+    be new or empty.
     """
     folder = folder.expanduser()
-    place = folder.resolve()
-    if not _NAME.fullmatch(place.name):
-        near = re.sub(r"[^A-Za-z0-9._-]+", "-", place.name).strip("._-") or "my-agent"
+    project = folder.resolve()
+    if not _PROJECT_NAME.fullmatch(project.name):
+        suggestion = re.sub(r"[^A-Za-z0-9._-]+", "-", project.name).strip("._-") or "my-agent"
         raise ConfigError(
-            f"got the name {place.name!r}; expected a letter or digit, then letters, digits, dots, dashes and "
-            f"underscores, such as {near}"
+            f"got the name {project.name!r}; expected a letter or digit, then letters, digits, dots, dashes and "
+            f"underscores, such as {suggestion}"
         )
-    texts = _project_files(kind, place)
+    texts = _project_files(kind, project)
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        if held := sorted(path.name for path in place.iterdir()):
-            raise ConfigError(f"{folder} is not empty, it holds {', '.join(held[:3])}; name a new folder")
+        project.mkdir(parents=True, exist_ok=True)
+        if existing := sorted(path.name for path in project.iterdir()):
+            raise ConfigError(f"{folder} is not empty (it contains {', '.join(existing[:3])}); name a new folder")
         for name, text in texts.items():
-            (place / name).write_text(text, encoding="utf-8")
+            (project / name).write_text(text, encoding="utf-8")
     except OSError as e:
         raise ConfigError(f"can't write {folder}: {e.strerror}; name another folder") from e
     from strands_rollout.dump.terminal import show_next
 
     typer.echo(f"wrote {', '.join(texts)}")
-    package, extra = _NEEDS.get(kind, (None, None))
+    package, extra = _KIND_REQUIREMENTS.get(kind, (None, None))
     if package is not None and find_spec(package) is None:
         typer.echo(
-            f"note: it needs {package}, which is not installed: pip install 'strands-rollout[{extra}]'", err=True
+            f"note: the project needs {package}; install it with: pip install 'strands-rollout[{extra}]'", err=True
         )
-    show_next("try", "rollout.yaml", "--script", "turns.yaml", folder=None if place == Path.cwd() else folder)
+    show_next("try", "rollout.yaml", "--script", "turns.yaml", folder=None if project == Path.cwd() else folder)
 
 
-def _project_files(kind: Kind, place: Path) -> dict[str, str]:
-    """The project's files by name."""
+def _project_files(kind: Kind, project: Path) -> dict[str, str]:
+    """Return the texts of a new project's files by file name."""
     texts = {}
-    for name in (*_COMMON, *_FURTHER.get(kind, ())):
-        text = (_DATA / "project" / name).read_text(encoding="utf-8").replace("@AGENT@", _AGENTS[kind])
-        texts[name] = text.replace("@NAME@", place.name)
+    for name in (*_PROJECT_FILES, *_KIND_FILES.get(kind, ())):
+        text = (_DATA_DIR / "project" / name).read_text(encoding="utf-8").replace("@AGENT@", _AGENT_SETTINGS[kind])
+        texts[name] = text.replace("@NAME@", project.name)
     for name, source in (("train.jsonl", "train.jsonl"), ("held_out.jsonl", "demo.jsonl")):
-        rows = (_DATA / source).read_text(encoding="utf-8").splitlines(keepends=True)
-        texts[name] = "".join([row for row in rows if _SHOP_PROBLEM.search(row)][:_TRAINING_ROWS])
+        rows = (_DATA_DIR / source).read_text(encoding="utf-8").splitlines(keepends=True)
+        texts[name] = "".join([row for row in rows if _SHOP_PROBLEM.search(row)][:_MAX_ROWS])
     return texts
 
 
-_REAL: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
-_EMBEDDED: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
+_SERVER_DEFAULTS: Final = {"samples": 16, "concurrency": 64, "max_new_tokens": 16384}
+_EMBEDDED_DEFAULTS: Final = {"samples": 4, "concurrency": 16, "max_new_tokens": 1024}
 
 
-@takes(DemoOptions)
-def demo(given: Given) -> None:
-    """Play math problems and show what would be trained.
+@add_field_options(DemoOptions)
+def demo(values: OptionValues) -> None:
+    """Play math problems and show the training samples.
 
-    They go through `generate` and `reward_func`, as slime calls them, and every token is checked. The last line on
-    stdout is a JSON summary. Exits with 1 if a check fails or no episode completes.
+    Calls `generate` and `reward_func` as slime does, and checks every token. The last line on stdout is a JSON
+    summary. Exits with 1 if a check fails or no episode completes.
     """
-    check_engine(given["base_url"], given["model_dir"])
+    check_engine_options(values["base_url"], values["model_dir"])
     from strands_rollout.evaluation.run import run_demo
 
-    if given["seed"] is None:  # recorded, so that `replay` samples the same tokens
-        given["seed"] = secrets.randbelow(1 << 30)
-    raise typer.Exit(0 if run_demo(DemoOptions(**given)).ok else 1)
+    if values["seed"] is None:  # drawn here and recorded, so that `replay` samples the same tokens
+        values["seed"] = secrets.randbelow(1 << 30)
+    raise typer.Exit(0 if run_demo(DemoOptions(**values)).ok else 1)
 
 
-@takes(EvalOptions, Sampling)
+@add_field_options(EvalOptions, Sampling)
 def evaluate(
-    given: Given,
+    values: OptionValues,
     *,
     k: Annotated[
         str | None,
-        typer.Option(help="For pass@k, as far as there are so many samples; default: 1,4,8,16.", metavar="N,N,..."),
+        typer.Option(
+            help="Values of k for pass@k; those above --samples-per-problem are left out. Default: 1,4,8,16.",
+            metavar="N,N,...",
+        ),
     ] = None,
 ) -> None:
-    """Sample the problems of data sets, and report accuracy.
+    """Evaluate a policy on data sets and report accuracy.
 
-    Beside it: pass@k, and the majority's accuracy. The samples are of `generate` and `reward_func`, as in training.
+    Reports pass@k and the accuracy of the majority answer too. Episodes run through `generate` and `reward_func`, as
+    in training.
 
-    Results are kept as they come: the same command with the same --out resumes where it was cut, and tries again what
-    failed. A failed sample, or one that could not be graded, is the infrastructure's doing and counts nowhere; the
-    report says how many are missing. When as many in a row as run at once, at least 8, fail alike, the run stops. The
-    last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a check fails, with 130 after
-    Ctrl-C.
+    Results are saved as they arrive: to resume an interrupted run and retry its failed samples, run the same command
+    with the same --out. Samples that fail or can't be graded because of an infrastructure fault count in no score; the
+    report gives their number. The run stops after a row of samples that fail for the same reason: as many as
+    --concurrency, at least 8. The last line on stdout is the report as JSON. Exits with 1 if a sample is missing or a
+    check fails, and with 130 after Ctrl-C.
     """
-    check_engine(given["base_url"], given["model_dir"])
-    # what an option's bounds can't say, and an engine would refuse for each sample
-    if not 0 < given["top_p"] <= 1:
-        raise typer.BadParameter(f"got --top-p {given['top_p']}; expected more than 0, and at most 1")
-    if given["top_k"] == 0:
-        raise typer.BadParameter("got --top-k 0; expected -1 for all, or 1 and more")
+    check_engine_options(values["base_url"], values["model_dir"])
+    # an option's bounds can't express these limits, and an engine would reject every sample
+    if not 0 < values["top_p"] <= 1:
+        raise typer.BadParameter(f"got --top-p {values['top_p']}; expected more than 0 and at most 1")
+    if values["top_k"] == 0:
+        raise typer.BadParameter("got --top-k 0; expected -1 for all tokens, or at least 1")
     ks = None if k is None else _parse_ks(k)
     from strands_rollout.evaluation.run import run_evaluation
 
-    defaults = _REAL if given["base_url"] is not None else _EMBEDDED
-    given |= {name: given[name] or default for name, default in defaults.items()}
-    given["data"] = given["data"] or []
-    given["out"] = given["out"] or Path("eval_results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-    raise typer.Exit(run_evaluation(made(EvalOptions, given, sampling=made(Sampling, given), ks=ks)))
+    defaults = _SERVER_DEFAULTS if values["base_url"] is not None else _EMBEDDED_DEFAULTS
+    values |= {name: values[name] or default for name, default in defaults.items()}
+    values["data"] = values["data"] or []
+    values["out"] = values["out"] or Path("eval_results") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    sampling = build_options(Sampling, values)
+    raise typer.Exit(run_evaluation(build_options(EvalOptions, values, sampling=sampling, ks=ks)))
 
 
 def _parse_ks(text: str) -> list[int]:
@@ -296,95 +327,101 @@ def _parse_ks(text: str) -> list[int]:
     except ValueError:
         ks = []
     if not ks or ks[0] < 1:
-        raise typer.BadParameter(f"got --k {text!r}; expected numbers from 1 with commas between, as in 1,4,8")
+        raise typer.BadParameter(f"got --k {text!r}; expected comma-separated integers of at least 1, as in 1,4,8")
     return ks
 
 
-@takes(TryOptions)
+@add_field_options(TryOptions)
 def try_row(
-    given: Given,
+    values: OptionValues,
     *,
     config: Annotated[
         Path | None,
         typer.Argument(
-            help="slime's --custom-config-path YAML; default: this package's settings.", exists=True, dir_okay=False
+            help="Settings file, as for slime's --custom-config-path. Default: the default settings.",
+            exists=True,
+            dir_okay=False,
         ),
     ] = None,
 ) -> None:
-    """Play one row, and show it as it goes.
+    """Play one row and print the episode as it runs.
 
-    Shown are what is read, each turn, call and result, reward and status. Turns come from one of: --script, --you,
-    --api-base with --api-model, an SGLang server (--base-url), or a model on the embedded engine (--model; default: the
-    shipped one, which knows math with the code tool only). With the first three no model is needed, and the rest is
-    real: template, tokens, parser, tools, reward. Exits with 1 if the episode fails, or a script does not end with it.
+    Prints the prompt, each turn, tool call and result, the reward and the status.
+
+    The turns come from one source: a file (--script), your keyboard (--you), an API (--api-base and --api-model), an
+    SGLang server (--base-url), or the embedded engine (--model). The first three need no local model; chat template,
+    tool parser, tools and reward run as in training. The default is the shipped model, which is trained on math with
+    the code tool only. Exits with 1 if the episode fails, or does not end with the last turn of --script.
     """
-    sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if given[name]]
+    sources = [name for name in ("script", "you", "api_base", "base_url", "model_dir") if values[name]]
     if len(sources) > 1:
-        named = ", ".join(f"--{name.removesuffix('_dir').replace('_', '-')}" for name in sources)
-        raise typer.BadParameter(f"got {named}; expected one source of turns")
-    if (given["api_base"] is None) != (given["api_model"] is None):
-        raise typer.BadParameter("got one of --api-base and --api-model; expected both, or none")
+        given = ", ".join(f"--{name.removesuffix('_dir').replace('_', '-')}" for name in sources)
+        raise typer.BadParameter(f"got {given}; expected one source of turns")
+    if (values["api_base"] is None) != (values["api_model"] is None):
+        raise typer.BadParameter("got only one of --api-base and --api-model; expected both or neither")
     from strands_rollout.evaluation.try_row import run_try
 
-    raise typer.Exit(run_try(TryOptions(config=config, **given)))
+    raise typer.Exit(run_try(TryOptions(config=config, **values)))
 
 
-@takes(TrainOptions, UpdateSettings)
+@add_field_options(TrainOptions, UpdateSettings)
 def train(
-    given: Given,
+    values: OptionValues,
     *,
     context: typer.Context,
     unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Go on where the logprobs, or slime's contract, do not hold.")
+        bool,
+        typer.Option("--unchecked", help="Continue if logprobs differ or a sample violates slime's contract."),
     ] = False,
 ) -> None:
-    """Train a small model by GRPO on this CPU.
+    """Train a small model with GRPO on this CPU.
 
-    Each step plays groups of episodes, through `generate` and `reward_func` as slime calls them, normalises their
-    rewards by group, updates the policy and gives the engine the new weights from disk under a new version. At the
-    first step the trainer's logprobs of the sampled tokens must equal the rollout's; if they don't, the run stops and
-    shows the tokens. The run's folder holds options.json, steps.jsonl, summary.json, curves.png, checkpoints, and the
-    policy as a model folder in weights/. The last line on stdout is the summary as JSON. Exits with 1 if a check fails
-    or the engine does, with 2 for bad options, with 130 after Ctrl-C.
+    Each step plays groups of episodes through `generate` and `reward_func`, as slime calls them, normalizes rewards
+    within groups, updates the policy, and has the engine load the new weights from disk.
+
+    At the first step the trainer's logprobs of the sampled tokens must equal the rollout's; otherwise the run stops and
+    prints the tokens that differ. The folder --out holds options.json, steps.jsonl, summary.json, curves.png,
+    checkpoints, and the policy as a model folder in weights/. The last line on stdout is the summary as JSON. Exits
+    with 1 if a check or the engine fails, and with 130 after Ctrl-C.
     """
     if find_spec("torch") is None:
         cpu_build = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
         raise ConfigError(
-            f"training needs torch, which is not installed; {cpu_build} && pip install 'strands-rollout[train]'"
+            f"training needs torch, which is not installed; run: {cpu_build} && pip install 'strands-rollout[train]'"
         )
     from strands_rollout.train.rollouts import TrainingMethod
 
-    _complete(given)
-    method = context.find_object(TrainingMethod) or TrainingMethod()  # an experiment's command line gives its own
-    options = made(
+    _check_and_complete(values)
+    method = context.find_object(TrainingMethod) or TrainingMethod()  # set by an experiment's command line
+    options = build_options(
         TrainOptions,
-        given,
+        values,
         rollout=method.rollout,
         ablation=method.ablation,
         checks=not unchecked,
-        update=made(UpdateSettings, given),
+        update=build_options(UpdateSettings, values),
     )
     from strands_rollout.train.trainer import run_training
 
     raise typer.Exit(run_training(options, method))
 
 
-def _complete(given: Given) -> None:
-    """Refuse what an option's bounds can't say, and fill in what depends on other options, or on the package."""
+def _check_and_complete(values: OptionValues) -> None:
+    """Check limits that an option's bounds can't express, and fill in defaults that depend on other options."""
     from strands_rollout.play.rows import shipped_rows
 
-    if given["temperature"] <= 0:
+    if values["temperature"] <= 0:
         raise typer.BadParameter(
-            f"got --temperature {given['temperature']}; expected more than 0: a greedy group has no spread"
+            f"got --temperature {values['temperature']}; expected more than 0: all samples of a greedy group are equal"
         )
-    if given["is_async"] and given["extra_prompts"]:
-        raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts with it")
-    given["out"] = (
-        given["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{given['seed']}-{os.getpid()}"
+    if values["is_async"] and values["extra_prompts"]:
+        raise typer.BadParameter("--async plays whole steps ahead; leave out --extra-prompts or --async")
+    values["out"] = (
+        values["out"] or Path("train_runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{values['seed']}-{os.getpid()}"
     )
-    given["model_dir"] = given["model_dir"] or SHIPPED_MODEL
-    given["data"] = given["data"] or shipped_rows().with_name("train.jsonl")
-    given["held_out"] = given["held_out"] or shipped_rows()
+    values["model_dir"] = values["model_dir"] or SHIPPED_MODEL
+    values["data"] = values["data"] or shipped_rows().with_name("train.jsonl")
+    values["held_out"] = values["held_out"] or shipped_rows()
 
 
 app.command(epilog="Example: strands-rollout demo --samples 8 --seed 1")(demo)
@@ -409,4 +446,4 @@ app.command(epilog="Example: strands-rollout replay demo_dump --sample 3")(repla
 app.command(epilog="Example: strands-rollout export rollouts.jsonl.gz --to otel --endpoint http://127.0.0.1:4318")(
     export
 )
-finish(app.registered_commands)
+format_help(app.registered_commands)

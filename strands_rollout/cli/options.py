@@ -1,4 +1,4 @@
-"""How commands show their options; options of several commands, or of a dataclass; `config`, which prints settings."""
+"""Options of the command line: how --help shows them, options from dataclass fields, and the command `config`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from strands_rollout.settings import RolloutSettings
 
-_GROUPS: Final = {
+_OPTION_GROUPS: Final = {
     "Engine and model": "base-url api-base api-model model model-name tokenizer max-context-length host port",
     "Agent and reward": "config set reward reward-key group-rm",
     "Data": "data eval-config held-out input-key label-key prompt-key limit row answer",
@@ -40,22 +40,24 @@ _GROUPS: Final = {
     "Update": "learning-rate lr-decay updates clip-low clip-high loss-mean tis-clip kl entropy threads",
     "Output": "out dump save-tokens audit show text sample json wandb",
 }
-_GROUP_OF: Final = {f"--{name}": group for group, names in _GROUPS.items() for name in names.split()}
-_FEW: Final = 9
-_COLUMN: Final = 27
-_OF_TYPE: Final = {int: "N", float: "X", datetime: "TIME", bool: None}
-_OF_WORD: Final = {"endpoint": "URL", "base": "URL", "urls": "URL", "reward": "PATH", "project": "NAME"}
+_GROUP_BY_OPTION: Final = {f"--{name}": group for group, names in _OPTION_GROUPS.items() for name in names.split()}
+_MAX_UNGROUPED: Final = 9
+"""Maximum parameters of a command whose help is one list."""
+_MAX_NAME_WIDTH: Final = 27
+"""Maximum width of the help's first column, in characters."""
+_METAVAR_BY_TYPE: Final = {int: "N", float: "X", datetime: "TIME", bool: None}
+_METAVAR_BY_WORD: Final = {"endpoint": "URL", "base": "URL", "urls": "URL", "reward": "PATH", "project": "NAME"}
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose help has its options, where they are many, in groups: an option's own panel, else by its name."""
+    """A command whose help lists its options in groups if there are many: by `rich_help_panel`, else by name."""
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
-        """The pieces of the usage line; typer puts a required argument in braces, which a shell would expand."""
+        """Return the pieces of the usage line without typer's braces around arguments, which a shell would expand."""
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Read the command's words; what typer's pydantic expected of a value is said in our words."""
+        """Parse the arguments; rephrase pydantic's errors, which typer raises for values, as got and expected."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as e:
@@ -63,34 +65,36 @@ class GroupedCommand(TyperCommand):
 
             if isinstance(e.__cause__, ValidationError):
                 first = e.__cause__.errors()[0]
-                is_whole = first["type"] == "value_error"  # typer's own sentence, with what was got
-                e.message = ("" if is_whole else f"got {first['input']!r}; expected ") + expectation(first)
+                is_sentence = first["type"] == "value_error"  # typer's own message, which names the value
+                e.message = ("" if is_sentence else f"got {first['input']!r}; expected ") + expectation(first)
             raise
 
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
-        """Write the arguments, then the groups."""
-        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *_GROUPS, "Options")}
+        """Write the arguments, then the groups of options."""
+        groups: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *_OPTION_GROUPS, "Options")}
         params: list[Any] = self.get_params(ctx)
         for param in params:
             if record := param.get_help_record(ctx):
-                group = param.rich_help_panel or (len(params) > _FEW and _GROUP_OF.get(param.opts[0])) or "Options"
+                group = param.rich_help_panel or "Options"
+                if group == "Options" and len(params) > _MAX_UNGROUPED:
+                    group = _GROUP_BY_OPTION.get(param.opts[0], group)
                 if param.param_type_name == "argument":
                     group, record = "Arguments", (param.metavar, record[1])
                 groups.setdefault(group, []).append(record)
-        width = min(max(len(first) for rows in groups.values() for first, _ in rows), _COLUMN)
-        for name, rows in groups.items():
+        width = min(max(len(name) for rows in groups.values() for name, _ in rows), _MAX_NAME_WIDTH)
+        for group, rows in groups.items():
             if rows:
-                with formatter.section(name):
-                    formatter.write_dl([(first.ljust(width), help_) for first, help_ in rows], col_max=width)
+                with formatter.section(group):
+                    formatter.write_dl([(name.ljust(width), text) for name, text in rows], col_max=width)
 
 
-def finish(commands: Iterable[CommandInfo]) -> None:
-    """Show their options in groups, each with a name of its value for people, by its type, where it has none."""
+def format_help(commands: Iterable[CommandInfo]) -> None:
+    """Have commands show their options in groups, and give options without a metavar one that suits their type."""
     for command in commands:
         command.cls = GroupedCommand
         if command.callback is None:
             continue
-        # texts of annotations would be evaluated again, to other objects
+        # resolved once: typer would evaluate annotations that are strings again, and lose the metavars set below
         command.callback.__annotations__ = get_type_hints(command.callback, include_extras=True)
         for name, hint in command.callback.__annotations__.items():
             for info in getattr(hint, "__metadata__", ()):
@@ -99,7 +103,10 @@ def finish(commands: Iterable[CommandInfo]) -> None:
 
 
 def run(app: typer.Typer, name: str) -> NoReturn:
-    """Run a command line under this name; a RolloutError is shown, and exits with 2 for wrong usage, else with 1."""
+    """Run a command line under `name` and exit.
+
+    A RolloutError is printed and exits with 1, a ConfigError with 2.
+    """
     for command in app.registered_commands:
         command.cls = GroupedCommand
     try:
@@ -113,55 +120,57 @@ def run(app: typer.Typer, name: str) -> NoReturn:
 
 
 def run_command(command: Callable[..., None], name: str) -> NoReturn:
-    """Run a script that has one command, as `run` does."""
+    """Run a script that is a single command, as `run` does."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command()(command)
     run(app, name)
 
 
-def _metavar(name: str, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401 - a type, or what stands for several
+def _metavar(name: str, kind: Any, info: ParameterInfo) -> str | None:  # noqa: ANN401 - a type or a typing construct
+    """Return the name of an option's value in --help, such as FILE; None leaves it to typer."""
     if isinstance(info, ArgumentInfo):
         return name.upper()
-    if parts := [part for part in get_args(kind) if part is not NoneType]:  # of a list, a union with None, or a choice
+    if parts := [part for part in get_args(kind) if part is not NoneType]:  # a list, a union with None, or a Literal
         return "|".join(parts) if isinstance(parts[0], str) else _metavar(name, parts[0], info)
     if kind is Path:
         return "DIR" if not info.file_okay or name.endswith(("dir", "tokenizer")) else "FILE"
-    last = name.rpartition("_")[2]
-    return _OF_TYPE[kind] if kind in _OF_TYPE else _OF_WORD.get(last, last.upper())
+    last_word = name.rpartition("_")[2]
+    return _METAVAR_BY_TYPE[kind] if kind in _METAVAR_BY_TYPE else _METAVAR_BY_WORD.get(last_word, last_word.upper())
 
 
-Given: TypeAlias = dict[str, Any]
-"""What a command was given for fields of dataclasses, by their names."""
+OptionValues: TypeAlias = dict[str, Any]
+"""Values of a command's options by the names of their dataclass fields."""
 
 
-def takes(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command, after its own parameters, the options that fields of these dataclasses are annotated with.
+def add_field_options(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds the options in these dataclasses' field annotations to a command.
 
-    Their values are its first argument. A field without a default is None where its option is left out.
+    The command receives their values as its first argument, a dict by field name; its own parameters stay. The value
+    of a field without a default is None if its option is left out.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        _, *own = signature(command, eval_str=True).parameters.values()
-        names = [one.name for one in own]
-        own += [
+        _, *parameters = signature(command, eval_str=True).parameters.values()
+        own_names = [parameter.name for parameter in parameters]
+        parameters += [
             Parameter(
-                one.name,
+                field.name,
                 Parameter.KEYWORD_ONLY,
-                default=None if one.default is MISSING else one.default,
+                default=None if field.default is MISSING else field.default,
                 annotation=hint,
             )
             for kind in kinds
-            for one, hint in zip(fields(kind), get_type_hints(kind, include_extras=True).values(), strict=True)
+            for field, hint in zip(fields(kind), get_type_hints(kind, include_extras=True).values(), strict=True)
             if any(isinstance(extra, OptionInfo) for extra in getattr(hint, "__metadata__", ()))
         ]
 
         @functools.wraps(command)
-        def run(**given: object) -> None:
-            given = {one.name: one.default for one in own} | given
-            command(given, **{name: given.pop(name) for name in names})
+        def run(**values: object) -> None:
+            values = {parameter.name: parameter.default for parameter in parameters} | values
+            command(values, **{name: values.pop(name) for name in own_names})
 
-        run.__signature__ = Signature(own)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in own}
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
 
     return decorate
@@ -170,123 +179,138 @@ def takes(*kinds: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
 Options = TypeVar("Options")
 
 
-def made(kind: type[Options], given: Given, **more: object) -> Options:
-    """The dataclass with those of the given values that are its fields."""
-    return kind(**{field.name: given[field.name] for field in fields(kind) if field.name in given}, **more)  # type: ignore[arg-type]
+def build_options(kind: type[Options], values: OptionValues, **more: object) -> Options:
+    """Build the dataclass `kind` from the values that are fields of it, and from `more`."""
+    return kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values}, **more)  # type: ignore[arg-type]
 
 
-def check_engine(base_url: str | None, model: Path | None) -> None:
-    """Raise BadParameter where both an engine and what another one would serve are named."""
+def check_engine_options(base_url: str | None, model: Path | None) -> None:
+    """Raise BadParameter if --base-url is combined with --model."""
     if base_url is not None and model is not None:
-        raise typer.BadParameter("--model is what the embedded engine serves; it can't be used with --base-url")
+        raise typer.BadParameter("got --base-url with --model; expected one: --model is served by the embedded engine")
 
 
 Dump: TypeAlias = Annotated[
-    Path, typer.Argument(help="A dump, slime's debug file, results of eval, or a folder of them.", exists=True)
+    Path,
+    typer.Argument(help="A dump, a debug file of slime, a results file of eval, or a folder of these.", exists=True),
 ]
 DumpTokenizer: TypeAlias = Annotated[
     Path | None,
-    typer.Option(help="The policy's tokenizer; default: as the dump records it.", exists=True, file_okay=False),
+    typer.Option(
+        help="Folder of the policy's tokenizer. Default: the tokenizer recorded in the dump.",
+        exists=True,
+        file_okay=False,
+    ),
 ]
 JsonLine: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead.")]
 JsonLines: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print JSON instead: a line for each sample, and the totals.")
+    bool, typer.Option("--json", help="Print JSON instead: one line per sample, then the totals.")
 ]
 Config: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="slime's --custom-config-path YAML, whose settings the reward is given.", exists=True, dir_okay=False
+        help="Settings file with the reward's settings, as for slime's --custom-config-path.",
+        exists=True,
+        dir_okay=False,
     ),
 ]
-RewardKey: TypeAlias = Annotated[str | None, typer.Option(help="Where a reward that is a dict has its number.")]
+RewardKey: TypeAlias = Annotated[str | None, typer.Option(help="Key of the score in a reward that is a dict.")]
 GroupRm: TypeAlias = Annotated[
-    bool, typer.Option("--group-rm", help="The reward takes a list, all samples of a group, as slime's --group-rm.")
+    bool,
+    typer.Option("--group-rm", help="Call the reward with a list of all samples of a group, as slime's --group-rm."),
 ]
 
 
 def config(
     file: Annotated[
         Path | None,
-        typer.Argument(help="A YAML for slime's --custom-config-path; default: none, which shows the defaults."),
+        typer.Argument(help="Settings file, as for slime's --custom-config-path. Default: the default settings."),
     ] = None,
     changes: Changes = None,
     as_json: JsonLine = False,
 ) -> None:
-    """Check a configuration, and print every setting.
+    """Check a configuration and print every setting.
 
-    All that it names is looked for; each setting has its meaning and its value. What is printed is itself a valid
-    configuration, with secrets masked. Exits with 2 if the file can't be used, or names what is not there.
+    Loads all functions and classes that the file names, and prints each setting with its description and value. The
+    output is a valid configuration; secrets are masked. Exits with 2 if the file is invalid or names something that
+    can't be loaded.
     """
     from strands_rollout.settings import read_config_file
 
     settings = read_config_file(file, changes)
-    if as_json and is_masked(settings):
+    if as_json and has_secrets(settings):
         typer.echo(f"note: {_MASK_NOTE}", err=True)
-    typer.echo(
-        json.dumps(masked_values(settings), separators=(",", ":")) if as_json else documented(settings), nl=as_json
-    )
+    if as_json:
+        typer.echo(json.dumps(mask_secrets(settings), separators=(",", ":")))
+    else:
+        typer.echo(format_settings(settings), nl=False)
     if file is not None or changes:
         from strands_rollout.slime_plugin.inputs import check_loadable
 
         asyncio.run(check_loadable(file, settings, changes))
     if file is not None and not as_json:
-        _show_further(file, settings)
+        _show_notes(file, settings)
 
 
-def _show_further(file: Path, settings: RolloutSettings) -> None:
-    """What a configuration's check leaves open, and the next command."""
+def _show_notes(file: Path, settings: RolloutSettings) -> None:
+    """Print what `config` did not check, and the next command."""
     from strands_rollout.dump.terminal import show_next
     from strands_rollout.settings import MISSING_CODE_TOOL
 
     if settings.misses_code_tool:
         typer.echo(f"note: {MISSING_CODE_TOOL}", err=True)
     if any(not isinstance(tool, str) for tool in (*settings.tools, *settings.row_tools)):
-        typer.echo("not tried: the MCP servers; `strands-rollout doctor --config FILE` connects to them", err=True)
+        typer.echo(
+            "not checked: the MCP servers; to connect to them, run: strands-rollout doctor --config FILE", err=True
+        )
     if settings.agent_factory or settings.has_program:
-        typer.echo("not tried: what plays an episode; `strands-rollout try FILE` runs it", err=True)
+        typer.echo("not checked: whether an episode runs; to play one, run: strands-rollout try FILE", err=True)
     show_next("eval", "--config", file)
 
 
-_MASK_NOTE: Final = f"Secrets are masked as {MASK}: put them in again before you use this."
-_WIDTH: Final = 116
-_SECRET: Final = re.compile(r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE)
+_MASK_NOTE: Final = f"Secrets are masked as {MASK}; fill them in before you use this configuration."
+_COMMENT_WIDTH: Final = 116
+_SECRET_KEY: Final = re.compile(
+    r"authorization|token(?!s)|key|password|passphrase|secret|cookie|credential", re.IGNORECASE
+)
 
 
-def documented(settings: RolloutSettings) -> str:
-    """All settings as a config file: each with its meaning, and its default where the value differs.
+def format_settings(settings: RolloutSettings) -> str:
+    """Return all settings as the text of a settings file.
 
-    Secrets are masked, and a note at the top says so.
+    Each setting has its description as a comment, and its default if its value differs. Secrets are masked; a comment
+    at the top says so.
     """
     from strands_rollout.settings import KEY
 
-    notes = [f"# {_MASK_NOTE}"] if is_masked(settings) else []
-    return "\n".join([*notes, f"{KEY}:", *_lines(settings, "  ")]) + "\n"
+    notes = [f"# {_MASK_NOTE}"] if has_secrets(settings) else []
+    return "\n".join([*notes, f"{KEY}:", *_format_fields(settings, "  ")]) + "\n"
 
 
-def masked_values(settings: RolloutSettings) -> dict[str, Any]:
-    """All settings as values of JSON, with secrets masked."""
-    return {name: masked_settings(value, _SECRET) for name, value in settings.model_dump(mode="json").items()}
+def mask_secrets(settings: RolloutSettings) -> dict[str, Any]:
+    """Return all settings as JSON values, with secrets masked."""
+    return {name: masked_settings(value, _SECRET_KEY) for name, value in settings.model_dump(mode="json").items()}
 
 
-def is_masked(settings: RolloutSettings) -> bool:
-    """Whether a setting holds a secret."""
-    return masked_values(settings) != settings.model_dump(mode="json")
+def has_secrets(settings: RolloutSettings) -> bool:
+    """Return whether `mask_secrets` masks a value."""
+    return mask_secrets(settings) != settings.model_dump(mode="json")
 
 
-def _lines(settings: BaseModel, indent: str) -> Iterator[str]:
+def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
+    """Yield the lines of a model's fields: comments, then `name: value` with the value as JSON, which is YAML too."""
     from pydantic import BaseModel, TypeAdapter
 
-    plain = TypeAdapter[Any](Any)
+    adapter = TypeAdapter[Any](Any)
     for name, field in type(settings).model_fields.items():
         value, default = getattr(settings, name), field.get_default(call_default_factory=True)
-        if isinstance(value, tuple | dict):  # of MCP servers and parts of a reward what is set
-            value, default = (json.loads(plain.dump_json(one, exclude_defaults=True)) for one in (value, default))
-        meaning = wrap(str(field.description), _WIDTH - len(indent), break_on_hyphens=False)
-        yield from (f"{indent}# {line}" for line in meaning)
+        if isinstance(value, tuple | dict):  # only the fields that are set of MCP servers and reward parts
+            value, default = (json.loads(adapter.dump_json(item, exclude_defaults=True)) for item in (value, default))
+        description = wrap(str(field.description), _COMMENT_WIDTH - len(indent), break_on_hyphens=False)
+        yield from (f"{indent}# {line}" for line in description)
         if isinstance(value, BaseModel):
             yield f"{indent}{name}:"
-            yield from _lines(value, indent + "  ")
+            yield from _format_fields(value, indent + "  ")
         else:
-            # on one line: JSON is YAML
             note = "" if value == default else f"  # default: {json.dumps(default, default=str)}"
-            yield f"{indent}{name}: {json.dumps(masked_settings(value, _SECRET), default=str)}{note}"
+            yield f"{indent}{name}: {json.dumps(masked_settings(value, _SECRET_KEY), default=str)}{note}"

@@ -1,7 +1,7 @@
-"""Looks before and after a run: the machine, slime's flags, chat templates, data, and saved episodes.
+"""Checks before and after a run: the machine, slime's flags, chat templates, data, and saved episodes.
 
-Here is what a diagnosis is asked and what it answers: the question, the findings of checks, and how checks are run.
-Imports nothing heavy: the command line reads the question's options before it runs a command.
+This module has the doctor's options, the findings of checks, and `run_checks`. It imports nothing heavy, because the
+command line reads the options before it runs a command.
 """
 
 from __future__ import annotations
@@ -33,195 +33,203 @@ if TYPE_CHECKING:
 
 MODEL_NAME: Final = "Qwen3-8B"
 SHIPPED_TOKENIZER: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
-_LIMIT_S: Final = 60.0
-_END_S: Final = 1.0  # what a killed process gets to end before it is left behind
+_CHECKS_TIMEOUT_S: Final = 60.0
+_KILL_WAIT_S: Final = 1.0
 _INDENT: Final = 9
 
 Status = Literal["ok", "warning", "error", "skipped"]
 _STYLES: Final[dict[Status, str]] = {"ok": "green", "warning": "yellow", "error": "bold red", "skipped": "dim"}
 FindPackage = Callable[[str], ModuleSpec | None]
-"""Finds what `import` would take, without importing it."""
+"""Function that finds a package without importing it, such as `importlib.util.find_spec`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What to look at: the options of `strands-rollout doctor`, and the environment that completes them."""
+class DoctorOptions:
+    """The options of `strands-rollout doctor`, and the environment that has their defaults."""
 
-    env: Mapping[str, str]  # of the run
-    repository: Path  # where data/, models/ and checkpoints/ are unless `env` names other folders
+    env: Mapping[str, str]  # environment variables of the run
+    repository: Path  # parent of data/, models/ and checkpoints/ unless `env` names other folders
     base_urls: Annotated[
         list[str] | None,
         Option(
             "--base-url",
-            help="An SGLang server or router to ask; may be given more than once.",
+            help="URL of an SGLang server or router to check; may be repeated.",
             callback=checked_url,
         ),
     ] = None
     max_context_length: Annotated[
-        int | None, Option(help="Tokens of prompt and response that the servers must take.", min=1)
+        int | None, Option(help="Tokens of prompt plus response that the servers must accept.", min=1)
     ] = None
     tokenizer: Annotated[
-        Path | None, Option(help="Folder of the tokenizer; default: the model's, else the shipped one.")
+        Path | None, Option(help="Folder of the tokenizer. Default: the model's, else the shipped model's.")
     ] = None
     model_name: Annotated[
         str | None,
-        Option(help="The model's name or id on the hub, such as Qwen/Qwen3-4B; default: MODEL, else Qwen3-8B."),
+        Option(help="Name or hub id of the model, such as Qwen/Qwen3-4B. Default: MODEL, else Qwen3-8B."),
     ] = None
     config: Annotated[
         Path | None,
-        Option(help="The YAML for slime's --custom-config-path; default: ROLLOUT_CONFIG, else configs/math_code.yaml."),
+        Option(
+            help="Settings file, as for slime's --custom-config-path. Default: ROLLOUT_CONFIG, else "
+            "configs/math_code.yaml."
+        ),
     ] = None
     changes: Changes = None
     data: Annotated[
         list[Path] | None,
-        Option(help="A prompt data set; may be given more than once; default: those that the scripts use."),
+        Option(help="Prompt data set to check; may be repeated. Default: the data sets of the launch scripts."),
     ] = None
-    slime_dir: Annotated[Path | None, Option(help="slime's checkout; default: SLIME_DIR, else importable.")] = None
+    slime_dir: Annotated[
+        Path | None, Option(help="Checkout of slime. Default: SLIME_DIR, else the importable package.")
+    ] = None
     megatron_dir: Annotated[
-        Path | None, Option(help="Megatron-LM's; default: MEGATRON_DIR, else beside slime or importable.")
+        Path | None,
+        Option(help="Checkout of Megatron-LM. Default: MEGATRON_DIR, else beside slime, else the importable package."),
     ] = None
     gpus: Annotated[
-        int | None, Option(help="How many GPUs there must be; default: NUM_GPUS, else 8 with --training.", min=0)
+        int | None, Option(help="Number of GPUs required. Default: NUM_GPUS, else 8 with --training.", min=0)
     ] = None
     training: Annotated[
-        bool, Option("--training", help="Fail on all that a training run on this machine can't do without.")
+        bool, Option("--training", help="Report everything that a training run needs and lacks as an error.")
     ] = False
     isolation: Annotated[
-        Literal["full", "files", "seccomp", "rlimits"], Option(help="What the code sandbox must enforce.")
+        Literal["full", "files", "seccomp", "rlimits"], Option(help="Isolation that the code sandbox must enforce.")
     ] = "full"
 
-    def named(self, variable: str) -> Path | None:
-        """The path that a variable of the environment names; None where it is not set, or empty."""
+    def path_in_env(self, variable: str) -> Path | None:
+        """Return the path in an environment variable; None if the variable is unset or empty."""
         value = self.env.get(variable)
         return Path(value) if value else None
 
     @property
     def data_dir(self) -> Path:
-        """Where the prompt data sets are."""
-        return self.named("DATA_DIR") or self.repository / "data"
+        """Folder of the prompt data sets."""
+        return self.path_in_env("DATA_DIR") or self.repository / "data"
 
     @property
     def model_dir(self) -> Path:
-        """Where the models are."""
-        return self.named("MODEL_DIR") or self.repository / "models"
+        """Folder of the models."""
+        return self.path_in_env("MODEL_DIR") or self.repository / "models"
 
     @property
     def model_id(self) -> str:
-        """The model's id on the hub."""
+        """The model's id on the Hugging Face Hub."""
         name = self.model_name or self.env.get("MODEL") or MODEL_NAME
         return name if "/" in name else f"{'Qwen' if name.startswith('Qwen') else 'OWNER'}/{name}"
 
     @property
     def model(self) -> Path:
-        """The model that a run starts from."""
-        return self.named("HF_CHECKPOINT") or self.model_dir / self.model_id.rpartition("/")[2]
+        """Folder of the model that a run starts from."""
+        return self.path_in_env("HF_CHECKPOINT") or self.model_dir / self.model_id.rpartition("/")[2]
 
     @property
     def converted_model(self) -> Path:
-        """The same in Megatron's format."""
-        return self.named("REF_LOAD") or Path(f"{self.model}_torch_dist")
+        """Folder of the model in Megatron's format."""
+        return self.path_in_env("REF_LOAD") or Path(f"{self.model}_torch_dist")
 
     @property
     def prepare_model(self) -> str:
-        """The command that fetches and converts the model."""
-        other = "" if self.model_id == f"Qwen/{MODEL_NAME}" else f" --model {self.model_id}"
-        return f"bash scripts/prepare_model.sh{other}"
+        """The command that downloads and converts the model."""
+        model_option = "" if self.model_id == f"Qwen/{MODEL_NAME}" else f" --model {self.model_id}"
+        return f"bash scripts/prepare_model.sh{model_option}"
 
     @property
     def tokenizer_dir(self) -> Path:
-        """The folder of the tokenizer to check."""
-        of_model = self.model if (self.model / "tokenizer.json").is_file() else SHIPPED_TOKENIZER
-        return self.tokenizer or of_model
+        """Folder of the tokenizer to check."""
+        default = self.model if (self.model / "tokenizer.json").is_file() else SHIPPED_TOKENIZER
+        return self.tokenizer or default
 
     @property
     def config_file(self) -> Path | None:
-        """The configuration to check; None where there is none."""
+        """The settings file to check; None if there is none."""
         default = self.repository / "configs" / "math_code.yaml"
-        return self.config or self.named("ROLLOUT_CONFIG") or (default if default.is_file() else None)
+        return self.config or self.path_in_env("ROLLOUT_CONFIG") or (default if default.is_file() else None)
 
 
 def find_repository() -> Path:
-    """The checkout that this package is installed from; the current folder where it was installed without one."""
+    """Return the checkout that this package is installed from, or the current folder if there is no checkout."""
     root = Path(__file__).parents[2]
     return root if (root / "pyproject.toml").is_file() else Path.cwd()
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
-    An error: a run would fail, or train on something else than was meant. A warning: it may, or something that a run
-    needs is missing. Skipped: not asked for.
+    "error": a run would fail, or train on something other than intended. "warning": it may, or something is missing
+    that some runs need. "skipped": the check was not requested.
     """
 
-    name: str  # of what was checked
+    name: str  # of the thing checked
     status: Status
     found: str  # with the names and numbers that were found
-    remedy: str | None = None  # with the command to type where there is one; None where nothing is to be done
-    facts: Mapping[str, Json] = field(default_factory=dict)  # what programs may want to know besides, by name
+    remedy: str | None = None  # with a command to run if there is one; None if there is nothing to do
+    facts: Mapping[str, Json] = field(default_factory=dict)  # further values for programs, by name
 
 
 def good(name: str, found: str, **facts: object) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(name, "ok", found, facts=facts)
 
 
 def warning(name: str, found: str, remedy: str) -> Finding:
-    """Something may go wrong."""
+    """Return a finding for something that may fail."""
     return Finding(name, "warning", found, remedy)
 
 
 def error(name: str, found: str, remedy: str) -> Finding:
-    """Something will go wrong."""
+    """Return a finding for something that will fail."""
     return Finding(name, "error", found, remedy)
 
 
 def missing(name: str, found: str, remedy: str, *, needed: bool) -> Finding:
-    """Something is not here: an error where the run needs it, else a warning."""
+    """Return a finding for something that is not there: an error if the run needs it, else a warning."""
     return (error if needed else warning)(name, found, remedy)
 
 
 def skipped(name: str, found: str) -> Finding:
-    """Not checked, or not asked for."""
+    """Return a finding for something that was not checked."""
     return Finding(name, "skipped", found)
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found, in the order of the checks."""
+    """The findings, in the order of the checks."""
 
     findings: Sequence[Finding]
 
     def ok(self, *, strict: bool = False) -> bool:
-        """Whether there is no error; nor, if `strict`, a warning."""
+        """Return whether there is no error and, if `strict`, no warning."""
         bad = {"error", "warning"} if strict else {"error"}
         return not any(finding.status in bad for finding in self.findings)
 
     def to_json(self, *, strict: bool = False) -> str:
-        """For programs, on one line: the verdict, each check, and the facts that checks found, by name."""
-        checks = [{key: getattr(one, key) for key in ("name", "status", "found", "remedy")} for one in self.findings]
+        """Return one line of JSON: the verdict, each finding, and the findings' facts by name."""
+        checks = [
+            {key: getattr(finding, key) for key in ("name", "status", "found", "remedy")} for finding in self.findings
+        ]
         facts = {key: value for finding in self.findings for key, value in finding.facts.items()}
         return json.dumps({"ok": self.ok(strict=strict), "checks": checks, **facts})
 
     def show(self, console: Console) -> None:
-        """Print it for people; what was set aside, with remedies that nobody needs now, is one line."""
+        """Print the findings; those about training are one line if training was not requested."""
         from rich.text import Text
 
-        aside = [one for one in self.findings if one.status == "skipped" and one.remedy is not None]
-        shown = [one for one in self.findings if one not in aside]
-        if aside:
-            kinds = ", ".join(dict.fromkeys(one.name.partition(":")[0] for one in aside))
-            found = f"not asked for, and no GPU here: {kinds}; `strands-rollout doctor --training` says what is missing"
+        for_training = [finding for finding in self.findings if finding.status == "skipped" and finding.remedy]
+        shown = [finding for finding in self.findings if finding not in for_training]
+        if for_training:
+            names = ", ".join(dict.fromkeys(finding.name.partition(":")[0] for finding in for_training))
+            found = f"skipped without a GPU: {names}; to check them, run: strands-rollout doctor --training"
             shown.append(skipped("training", found))
         for finding in shown:
-            words = f"{finding.name}: {finding.found}"
+            text = f"{finding.name}: {finding.found}"
             width = max(console.width - _INDENT, 1)
-            first, *rest = wrap(words, width, break_long_words=False, break_on_hyphens=False)
+            first, *rest = wrap(text, width, break_long_words=False, break_on_hyphens=False)
             status = (f"{finding.status:<{_INDENT}}", _STYLES[finding.status])
             console.print(Text.assemble(status, first), soft_wrap=True)
             for line in rest:
                 console.print(Text(f"{'':<{_INDENT}}{line}"), soft_wrap=True)
-            if finding.remedy is not None:  # whole, to be copied
+            if finding.remedy is not None:  # on one line, so that it can be copied
                 console.print(Text(f"{'':<{_INDENT}}-> {finding.remedy}"), soft_wrap=True)
         counts = Counter(finding.status for finding in shown)
         totals = ", ".join(f"{status}: {counts[status]}" for status in _STYLES if counts[status])
@@ -230,53 +238,54 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """One look at the machine."""
+    """A function that checks a part of the machine."""
 
     name: str  # of the finding if the check itself fails
-    look: Callable[[Question], Iterable[Finding]]  # may raise anything
-    # for something outside this process. Those that don't wait run one at a time: they import the same large packages
+    run: Callable[[DoctorOptions], Iterable[Finding]]  # may raise anything
+    # waits for something outside this process, so it may run beside others. Checks that import large packages don't:
+    # they run one at a time
     waits: bool = False
 
 
-def run_checks(checks: Sequence[Check], question: Question, limit_s: float = _LIMIT_S) -> list[Finding]:
-    """What all checks found, in their order; none can stop the rest.
+def run_checks(checks: Sequence[Check], options: DoctorOptions, timeout_s: float = _CHECKS_TIMEOUT_S) -> list[Finding]:
+    """Run all checks and return their findings in the order of the checks; a failing check is an error of its own.
 
-    Checks that wait run beside each other and beside the others. One that has not ended after `limit_s` seconds, as on
-    a file system that hangs, is given up.
+    Checks that wait run at the same time, the others one after the other beside them. A check that takes longer than
+    `timeout_s` seconds, as on a file system that hangs, is abandoned.
     """
     findings: dict[Check, list[Finding]] = {}
 
     def run(group: Sequence[Check]) -> None:
         for check in group:
-            findings[check] = _look(check, question)
+            findings[check] = _run_check(check, options)
 
     groups = [[check] for check in checks if check.waits] + [[check for check in checks if not check.waits]]
-    # daemons: a check that hangs must not keep the process from ending
+    # daemon threads: a check that hangs must not keep the process alive
     threads = [threading.Thread(target=run, args=(group,), name="doctor", daemon=True) for group in groups]
     for thread in threads:
         thread.start()
-    deadline_s = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, deadline_s - time.monotonic()))
-    given_up = f"did not end within {limit_s:g} s, and was given up"
-    remedy = "look for a disk, mount or driver that hangs: the processes in state D of: ps aux"
-    return [one for check in checks for one in findings.get(check, [error(check.name, given_up, remedy)])]
+    hangs = f"the check did not end within {timeout_s:g} s"
+    remedy = "find the disk, mount or driver that hangs: see the processes in state D of: ps aux"
+    return [finding for check in checks for finding in findings.get(check, [error(check.name, hangs, remedy)])]
 
 
-def _look(check: Check, question: Question) -> list[Finding]:
+def _run_check(check: Check, options: DoctorOptions) -> list[Finding]:
     try:
-        return list(check.look(question))
+        return list(check.run(options))
     except ImportError as e:
-        reinstall = "install this package again, with what it requires: pip install -e /path/to/strands-rollout"
+        reinstall = "reinstall this package with its requirements: pip install -e /path/to/strands-rollout"
         return [error(check.name, f"{e.name or 'a package'} can't be imported: {e}", reinstall)]
-    except Exception as e:  # one broken check must not hide what the others found
+    except Exception as e:  # a broken check must not hide the findings of others
         report = "report it, with the output of: strands-rollout doctor --json"
         return [error(check.name, f"this is a bug in the check: {type(e).__name__}: {e}", report)]
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """How a program ended and what it printed; its exit code is None where it did not end in time."""
+    """The exit code and output of a program; the exit code is None if the program was killed after its timeout."""
 
     exit_code: int | None
     stdout: str = ""
@@ -284,20 +293,20 @@ class ProgramResult:
 
     @property
     def printed(self) -> str:
-        """What it printed, on one line, errors first; its exit code where it printed nothing."""
+        """Standard error and output on one line, at most 300 characters; the exit code if both are empty."""
         text = " ".join(f"{self.stderr} {self.stdout}".split())
         return text[:300] or f"exit code {self.exit_code}"
 
 
-def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> ProgramResult | None:
-    """Run a program of `env`'s PATH without input, for a limited time; None where there is none of that name.
+def run_program(*command: str, env: Mapping[str, str], timeout_s: float) -> ProgramResult | None:
+    """Run a program of `env`'s PATH without input; return None if the PATH does not have it.
 
-    After `limit_s` seconds it is killed, with all that it started. One that hangs in the kernel must not hang us.
+    After `timeout_s` seconds the program and all processes that it started are killed.
     """
     program = shutil.which(command[0], path=env.get("PATH", ""))
     if program is None:
         return None
-    process = subprocess.Popen(  # noqa: S603 - named by our checks
+    process = subprocess.Popen(  # noqa: S603 - the checks name the programs
         [program, *command[1:]],
         env=dict(env),
         stdin=subprocess.DEVNULL,
@@ -308,24 +317,24 @@ def run_program(*command: str, env: Mapping[str, str], limit_s: float) -> Progra
         start_new_session=True,
     )
     try:
-        stdout, stderr = process.communicate(timeout=limit_s)
+        stdout, stderr = process.communicate(timeout=timeout_s)
         return ProgramResult(process.returncode, stdout.strip(), stderr.strip())
     except subprocess.TimeoutExpired:
         return ProgramResult(None)
     finally:
-        # one that waits inside a driver can't be killed, and is left behind
+        # a process that hangs inside a driver can't be killed: leave it behind
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.communicate(timeout=_END_S)
+                process.communicate(timeout=_KILL_WAIT_S)
 
 
 def package_folders(name: str, find_package: FindPackage = importlib.util.find_spec) -> list[Path]:
-    """The folders of the package that would be imported; none where there is none."""
+    """Return the folders of the package that an import would find; empty if there is no such package."""
     try:
         spec = find_package(name)
     except (ImportError, ValueError):
         return []
     if spec is None or (spec.origin is None and name == "slime"):
-        return []  # slime is no namespace package: an empty folder of that name hides nothing
+        return []  # a namespace package: some folder named slime, and not slime
     return [Path(folder) for folder in spec.submodule_search_locations or [str(spec.origin)]]

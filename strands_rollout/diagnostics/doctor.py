@@ -35,8 +35,8 @@ from strands_rollout.code_tool.local import LocalExecutor
 from strands_rollout.code_tool.supervisor_link import LAYERS, Isolation, SandboxReport
 from strands_rollout.diagnostics import (
     Check,
+    DoctorOptions,
     Finding,
-    Question,
     error,
     good,
     missing,
@@ -93,7 +93,7 @@ _LAYER_REMEDIES: Final = {
 }
 
 
-def examine(question: Question) -> diagnostics.Diagnosis:
+def run_doctor(options: DoctorOptions) -> diagnostics.Diagnosis:
     """Check this machine; takes seconds, and leaves nothing behind."""
     checks = [
         Check("packages", check_packages),
@@ -114,26 +114,26 @@ def examine(question: Question) -> diagnostics.Diagnosis:
         Check("data", check_data),
         Check("sandbox", check_sandbox, waits=True),
     ]
-    servers = [Check("server", partial(check_server, url), waits=True) for url in question.base_urls or ()]
+    servers = [Check("server", partial(check_server, url), waits=True) for url in options.base_urls or ()]
     no_server = Check("server", lambda _: [skipped("server", "no --base-url: no SGLang was asked")])
-    found = diagnostics.run_checks([*checks, *(servers or [no_server])], question)
-    return diagnostics.Diagnosis(without_training(found, question))
+    found = diagnostics.run_checks([*checks, *(servers or [no_server])], options)
+    return diagnostics.Diagnosis(without_training(found, options))
 
 
 _OF_TRAINING: Final = ("slime", "megatron", "gpus", "memory", "disk", "ray", "model", "converted model", "data")
 
 
-def without_training(findings: Sequence[Finding], question: Question) -> list[Finding]:
+def without_training(findings: Sequence[Finding], options: DoctorOptions) -> list[Finding]:
     """The findings with warnings of what only training needs as skipped, on a machine that is not there for it.
 
     That is one without GPUs and slime, of which no training was asked for. What was named is looked at all the same.
     """
     has_gpus = not any(one.name == "gpus" and one.status == "warning" for one in findings)
-    means_training = question.training or question.gpus or question.env.get("RAY_ADDRESS")
-    has_slime = question.slime_dir or question.named("SLIME_DIR") or package_folders("slime")
+    means_training = options.training or options.gpus or options.env.get("RAY_ADDRESS")
+    has_slime = options.slime_dir or options.path_in_env("SLIME_DIR") or package_folders("slime")
     if has_gpus or means_training or has_slime:
         return list(findings)
-    named = {"data": question.data, "megatron": question.megatron_dir, "model": question.model_name}
+    named = {"data": options.data, "megatron": options.megatron_dir, "model": options.model_name}
     aside = [kind for kind in _OF_TRAINING if not named.get(kind.removeprefix("converted "))]
     return [
         replace(one, status="skipped") if one.status == "warning" and one.name.partition(":")[0] in aside else one
@@ -141,24 +141,24 @@ def without_training(findings: Sequence[Finding], question: Question) -> list[Fi
     ]
 
 
-def check_server(base_url: str, question: Question, limit_s: float = _SERVER_S) -> list[Finding]:
-    """Whether SGLang, or a router before it, answers, with the tokens and the context that the question names."""
+def check_server(base_url: str, options: DoctorOptions, timeout_s: float = _SERVER_S) -> list[Finding]:
+    """Whether SGLang, or a router before it, answers, with the tokens and the context that the options names."""
     try:
         shown = redacted(parse_base_url(base_url))
     except ConfigError as e:
         return [error("server", str(e), "name it as http://127.0.0.1:30000")]
 
     async def within_limit() -> list[Finding]:
-        async with asyncio.timeout(limit_s):
-            return await _ask(base_url, shown, question)
+        async with asyncio.timeout(timeout_s):
+            return await _ask(base_url, shown, options)
 
     try:
         return asyncio.run(within_limit())
     except TimeoutError:
-        return [error("server", f"{shown} did not answer within {limit_s:g} s", f"look at its log, or {_START}")]
+        return [error("server", f"{shown} did not answer within {timeout_s:g} s", f"look at its log, or {_START}")]
 
 
-async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool = False) -> list[Finding]:
+async def _ask(base_url: str, shown: str, options: DoctorOptions, *, is_worker: bool = False) -> list[Finding]:
     async with create_client(base_url, connect_timeout=_CONNECT_S, timeout=_READ_S) as http:
         try:
             health = await http.get("/health")
@@ -167,28 +167,28 @@ async def _ask(base_url: str, shown: str, question: Question, *, is_worker: bool
                 return [error("server", found, "wait until it has loaded, look at its log, or start it again")]
             workers = None if is_worker else _object(await http.get("/workers")).get("workers")
             if isinstance(workers, list):
-                return await _ask_router(workers, shown, question)
+                return await _ask_router(workers, shown, options)
             info = await fetch_server_info(http, url=shown)
             if info.model_path is None:
                 name = health.headers.get("server", "a server that does not name itself")
                 found = f"{shown} answers, but is not SGLang: {name}; its /server_info names no model"
                 return [error("server", found, f"check the port; another server may have it. {_START}")]
-            context = _context(info, shown, question.max_context_length)
-            return [_engine(info, shown), context, await _tokens(http, info, question)]
+            context = _context(info, shown, options.max_context_length)
+            return [_engine(info, shown), context, await _tokens(http, info, options)]
         except EngineResponseError as e:
             return [error("server", f"{shown} is up, but fails: {e}", "wait a moment, or look at its log")]
         except _UNREACHABLE as e:
             return [error("server", f"nothing answers at {shown}: {e or type(e).__name__}", _START)]
 
 
-async def _ask_router(workers: list[dict[str, Json]], shown: str, question: Question) -> list[Finding]:
+async def _ask_router(workers: list[dict[str, Json]], shown: str, options: DoctorOptions) -> list[Finding]:
     urls = [str(worker["url"]) for worker in workers if worker.get("is_healthy", True)]
     if not urls:
         found = f"the router at {shown} has {len(workers)} workers, none of them healthy"
         return [error("server", found, "start an SGLang server and register it: POST /workers with its url")]
     router = good("server", f"a router at {shown} with {len(urls)} of {len(workers)} workers healthy")
     behind = f"{redacted(parse_base_url(urls[0]))} (behind the router)"
-    return [router, *await _ask(urls[0], behind, question, is_worker=True)]
+    return [router, *await _ask(urls[0], behind, options, is_worker=True)]
 
 
 def _object(response: httpx.Response) -> dict[str, Json]:
@@ -220,14 +220,14 @@ def _context(info: ServerInfo, shown: str, wanted: int | None) -> Finding:
     return warning(name, found, f"start it with --context-length {wanted}{lower}")
 
 
-async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question) -> Finding:
+async def _tokens(http: httpx.AsyncClient, info: ServerInfo, options: DoctorOptions) -> Finding:
     """Whether a server cuts text into the same tokens as the run's tokenizer: other ids at a server can kill it.
 
     Asks SGLang's /tokenize (0.5.23), which routers and older servers lack; there, the server's own folder is read if it
     is on this machine.
     """
-    name, folder = "server tokens", question.tokenizer_dir
-    is_known = question.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
+    name, folder = "server tokens", options.tokenizer_dir
+    is_known = options.tokenizer is not None or folder != diagnostics.SHIPPED_TOKENIZER
     own = _ids_of(folder) if is_known else None
     if own is None:
         return skipped(name, "no --tokenizer to compare with the server's")
@@ -245,7 +245,7 @@ async def _tokens(http: httpx.AsyncClient, info: ServerInfo, question: Question)
         f"here, {own[:6]}..., and {len(served)} there, {served[:6]}..."
     )
     remedy = "name the folder of the served model with --tokenizer, or serve the model that is trained"
-    return (warning if question.tokenizer is None else error)(name, found, remedy)
+    return (warning if options.tokenizer is None else error)(name, found, remedy)
 
 
 def _ids_of(folder: Path) -> list[int] | None:
@@ -261,7 +261,7 @@ def _ids_of(folder: Path) -> list[int] | None:
         return None
 
 
-def check_packages(_question: Question) -> Iterator[Finding]:
+def check_packages(_question: DoctorOptions) -> Iterator[Finding]:
     """Whether Python and the installed packages are what this package's metadata requires; nothing is imported.
 
     Optional packages count where they are installed.
@@ -328,7 +328,7 @@ def _package_fault(wanted: Requirement, version: str | None, *, required: bool) 
     return missing(name, found, remedy, needed=required and is_old)
 
 
-def check_strands(_question: Question) -> Iterator[Finding]:
+def check_strands(_question: DoctorOptions) -> Iterator[Finding]:
     """Whether Strands has the private names that this package's agent loop, and its refusals, read."""
     from strands_rollout.agent.loop import IMPORT_FAULT  # the import takes long
     from strands_rollout.agent.strands_names import find_losses, strands_version
@@ -343,20 +343,20 @@ def check_strands(_question: Question) -> Iterator[Finding]:
     yield warning("strands", f"strands-agents {version} lacks what is read of it. {words}", remedy)
 
 
-def check_disk(question: Question) -> Iterator[Finding]:
+def check_disk(options: DoctorOptions) -> Iterator[Finding]:
     """Whether the folders that a run writes to, which need not exist yet, have room.
 
     Sizes are of Qwen3-8B: 8.2e9 parameters are 16.4 GB in bf16, as downloaded and again as converted for Megatron; a
     save with the optimizer's state (bf16 weights, fp32 weights, two fp32 moments) holds 14 bytes a parameter, 115 GB.
     """
-    needs_model = not (question.model.is_dir() and question.converted_model.is_dir())
-    temporary = question.named("TMPDIR") or Path(tempfile.gettempdir())
+    needs_model = not (options.model.is_dir() and options.converted_model.is_dir())
+    temporary = options.path_in_env("TMPDIR") or Path(tempfile.gettempdir())
     fine = []
     for what, folder, variable, needed_gb in (
         # two saves, the newer one beside the one that it replaces
-        ("checkpoints", question.named("SAVE_DIR") or question.repository / "checkpoints", "SAVE_DIR", 250),
-        ("models", question.model_dir, "MODEL_DIR", 40 * needs_model),
-        ("data", question.data_dir, "DATA_DIR", 1),
+        ("checkpoints", options.path_in_env("SAVE_DIR") or options.repository / "checkpoints", "SAVE_DIR", 250),
+        ("models", options.model_dir, "MODEL_DIR", 40 * needs_model),
+        ("data", options.data_dir, "DATA_DIR", 1),
         ("temporary files", temporary, "TMPDIR", 20),  # Ray's logs, and objects that it moves out of memory
     ):
         name, remedy = f"disk: {what}", f"free some, or set {variable} to a larger disk"
@@ -373,7 +373,7 @@ def check_disk(question: Question) -> Iterator[Finding]:
         yield good("disk", "; ".join(fine))
 
 
-def check_limits(_question: Question) -> Iterator[Finding]:
+def check_limits(_question: DoctorOptions) -> Iterator[Finding]:
     """Whether memory, shared memory and open files, also of a container, are enough."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
@@ -395,13 +395,13 @@ def check_limits(_question: Question) -> Iterator[Finding]:
         yield good(name, found) if is_enough else warning(name, f"{found}; {need}", remedy)
 
 
-def check_proxies(question: Question) -> Iterator[Finding]:
+def check_proxies(options: DoctorOptions) -> Iterator[Finding]:
     """Whether engines would reach their router through a proxy.
 
     This package reaches engines directly whatever is set, and so do slime's own rollouts; but slime's engines register
     with `requests` (slime/backends/sglang_utils/sglang_engine.py), which uses a proxy for all hosts not in no_proxy.
     """
-    env = question.env
+    env = options.env
     used = ", ".join(name for name in _PROXIES if env.get(name))
     excepted = {name.strip() for key in ("no_proxy", "NO_PROXY") for name in env.get(key, "").split(",")}
     # the address at which slime's router is reached on this machine, as slime finds it (slime/utils/http_utils.py)
@@ -419,14 +419,14 @@ def check_proxies(question: Question) -> Iterator[Finding]:
     yield warning("proxies", found, f"export no_proxy=localhost,{','.join(hosts)}; export NO_PROXY=$no_proxy")
 
 
-def check_gpus(question: Question) -> Iterator[Finding]:
+def check_gpus(options: DoctorOptions) -> Iterator[Finding]:
     """How many GPUs nvidia-smi finds, of which memory; fewer than are wanted is an error."""
-    env = question.env
-    wanted = question.gpus
+    env = options.env
+    wanted = options.gpus
     if wanted is None and not env.get("RAY_ADDRESS"):  # else the training is on a cluster elsewhere
         given = env.get("NUM_GPUS", "")
-        wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * question.training
-    answer = diagnostics.run_program(*_SMI, env=env, limit_s=_SMI_S)
+        wanted = int(given) if given.isdecimal() else _TRAINING_GPUS * options.training
+    answer = diagnostics.run_program(*_SMI, env=env, timeout_s=_SMI_S)
     lines = answer.stdout.splitlines() if answer is not None and answer.exit_code == 0 else []
     gpus = [tuple(cells) for cells in ([cell.strip() for cell in line.split(",")] for line in lines) if len(cells) == 3]
     if not gpus:
@@ -454,20 +454,20 @@ def check_gpus(question: Question) -> Iterator[Finding]:
         yield good("gpus", found)
 
 
-def check_ray(question: Question) -> Iterator[Finding]:
+def check_ray(options: DoctorOptions) -> Iterator[Finding]:
     """Whether a job could be given to Ray; the launch scripts ask the cluster that RAY_ADDRESS names."""
-    command = shutil.which("ray", path=question.env.get("PATH", ""))
+    command = shutil.which("ray", path=options.env.get("PATH", ""))
     if command is not None:
         yield good("ray", f"Ray {installed_version('ray') or ''} with {command}")
         return
     found = "no `ray` on the PATH: slime's training runs on it"
     remedy = "work in the image slimerl/slime, or: pip install 'ray[default]', and activate its environment"
-    yield missing("ray", found, remedy, needed=question.training)
+    yield missing("ray", found, remedy, needed=options.training)
 
 
-def check_wandb(question: Question) -> Iterator[Finding]:
+def check_wandb(options: DoctorOptions) -> Iterator[Finding]:
     """Whether wandb is installed where it is on; the launch scripts look for the key."""
-    env = question.env
+    env = options.env
     asking = [name for name in ("USE_WANDB", "WANDB_API_KEY", "WANDB_KEY") if env.get(name)]
     if not asking or env.get("USE_WANDB") == "0" or env.get("WANDB_MODE") == "disabled":
         yield good("wandb", "off; runs are logged without it")
@@ -477,7 +477,7 @@ def check_wandb(question: Question) -> Iterator[Finding]:
         yield good("wandb", f"on: {asking[0]} is set")
 
 
-def check_sandbox(question: Question) -> Iterator[Finding]:
+def check_sandbox(options: DoctorOptions) -> Iterator[Finding]:
     """Whether model-written code can be run with this isolation; starts the sandbox with all that it can enforce."""
 
     async def started() -> SandboxReport:
@@ -492,7 +492,7 @@ def check_sandbox(question: Question) -> Iterator[Finding]:
         other = "free the temporary folder, or name another executor in the settings, such as sandbox_fusion"
         yield error("sandbox", f"the code sandbox does not start: {e}", other)
         return
-    yield from judge_sandbox(report, question.isolation)
+    yield from judge_sandbox(report, options.isolation)
 
 
 def judge_sandbox(report: SandboxReport, isolation: Isolation) -> Iterator[Finding]:

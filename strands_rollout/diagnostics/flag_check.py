@@ -33,8 +33,8 @@ from strands_rollout.files.json_codec import Json
 
 RECORD: Final = Path(__file__).parents[1] / "data" / "slime_flags.json"
 TITLES: Final = {"slime": "slime", "megatron": "Megatron-LM", "sglang": "SGLang", "router": "SGLang's router"}
-_LIMIT_S: Final = 180.0
-_DRY_RUN_LIMIT_S: Final = 60.0
+_TIMEOUT_S: Final = 180.0
+_DRY_RUN_TIMEOUT_S: Final = 60.0
 _SHORTEST_PREFIX: Final = 6
 _LONGEST_NOTE: Final = 160
 _SECRET: Final = re.compile(r"key|token|secret|password")
@@ -82,9 +82,9 @@ def read_script(script: Path, slime_dir: Path | None) -> Arguments:
     if not _has_dry_run(script, text):
         return read_arguments(text, str(script))
     environment = {**os.environ, **({} if slime_dir is None else {"SLIME_DIR": str(slime_dir)})}
-    done = run_program("bash", str(script), "--dry-run", env=environment, limit_s=_DRY_RUN_LIMIT_S)
+    done = run_program("bash", str(script), "--dry-run", env=environment, timeout_s=_DRY_RUN_TIMEOUT_S)
     if done is None or done.exit_code is None:
-        reason = "there is no bash" if done is None else f"it did not end within {_DRY_RUN_LIMIT_S:g} s"
+        reason = "there is no bash" if done is None else f"it did not end within {_DRY_RUN_TIMEOUT_S:g} s"
         raise ConfigError(f"bash {script} --dry-run could not be run: {reason}")
     if done.exit_code != 0:
         raise ConfigError(f"bash {script} --dry-run ended with {done.exit_code}; expected a command: {done.stderr}")
@@ -189,11 +189,11 @@ class FlagTable:
         return next(iter(difflib.get_close_matches(f"--{stem}", self._by_name, n=1, cutoff=0.6)), None)
 
 
-def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, limit_s: float = _LIMIT_S) -> FlagTable:
+def table_of(slime_dir: Path | None, megatron_dir: Path | None = None, *, timeout_s: float = _TIMEOUT_S) -> FlagTable:
     """The flags of what is installed, and of the record where that can't be asked."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     try:
-        answer = ask(slime_dir, megatron_dir, limit_s=limit_s)
+        answer = ask(slime_dir, megatron_dir, timeout_s=timeout_s)
     except ConfigError as e:
         answer = {**record, "flags": [], "failed": dict.fromkeys(TITLES, str(e)), "versions": {}}
     failed = answer["failed"]
@@ -219,14 +219,14 @@ def ask(
     megatron_dir: Path | None = None,
     *,
     python: str = sys.executable,
-    limit_s: float = _LIMIT_S,
+    timeout_s: float = _TIMEOUT_S,
 ) -> Json:
     """The probe's answer for a checkout, by a Python that has SGLang and what Megatron-LM imports.
 
     Megatron-LM is otherwise MEGATRON_DIR's, the one beside slime's, or the importable one.
 
     Raises:
-        ConfigError: There is no checkout, or the probe failed or took longer than `limit_s` seconds.
+        ConfigError: There is no checkout, or the probe failed or took longer than `timeout_s` seconds.
     """
     if slime_dir is None:
         raise ConfigError("no slime is importable")
@@ -238,11 +238,13 @@ def ask(
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONHASHSEED": "0",  # some choices are lists made of sets
     }
-    answer = run_program(python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, limit_s=limit_s)
+    answer = run_program(
+        python, "-W", "ignore", flag_probe.__file__, str(slime_dir), env=environment, timeout_s=timeout_s
+    )
     if answer is None:
         raise ConfigError(f"its parsers could not be asked: there is no program {python}")
     if answer.exit_code is None:
-        raise ConfigError(f"its parsers did not answer within {limit_s:g} s")
+        raise ConfigError(f"its parsers did not answer within {timeout_s:g} s")
     if answer.exit_code != 0:
         reason = (answer.stderr or f"exit code {answer.exit_code}").splitlines()[-1]
         raise ConfigError(f"its parsers could not be asked: {reason}")

@@ -66,7 +66,7 @@ def nth_episode(path: Path, number: int) -> DumpedEpisode:
                 raise DumpError(f"{record.where}: the policy's tokens are not in it; expected a sample with tokens")
             return episode
     if not count:
-        raise DumpError(f"{path} holds no sample; expected one or more")
+        raise DumpError(f"{path} has no samples; expected at least one")
     raise ConfigError(f"got --sample {number}; {path} has {count} samples, counted from 0")
 
 

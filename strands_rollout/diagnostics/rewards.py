@@ -1,10 +1,10 @@
-r"""`rescore` and `validate`: a reward for saved samples, compared with what they had, and for a data set's own labels.
+r"""`rescore` scores saved samples with another reward; `validate` checks that a reward accepts a data set's labels.
 
-A reward with slime's own signature (`--custom-rm-path`: `async def reward(args, sample)`) is called as it is; any
-other by `reward_func`, as the setting `reward` of a run. One for `--group-rm` takes the samples of a group, and returns
-as many rewards. A gold answer is a row's own label as the policy would write it: as `\boxed{label}` and in a line
-`Answer: label`; both must be right, and of several alternatives each. To a reward that reads the facts of an episode it
-is one that answers in its first turn and calls no tools.
+A reward with slime's signature (`--custom-rm-path`: `async def reward(args, sample)`) is called directly, any other
+through `reward_func`, as the setting `reward` of a run. A reward for `--group-rm` takes the samples of a group and
+returns as many rewards. `validate` writes each row's ground truth as a policy would: as `\boxed{label}` and as the line
+`Answer: label`. Each form must score 1, for each alternative of the label. To a reward that reads the facts of an
+episode, such an answer looks like an episode that answers in its first turn and calls no tools.
 """
 
 import asyncio
@@ -51,95 +51,100 @@ from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY, SLIME_TOOLS_KE
 from strands_rollout.slime_plugin.reward import reward_func
 from strands_rollout.user_code import search_beside
 
-SAYINGS: Final = ("\\boxed{{label}}", "Answer: {label}")
-"""How a policy may write an answer, with its label in place of `{label}`."""
-PLACE: Final = "{label}"
-_RIGHT: Final = 1.0
+ANSWER_FORMS: Final = ("\\boxed{{label}}", "Answer: {label}")
+"""Texts of a correct answer, with the label at the placeholder."""
+LABEL_PLACEHOLDER: Final = "{label}"
+_CORRECT_SCORE: Final = 1.0
 _COMPLETED: Final = Sample.Status.COMPLETED
-_CALLS_AT_ONCE: Final = 64
-_ROWS_AT_ONCE: Final = 500
-_SAMPLES_AT_ONCE: Final = 200
-_UNSCORED: Final = frozenset({"aborted", "pending"})
-_OF_USERS: Final = frozenset({"function", "parts", "evaluator"}) | FAILED_METHODS
-_EQUAL_WITHIN: Final = 1e-9
+_MAX_CONCURRENT_CALLS: Final = 64
+_ROW_BATCH: Final = 500
+_SAMPLE_BATCH: Final = 200
+_UNSCORED_STATUSES: Final = frozenset({"aborted", "pending"})
+_USER_METHODS: Final = frozenset({"function", "parts", "evaluator"}) | FAILED_METHODS
+_TOLERANCE: Final = 1e-9
 _TEXT_WIDTH: Final = 60
-_FEW: Final = 3
-# what an error quotes of its row: texts, numbers, and an answer's own value
+_MAX_LISTED: Final = 3
+# strings and numbers that an error quotes from its row
 _QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|-?\d+(?:\.\d+)?")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """A reward function and what it is called with."""
+    """A reward function and the arguments to call it with."""
 
-    function: Callable[..., object]  # sync or async; sync ones are called in threads
-    args: SimpleNamespace  # slime's, as far as this package reads them
-    keys: tuple[str, ...]  # where a dict has its number: the first of these that it has
-    takes_groups: bool = False  # all samples of a group as a list, as by slime's --group-rm
+    function: Callable[..., object]  # sync or async; sync functions are called in threads
+    args: SimpleNamespace  # the arguments of slime that this package reads
+    keys: tuple[str, ...]  # keys of the number in a reward that is a dict; the first key that is there counts
+    takes_groups: bool = False  # takes all samples of a group as a list, as with slime's --group-rm
     grades_labels: bool = False  # whether this package's grading compares answers with the labels
-    settings: RolloutSettings | None = None  # of the configuration
+    settings: RolloutSettings | None = None  # settings of the configuration
 
     @property
     def is_own(self) -> bool:
-        """Whether it is this package's, which may ask a function of the settings, and never raises."""
+        """Whether the function is this package's `reward_func`, which never raises."""
         return self.function is reward_func
 
     async def rewards(self, samples: Sequence[Sample]) -> list[object]:
-        """The reward of each sample, in order; the exception where it raised one, never a raised one."""
-        if self.is_own:  # all of them at once: siblings of a fan-out have their main agent's reward
+        """Return the reward of each sample, in order; a function that raises gives its exception as the reward."""
+        if self.is_own:  # in one call: siblings of a fan-out share their main agent's reward
             return cast(list[object], await reward_func(self.args, list(samples)))
-        gate = asyncio.Semaphore(_CALLS_AT_ONCE)
+        semaphore = asyncio.Semaphore(_MAX_CONCURRENT_CALLS)
 
-        async def ask(given: Sample | list[Sample]) -> object:
-            async with gate:
+        async def call_or_error(given: Sample | list[Sample]) -> object:
+            async with semaphore:
                 try:
-                    return await self._reward(given)
-                except Exception as e:  # a user's reward may raise anything, and the other samples still count
+                    return await self._call(given)
+                except Exception as e:  # a user's reward may raise anything; the other samples still count
                     return e
 
         if not self.takes_groups:
-            return list(await asyncio.gather(*map(ask, samples)))
-        neighbours = groupby(
-            samples, key=lambda one: id(one) if one.group_index is None else ("group", one.group_index)
+            return list(await asyncio.gather(*map(call_or_error, samples)))
+        by_group = groupby(
+            samples,
+            key=lambda sample: id(sample) if sample.group_index is None else ("group", sample.group_index),
         )
-        groups = [list(group) for _, group in neighbours]
-        answers = await asyncio.gather(*map(ask, groups))
-        return [one for group, answer in zip(groups, answers, strict=True) for one in _each(answer, len(group))]
+        groups = [list(group) for _, group in by_group]
+        results = await asyncio.gather(*map(call_or_error, groups))
+        return [
+            reward
+            for group, result in zip(groups, results, strict=True)
+            for reward in _split_group_result(result, len(group))
+        ]
 
     def number(self, reward: object) -> float | None:
-        """The finite number of a reward; None where it has none."""
+        """Return the finite number in a reward; None if there is none."""
         if isinstance(reward, Mapping):
             reward = next((reward[key] for key in self.keys if key in reward), None)
         return float(reward) if isinstance(reward, bool) else finite(reward)
 
-    async def _reward(self, given: Sample | list[Sample]) -> object:
+    async def _call(self, given: Sample | list[Sample]) -> object:
         with exits_as_errors("it", RuntimeError):
             if inspect.iscoroutinefunction(self.function):
                 return await self.function(self.args, given)
-            found = await asyncio.to_thread(self.function, self.args, given)
-            return await found if inspect.isawaitable(found) else found
+            reward = await asyncio.to_thread(self.function, self.args, given)
+            return await reward if inspect.isawaitable(reward) else reward
 
 
-def _each(answer: object, count: int) -> list[object]:
-    """The rewards of a group, one for each of its samples."""
-    if isinstance(answer, Exception):
-        return [answer] * count
-    if not isinstance(answer, list | tuple) or len(answer) != count:
-        got = f"{len(answer)}" if isinstance(answer, list | tuple) else f"{answer!r:.200}"
+def _split_group_result(result: object, count: int) -> list[object]:
+    """Return the rewards of a group's `count` samples; a wrong result gives each sample a TypeError."""
+    if isinstance(result, Exception):
+        return [result] * count
+    if not isinstance(result, list | tuple) or len(result) != count:
+        got = f"{len(result)}" if isinstance(result, list | tuple) else f"{result!r:.200}"
         return [TypeError(f"got {got} for a group; expected a list of {count} rewards")] * count
-    return list(answer)
+    return list(result)
 
 
 def load_reward(
     path: str | None, config: Path | None, keys: Sequence[str], *, changes: Changes = None, takes_groups: bool = False
 ) -> RewardCall:
-    """The reward at a dotted path, this package's own for None, with the settings of a configuration.
+    """Load the reward at a dotted path, or this package's reward if `path` is None, with a configuration's settings.
 
     Raises:
-        ConfigError: There is no such function, or the configuration can't be used.
+        ConfigError: The function does not exist, or the configuration is invalid.
     """
-    # these import Strands, which this package's own reward does without
+    # imported here because they import Strands
     from strands_rollout.agent.tool_loading import load_function
     from strands_rollout.settings import read_config_file
     from strands_rollout.slime_plugin.own_reward import check_reward, takes_args_and_sample
@@ -160,8 +165,8 @@ def load_reward(
 
 
 @dataclass(frozen=True, slots=True)
-class GoldAnswer:
-    """One row's prompt and label, the texts that answer it, each of which must be right, and the row's metadata."""
+class GroundTruth:
+    """A row's prompt, label and metadata, and the texts of the label, each of which is a correct answer."""
 
     prompt: Json
     label: Json
@@ -169,41 +174,49 @@ class GoldAnswer:
     metadata: Mapping[str, Json] = field(default_factory=dict)
 
 
-async def gold_refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str] = SAYINGS) -> list[str]:
-    """For each gold answer why the reward would not give the point, 1 or more, for it; "" where it does.
+async def check_ground_truths(
+    ground_truths: Sequence[GroundTruth], reward: RewardCall, answer_forms: Sequence[str] = ANSWER_FORMS
+) -> list[str]:
+    """Return for each ground truth why the reward gives it less than 1; "" if it gives 1 or more.
 
-    Each text of an answer is tried in each form of `sayings`, all of them at once.
+    Scores each text in each of the `answer_forms`, all in one call of `RewardCall.rewards`.
     """
-    return [refusal.reason for refusal in await _refusals(golds, reward, sayings)]
+    return [refusal.reason for refusal in await _find_refusals(ground_truths, reward, answer_forms)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
+    """The reason why a reward gives a ground truth less than 1; "" if it does not."""
+
     reason: str = ""
-    has_failed: bool = False  # whether the reward has, so that nothing is known of the answer
+    has_reward_failed: bool = False  # the reward raised or failed, which tells nothing about the row
 
 
-async def _refusals(golds: Sequence[GoldAnswer], reward: RewardCall, sayings: Sequence[str]) -> list[_Refusal]:
-    refusals, samples, places = [], [], []
-    for place, gold in enumerate(golds):
-        refusals.append(_Refusal("" if gold.texts else f"no answer equals the label {gold.label!r:.80}"))
-        about = {"prompt": gold.prompt, "label": gold.label, "status": _COMPLETED}
-        for response in (saying.replace(PLACE, text) for text in gold.texts for saying in sayings):
-            facts = {METADATA_KEY: _expected_facts(gold.prompt, response).to_metadata()}
-            samples.append(Sample(**about, response=response, metadata={**gold.metadata, **facts}))
-            places.append(place)
-    for place, sample, answer in zip(places, samples, await reward.rewards(samples), strict=True):
-        if not refusals[place].reason and (reason := _refusal(reward, answer, sample.response)):
+async def _find_refusals(
+    ground_truths: Sequence[GroundTruth], reward: RewardCall, answer_forms: Sequence[str]
+) -> list[_Refusal]:
+    refusals, samples, indices = [], [], []
+    for index, truth in enumerate(ground_truths):
+        refusals.append(_Refusal("" if truth.texts else f"no answer equals the label {truth.label!r:.80}"))
+        common = {"prompt": truth.prompt, "label": truth.label, "status": _COMPLETED}
+        for response in (form.replace(LABEL_PLACEHOLDER, text) for text in truth.texts for form in answer_forms):
+            facts = {METADATA_KEY: _one_turn_facts(truth.prompt, response).to_metadata()}
+            samples.append(Sample(**common, response=response, metadata={**truth.metadata, **facts}))
+            indices.append(index)
+    for index, sample, answer in zip(indices, samples, await reward.rewards(samples), strict=True):
+        if not refusals[index].reason and (reason := _refusal_reason(reward, answer, sample.response)):
             method = answer.get("method") if reward.is_own and isinstance(answer, Mapping) else None
-            refusals[place] = _Refusal(reason, isinstance(answer, Exception) or method in FAILED_METHODS)
+            refusals[index] = _Refusal(reason, isinstance(answer, Exception) or method in FAILED_METHODS)
     return refusals
 
 
-def _expected_facts(prompt: Json, response: str) -> EpisodeFacts:
-    """The facts of an episode that answers in its first turn, as far as they are known without one."""
+def _one_turn_facts(prompt: Json, response: str) -> EpisodeFacts:
+    """Return the facts of an episode that answers with `response` in its first turn."""
     question = question_of(cast("Any", prompt)) if isinstance(prompt, str | list) else ""
-    said = [{"role": role, "content": [{"text": text}]} for role, text in (("user", question), ("assistant", response))]
-    held = {"messages": said, "tools": [], "system_prompt": None, "state": None, "is_whole": True}
+    messages = [
+        {"role": role, "content": [{"text": text}]} for role, text in (("user", question), ("assistant", response))
+    ]
+    evaluated = {"messages": messages, "tools": [], "system_prompt": None, "state": None, "is_whole": True}
     return EpisodeFacts(
         version=METADATA_VERSION,
         stop_reason="completed",
@@ -225,104 +238,107 @@ def _expected_facts(prompt: Json, response: str) -> EpisodeFacts:
         segments=1,
         stale_tokens=0,
         dropped_sampled_tokens=0,
-        evaluated=held,
+        evaluated=evaluated,
         evaluation=True,
     )
 
 
-def _refusal(reward: RewardCall, answer: object, response: str) -> str:
+def _refusal_reason(reward: RewardCall, answer: object, response: str) -> str:
     if isinstance(answer, Exception):
         return f"the reward raises {type(answer).__name__}: {answer} for {response!r:.200}"
     number = reward.number(answer)
-    if number is not None and number >= _RIGHT:
+    if number is not None and number >= _CORRECT_SCORE:
         return ""
-    if reward.is_own and isinstance(answer, Mapping) and answer["method"] not in _OF_USERS:
-        wrong = f"the reward reads {answer['pred']!r} in its own gold answer and finds it wrong ({answer['method']})"
+    if reward.is_own and isinstance(answer, Mapping) and answer["method"] not in _USER_METHODS:
+        wrong = f"the reward reads {answer['pred']!r} in the ground truth and grades it wrong ({answer['method']})"
         return f"{wrong}; {answer['error']}" if answer["error"] else wrong
     if reward.is_own and isinstance(answer, Mapping):
         shown = f"{answer['score']:g}, acc {answer['acc']:g},"
-        return answer["error"] or f"the reward gives {shown} for {response!r:.200}; --answer gives other words"
-    return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_RIGHT:g} or more"
+        return answer["error"] or f"the reward gives {shown} for {response!r:.200}; change the text with --answer"
+    return f"the reward gives {answer!r:.200} for {response!r:.200}; expected {_CORRECT_SCORE:g} or more"
 
 
 @dataclass(frozen=True, slots=True)
 class RowFault:
-    """A row whose gold answer does not score: its line, from 1, its label, where the row can be read, and why."""
+    """A row whose ground truth scores less than 1, or that can't be read."""
 
-    line: int
-    label: Json
+    line: int  # from 1
+    label: Json  # None if the row can't be read
     reason: str
 
 
 async def run_validate(
-    path: Path, reward: RewardCall, *, prompt_key: str, label_key: str, sayings: Sequence[str] = SAYINGS,
+    path: Path, reward: RewardCall, *, prompt_key: str, label_key: str, answer_forms: Sequence[str] = ANSWER_FORMS,
     as_json: bool = False,
 ) -> bool:  # fmt: skip
-    """Ask the reward for the gold answer of each row of a JSONL file and show those that do not score; whether all do.
+    """Score the ground truth of each row of a data file and print the rows that fail; return whether all pass.
 
     Raises:
         PromptError: The file can't be read, or is empty.
     """
     lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
-    unread = [(number, fault) for number, fault in lines if isinstance(fault, PromptError)]
-    faults = [RowFault(number, None, str(fault).removeprefix(f"{path}:{number}: ")) for number, fault in unread]
+    unreadable = [(number, error) for number, error in lines if isinstance(error, PromptError)]
+    faults = [RowFault(number, None, str(error).removeprefix(f"{path}:{number}: ")) for number, error in unreadable]
     readable = [row for _, row in lines if isinstance(row, Row)]
-    unusable = [(row, fault) for row in readable if (fault := _own_settings_fault(row, reward.settings))]
-    faults += [RowFault(row.line, row.label, fault) for row, fault in unusable]
-    refused = {row.line for row, _ in unusable}
-    rows = [row for row in readable if row.line not in refused]
+    invalid = [(row, reason) for row in readable if (reason := _row_settings_fault(row, reward.settings))]
+    faults += [RowFault(row.line, row.label, reason) for row, reason in invalid]
+    invalid_lines = {row.line for row, _ in invalid}
+    rows = [row for row in readable if row.line not in invalid_lines]
     failures: list[RowFault] = []
-    with counter("gold answers") as on_done:
+    with counter("ground truths") as on_done:
         on_done(len(faults))
-        for start in range(0, len(rows), _ROWS_AT_ONCE):
-            some = rows[start : start + _ROWS_AT_ONCE]
-            for row, refusal in zip(
-                some, await _refusals([_gold(row, reward) for row in some], reward, sayings), strict=True
-            ):
+        for start in range(0, len(rows), _ROW_BATCH):
+            batch = rows[start : start + _ROW_BATCH]
+            ground_truths = [_ground_truth(row, reward) for row in batch]
+            for row, refusal in zip(batch, await _find_refusals(ground_truths, reward, answer_forms), strict=True):
                 if refusal.reason:
-                    (failures if refusal.has_failed else faults).append(RowFault(row.line, row.label, refusal.reason))
-            on_done(len(some))
-    is_reward_at_fault = len(failures) == len(rows) > 0  # then it says nothing of any row
+                    fault = RowFault(row.line, row.label, refusal.reason)
+                    (failures if refusal.has_reward_failed else faults).append(fault)
+            on_done(len(batch))
+    is_reward_at_fault = len(failures) == len(rows) > 0  # a reward that fails for all rows tells nothing about them
     faults = sorted(faults if is_reward_at_fault else [*faults, *failures], key=lambda fault: fault.line)
     unscored = failures if is_reward_at_fault else []
     notes = _container_notes(rows) if reward.grades_labels else []
     right, ok = len(lines) - len(faults) - len(unscored), not (faults or unscored)
     if as_json:
         listed = [asdict(fault) for fault in faults]
-        error = {"error": unscored[0].reason} if unscored else {}
-        report = {"ok": ok, "rows": len(lines), "right": right, "unscored": len(unscored), **error, "faults": listed}
+        failure = {"error": unscored[0].reason} if unscored else {}
+        report = {"ok": ok, "rows": len(lines), "right": right, "unscored": len(unscored), **failure, "faults": listed}
         report["notes"] = [asdict(note) for note in notes]
         print(json_line(report).decode(), end="")
         return ok
-    shown: list[tuple[int, str]] = []
-    for alike in _alike(faults, lambda fault: fault.reason):
-        if len(alike) > _FEW:
-            named = _named([fault.line for fault in alike])
-            words = f"{path}: {len(alike)} rows (lines {named}), as of the first: {alike[0].reason}"
-            shown.append((alike[0].line, words))
+    messages: list[tuple[int, str]] = []
+    for group in _group_by_reason(faults, lambda fault: fault.reason):
+        if len(group) > _MAX_LISTED:
+            numbers = _list_numbers([fault.line for fault in group])
+            text = f"{path}: {len(group)} rows (lines {numbers}); the first: {group[0].reason}"
+            messages.append((group[0].line, text))
             continue
-        labels = [json.dumps(fault.label, default=str) for fault in alike]
-        pairs = zip(alike, labels, strict=True)
-        shown += [(one.line, f"{path}:{one.line}: label {label}: {one.reason}") for one, label in pairs]
-    for _, words in sorted(shown):
-        print(printable(words))
+        for fault in group:
+            label = json.dumps(fault.label, default=str)
+            messages.append((fault.line, f"{path}:{fault.line}: label {label}: {fault.reason}"))
+    for _, text in sorted(messages):
+        print(printable(text))
     for note in notes:
-        like_it = "" if note.rows == 1 else f" ({note.rows} labels like it)"
-        print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{like_it}"))
-    for alike in _alike(unscored, lambda fault: fault.reason):
-        named = _named([fault.line for fault in alike])
-        print(printable(f"the reward failed for {len(alike)} gold answers (lines {named}): {alike[0].reason}"))
+        similar = "" if note.rows == 1 else f" ({note.rows} labels like it)"
+        print(printable(f"{path}:{note.line}: note: label {json.dumps(note.label)} {note.meaning}{similar}"))
+    for group in _group_by_reason(unscored, lambda fault: fault.reason):
+        numbers = _list_numbers([fault.line for fault in group])
+        print(printable(f"the reward failed for {len(group)} ground truths (lines {numbers}): {group[0].reason}"))
     if unscored:
         print(
-            "it failed for each of them, so that nothing is known of the rows; if it reads what only an episode has, "
-            "score a dump with strands-rollout rescore"
+            "the reward failed for every row, so no row was checked; if the reward needs facts that only a played "
+            "episode has, score a dump with: strands-rollout rescore"
         )
-    print(f"{right} of {len(lines)} gold answers are right" + (f", {len(unscored)} not scored" if unscored else ""))
+    print(f"{right} of {len(lines)} ground truths are right" + (f", {len(unscored)} not scored" if unscored else ""))
     return ok
 
 
-def _own_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
-    """Why a row's own settings fail its episode; "" if they don't. Its tools are known from a configuration alone."""
+def _row_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
+    """Return why the settings in a row would fail its episode; "" if they are valid.
+
+    Without a configuration that has tools, the row's tools are not checked.
+    """
     given, own = row.metadata, row.metadata.get(ROW_SETTINGS_KEY)
     if settings is None or (own is None and not given.get(SLIME_TOOLS_KEY)):
         return ""
@@ -332,111 +348,111 @@ def _own_settings_fault(row: Row, settings: RolloutSettings | None) -> str:
     try:
         with_row_settings(settings, given)
     except RolloutError as e:
-        return f"its own settings can't be used: {e}"
+        return f"the row's settings are invalid: {e}"
     return ""
 
 
-def _alike(items: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
-    """Items by their reasons, less what these quote of each; in the order of the first of each."""
+def _group_by_reason(items: Iterable[T], reason: Callable[[T], str]) -> list[list[T]]:
+    """Group items whose reasons differ only in quoted strings and numbers; groups are in order of their first item."""
     groups: dict[str, list[T]] = {}
     for item in items:
         groups.setdefault(_QUOTED.sub("", reason(item)), []).append(item)
     return list(groups.values())
 
 
-def _named(numbers: Sequence[int]) -> str:
-    """The first of them."""
-    return ", ".join(map(str, numbers[:_FEW])) + (", ..." if len(numbers) > _FEW else "")
+def _list_numbers(numbers: Sequence[int]) -> str:
+    """Return the first numbers, comma-separated."""
+    return ", ".join(map(str, numbers[:_MAX_LISTED])) + (", ..." if len(numbers) > _MAX_LISTED else "")
 
 
 @dataclass(frozen=True, slots=True)
 class LabelNote:
-    """Labels of one kind that look like the text of a container: how many rows have one, and the first of them."""
+    """A note on labels that look like the text of a container, such as a Python list."""
 
     kind: str
-    rows: int
-    line: int
+    rows: int  # number of rows with such a label
+    line: int  # line of the first such row
     label: str
     meaning: str
 
 
 def _container_notes(rows: Sequence[Row]) -> list[LabelNote]:
-    found = [(row, told) for row in rows if (told := container_label(row.label))]
-    counts = Counter(told.kind for _, told in found)
-    firsts = {told.kind: (row, told.meaning) for row, told in reversed(found)}
+    found = [(row, container) for row in rows if (container := container_label(row.label))]
+    counts = Counter(container.kind for _, container in found)
+    firsts = {container.kind: (row, container.meaning) for row, container in reversed(found)}
     notes = [LabelNote(kind, counts[kind], row.line, row.label, meaning) for kind, (row, meaning) in firsts.items()]
     return sorted(notes, key=lambda note: note.line)
 
 
-def _gold(row: Row, reward: RewardCall) -> GoldAnswer:
-    # this package's reward finds no answer equal to a mapping, or to lists in lists in lists
+def _ground_truth(row: Row, reward: RewardCall) -> GroundTruth:
+    # no texts for labels that this package's reward never finds equal: mappings, and lists in lists in lists
     texts: tuple[str, ...] = ()
     if not (reward.is_own and isinstance(row.label, Mapping)):
         with suppress(ValueError):
             texts = label_texts(row.label)
-    return GoldAnswer(row.prompt, row.label, texts, row.metadata)
+    return GroundTruth(row.prompt, row.label, texts, row.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """One sample of a dump with the numbers of its old and its new reward, as far as it has them.
+    """A sample of a dump with the numbers of its old and new reward; None if there is none.
 
     A sample without a new number was not scored: it was aborted, or `error` says why.
     """
 
-    number: int  # its place in the dump, from 0
+    number: int  # index in the dump, from 0
     index: Json
     status: Json
     label: Json
-    ending: str  # of the response
+    ending: str  # the end of the response
     old: float | None
     new: float | None = None
     error: str | None = None
 
     @property
     def is_changed(self) -> bool:
-        """Whether both rewards have a number, and another."""
-        return self.old is not None and self.new is not None and abs(self.new - self.old) > _EQUAL_WITHIN
+        """Whether both rewards have a number, and the numbers differ."""
+        return self.old is not None and self.new is not None and abs(self.new - self.old) > _TOLERANCE
 
 
 async def rescore(path: Path, reward: RewardCall) -> AsyncIterator[tuple[DumpRecord, Rescored]]:
-    """Score the samples of a dump again, in order; each record has the new reward, the old one where there is none.
+    """Yield the samples of a dump, in order, with the new reward; a sample that can't be scored keeps its old one.
 
-    The reward is given each sample as slime gives it, with no reward of its own. Aborted samples keep what they have,
-    as in slime.
+    The reward receives each sample as from slime, without a reward. Aborted samples are not scored, as in slime.
     """
     number = 0
     for records in _batches(read_dump(path)):
-        # copies: what a reward does to a sample is not to be in the new dump
+        # copies, because a reward may change its sample, which must not reach the new dump
         samples = {
-            at: replace(record, values=copy.deepcopy({**record.values, "reward": None})).to_sample()
-            for at, record in enumerate(records)
-            if record.values.get("status") not in _UNSCORED
+            i: replace(record, values=copy.deepcopy({**record.values, "reward": None})).to_sample()
+            for i, record in enumerate(records)
+            if record.values.get("status") not in _UNSCORED_STATUSES
         }
-        answers = dict(zip(samples, await reward.rewards(list(samples.values())), strict=True))
-        for at, record in enumerate(records):
+        rewards = dict(zip(samples, await reward.rewards(list(samples.values())), strict=True))
+        for i, record in enumerate(records):
             index, status, label = (record.values.get(name) for name in ("index", "status", "label"))
             ending = " ".join(str(record.values.get("response"))[-200:].split())[-_TEXT_WIDTH:]
-            told = reward_details(record.to_sample())  # a reward that had failed is no number to compare with
-            old = None if told.get("method") in FAILED_METHODS else reward.number(record.values.get("reward"))
-            unscored = Rescored(number + at, index, status, label, ending, old)
-            yield _scored(record, unscored, answers[at], reward) if at in answers else (record, unscored)
+            details = reward_details(record.to_sample())
+            has_failed = details.get("method") in FAILED_METHODS  # then its number must not be compared
+            old = None if has_failed else reward.number(record.values.get("reward"))
+            unscored = Rescored(number + i, index, status, label, ending, old)
+            yield _scored(record, unscored, rewards[i], reward) if i in rewards else (record, unscored)
         number += len(records)
     if not number:
-        raise DumpError(f"{path} holds no sample; expected one or more")
+        raise DumpError(f"{path} has no samples; expected at least one")
 
 
 def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
-    """Some at a time; neighbours of a group, and a fan-out's siblings, which have one rollout, stay together."""
+    """Yield batches of at least 200 records that do not split consecutive records of a group or a fan-out."""
 
     def group_of(record: DumpRecord) -> tuple[str, Json]:
-        named = ((key, record.values.get(key)) for key in ("group_index", "rollout_id"))
-        return next((one for one in named if one[1] is not None), ("alone", record.where))
+        keys = ((key, record.values.get(key)) for key in ("group_index", "rollout_id"))
+        return next((pair for pair in keys if pair[1] is not None), ("alone", record.where))
 
     batch: list[DumpRecord] = []
     for _, group in groupby(records, key=group_of):
         batch += group
-        if len(batch) >= _SAMPLES_AT_ONCE:
+        if len(batch) >= _SAMPLE_BATCH:
             yield batch
             batch = []
     if batch:
@@ -444,6 +460,7 @@ def _batches(records: Iterable[DumpRecord]) -> Iterator[list[DumpRecord]]:
 
 
 def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: RewardCall) -> tuple[DumpRecord, Rescored]:
+    """Return the record with its new reward and the result; with the old reward if the new one can't be used."""
     if isinstance(answer, Exception):
         return record, replace(unscored, error=f"{type(answer).__name__}: {answer}")
     if reward.is_own and isinstance(answer, Mapping) and answer["method"] in FAILED_METHODS:
@@ -456,20 +473,21 @@ def _scored(record: DumpRecord, unscored: Rescored, answer: object, reward: Rewa
 
 
 def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
-    """What another reward changed in a dump.
+    """Return counts and means of a rescored dump.
 
-    `failed` are the samples for which it raised, or gave no number; from `compared` on all is of those with an old and
-    a new number. The correlation is Pearson's, None where there are fewer than two, or either are all alike.
+    `failed` counts the samples for which the reward raised or gave no number. `compared` and all keys after it are
+    about the samples with an old and a new number. The correlation is Pearson's; None for fewer than two samples, or if
+    all old or all new numbers are equal.
     """
-    pairs = [(one.old, one.new) for one in found if one.old is not None and one.new is not None]
+    pairs = [(sample.old, sample.new) for sample in found if sample.old is not None and sample.new is not None]
     old, new = ([pair[side] for pair in pairs] for side in (0, 1))
-    changed = [one for one in found if one.is_changed]
-    raised = sum((one.new or 0.0) > (one.old or 0.0) for one in changed)
+    changed = [sample for sample in found if sample.is_changed]
+    raised = sum((sample.new or 0.0) > (sample.old or 0.0) for sample in changed)
     varies = len(pairs) > 1 and np.ptp(old) > 0 and np.ptp(new) > 0
     return {
         "samples": len(found),
-        "scored": sum(one.new is not None for one in found),
-        "failed": sum(one.error is not None for one in found),
+        "scored": sum(sample.new is not None for sample in found),
+        "failed": sum(sample.error is not None for sample in found),
         "compared": len(pairs),
         "changed": len(changed),
         "raised": raised,
@@ -483,19 +501,19 @@ def totals_of(found: Sequence[Rescored]) -> dict[str, int | float | None]:
 async def run_rescore(
     dump: Path, reward: RewardCall, *, out: Path | None = None, show: int = 50, as_json: bool = False
 ) -> bool:
-    """Score, write a new dump where asked, and show what changed; whether all samples could be scored."""
+    """Rescore a dump, write a new dump to `out`, and print what changed; return whether all samples were scored."""
     found: list[Rescored] = []
     with nullcontext() if out is None else DumpWriter(out) as writer, counter("samples") as on_done:
-        async for record, one in rescore(dump, reward):
+        async for record, rescored in rescore(dump, reward):
             if writer is not None:
                 writer.write(record)
-            found.append(one)
+            found.append(rescored)
             on_done(1)
     totals = totals_of(found)
     if as_json:
-        for one in found:
-            facts = {name: getattr(one, name) for name in ("number", "index", "old", "new", "error")}
-            print(json_line({**facts, "changed": one.is_changed}).decode(), end="")
+        for rescored in found:
+            facts = {name: getattr(rescored, name) for name in ("number", "index", "old", "new", "error")}
+            print(json_line({**facts, "changed": rescored.is_changed}).decode(), end="")
         print(json_line(totals).decode(), end="")
     else:
         _show(make_console(), found, totals, show)
@@ -503,23 +521,26 @@ async def run_rescore(
 
 
 def _show(console: Console, found: Sequence[Rescored], totals: Mapping[str, int | float | None], show: int) -> None:
-    changed = [one for one in found if one.is_changed]
+    changed = [sample for sample in found if sample.is_changed]
     if changed and show:
         table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for name in ("sample", "index", "status", "label", "old", "new", "the response ends"):
             table.add_column(name, justify="right" if name in ("sample", "index", "old", "new") else "left")
-        for one in changed[:show]:
-            label = shorten(str(one.label), 16, placeholder="...")
-            cells = (one.number, one.index, one.status, label, f"{one.old:g}", f"{one.new:g}", one.ending)
-            table.add_row(*(Text(printable(str(cell))) for cell in cells))  # the width counts what is shown
+        for sample in changed[:show]:
+            label = shorten(str(sample.label), 16, placeholder="...")
+            old, new = f"{sample.old:g}", f"{sample.new:g}"
+            cells = (sample.number, sample.index, sample.status, label, old, new, sample.ending)
+            table.add_row(*(Text(printable(str(cell))) for cell in cells))  # escaped first, so that the widths fit
         console.print(table)
-    for alike in _alike((one for one in found if one.error), lambda one: str(one.error))[:show]:
-        many = f"{len(alike)} samples ({_named([one.number for one in alike])})"
-        name = f"sample {alike[0].number}" if len(alike) == 1 else many
-        console.print(Text(f"{name} could not be scored: {alike[0].error}", style="red"), soft_wrap=True)
-    words = "{scored} of {samples} samples scored, {failed} failed"
+    for group in _group_by_reason((sample for sample in found if sample.error), lambda sample: str(sample.error))[
+        :show
+    ]:
+        several = f"{len(group)} samples ({_list_numbers([sample.number for sample in group])})"
+        name = f"sample {group[0].number}" if len(group) == 1 else several
+        console.print(Text(f"{name} could not be scored: {group[0].error}", style="red"), soft_wrap=True)
+    summary = "{scored} of {samples} samples scored, {failed} failed"
     if totals["compared"]:
-        words += "; of {compared} with an old reward {changed} changed ({raised} up, {lowered} down), "
-        words += "mean {old_mean:.4g} -> {new_mean:.4g}, correlation "
-        words += "none: one of them never varies" if totals["correlation"] is None else "{correlation:.3f}"
-    console.print(Text(words.format(**totals)), soft_wrap=True)
+        summary += "; {changed} of {compared} with an old reward changed ({raised} up, {lowered} down), "
+        summary += "mean {old_mean:.4g} -> {new_mean:.4g}, correlation "
+        summary += "undefined: one of them is constant" if totals["correlation"] is None else "{correlation:.3f}"
+    console.print(Text(summary.format(**totals)), soft_wrap=True)

@@ -19,7 +19,7 @@ import orjson
 import yaml
 
 from strands_rollout import diagnostics
-from strands_rollout.diagnostics import Finding, Question, error, good, missing, skipped, warning
+from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, missing, skipped, warning
 from strands_rollout.errors import ConfigError, PromptError, RolloutError, SandboxError
 from strands_rollout.files.json_files import MAX_JSON_BYTES
 from strands_rollout.files.safe_files import read_regular
@@ -48,11 +48,11 @@ _PREPARE_ANY: Final = 'make it one JSON object a line: {"prompt": [{"role": "use
 _NOT_RENDERED: Final = "leave --apply-chat-template off, and prepare the data as chats or plain text"
 
 
-def check_model(question: Question) -> Iterator[Finding]:
+def check_model(options: DoctorOptions) -> Iterator[Finding]:
     """Whether the model has its config and all its weights."""
-    folder, prepare = question.model, question.prepare_model
+    folder, prepare = options.model, options.prepare_model
     if not folder.is_dir():
-        yield missing("model", f"{folder} is not there: a run starts from it", prepare, needed=question.training)
+        yield missing("model", f"{folder} is not there: a run starts from it", prepare, needed=options.training)
         return
     try:
         config = orjson.loads(read_regular(folder / "config.json", MAX_JSON_BYTES))
@@ -72,11 +72,11 @@ def check_model(question: Question) -> Iterator[Finding]:
     yield good("model", f"{folder}: {kind or 'a model'}, {len(weights)} files of weights, {size_gb:.1f} GB")
 
 
-def check_converted_model(question: Question) -> Iterator[Finding]:
+def check_converted_model(options: DoctorOptions) -> Iterator[Finding]:
     """Whether the converted model is whole, as far as its tracker file tells."""
-    folder, name, prepare = question.converted_model, "converted model", question.prepare_model
+    folder, name, prepare = options.converted_model, "converted model", options.prepare_model
     if not folder.is_dir():
-        yield missing(name, f"{folder} is not there: Megatron loads it", prepare, needed=question.training)
+        yield missing(name, f"{folder} is not there: Megatron loads it", prepare, needed=options.training)
         return
     tracker = folder / _TRACKER
     iteration = tracker.read_text().strip() if tracker.is_file() else ""
@@ -88,12 +88,12 @@ def check_converted_model(question: Question) -> Iterator[Finding]:
         yield error(name, found, prepare)
 
 
-def check_tokenizer(question: Question) -> Iterator[Finding]:
+def check_tokenizer(options: DoctorOptions) -> Iterator[Finding]:
     """Whether the tokenizer loads, fits the model, and its chat template keeps the rules of `check-template`."""
     from strands_rollout.diagnostics.template_check import check_template, load_tokenizer_folder, read_object
 
-    folder = question.tokenizer_dir
-    fetch = f"fetch the tokenizer again: {question.prepare_model}; or name another folder with --tokenizer"
+    folder = options.tokenizer_dir
+    fetch = f"fetch the tokenizer again: {options.prepare_model}; or name another folder with --tokenizer"
     try:
         tokenizer = load_tokenizer_folder(folder)
     except ConfigError as e:
@@ -104,7 +104,7 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
     if isinstance(rows, int) and size > rows:  # an id for which the model has no row kills a server
         found = f"{folder}: the tokenizer has {size} tokens, config.json's model {rows}: they are of two models"
         yield error("vocabulary", found, fetch)
-    parser = _settings(question).tool_parser
+    parser = _settings(options).tool_parser
     rules = {rule.name: rule for rule in check_template(str(folder), tokenizer, tool_parser=parser)}
     faults = [replace(rule, name=f"chat template: {name}") for name, rule in rules.items() if rule.remedy is not None]
     if not faults:
@@ -113,22 +113,22 @@ def check_tokenizer(question: Question) -> Iterator[Finding]:
     yield from faults
 
 
-def _settings(question: Question) -> RolloutSettings:
+def _settings(options: DoctorOptions) -> RolloutSettings:
     """As configured, else with any parser."""
     with contextlib.suppress(ConfigError):  # which is `check_config`'s finding
-        if question.config_file or question.changes:
-            return read_config_file(question.config_file, question.changes)
+        if options.config_file or options.changes:
+            return read_config_file(options.config_file, options.changes)
     return RolloutSettings(tool_parser="auto")
 
 
-def check_config(question: Question) -> Iterator[Finding]:
+def check_config(options: DoctorOptions) -> Iterator[Finding]:
     """Whether the YAML for slime's --custom-config-path is right, and what it names can be loaded."""
-    path = question.config_file
-    if path is None and not question.changes:
+    path = options.config_file
+    if path is None and not options.changes:
         yield skipped("config", "no --config, and no configs/math_code.yaml here: the defaults hold")
         return
     try:
-        settings = read_config_file(path, question.changes)
+        settings = read_config_file(path, options.changes)
     except ConfigError as e:
         yield error("config", str(e), "correct it; all settings with their meaning: strands-rollout config")
         return
@@ -178,22 +178,22 @@ def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Findin
         yield good("config: names", f"tools {tools} and all else that the settings name can be loaded")
 
 
-def check_data(question: Question) -> Iterator[Finding]:
+def check_data(options: DoctorOptions) -> Iterator[Finding]:
     """Each data file that is named; else those that the scripts use, which may be missing."""
-    if question.data:
-        for path in question.data:
-            yield from _check_file(path, question, needed=True)
+    if options.data:
+        for path in options.data:
+            yield from _check_file(path, options, needed=True)
         return
-    if config := question.named("EVAL_CONFIG"):
+    if config := options.path_in_env("EVAL_CONFIG"):
         yield _check_eval_config(config)
-    sets = "" if config else question.env.get("EVAL_SETS") or "aime-2024"
-    evaluated = [question.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
-    for path in (question.named("PROMPT_DATA") or question.data_dir / "dapo-math-17k.jsonl", *evaluated):
-        yield from _check_file(path, question, needed=question.training)
+    sets = "" if config else options.env.get("EVAL_SETS") or "aime-2024"
+    evaluated = [options.data_dir / f"{name}.jsonl" for name in sets.split(",") if name]
+    for path in (options.path_in_env("PROMPT_DATA") or options.data_dir / "dapo-math-17k.jsonl", *evaluated):
+        yield from _check_file(path, options, needed=options.training)
     # what scripts/eval_aime.sh needs besides, and a training run does not
-    further = question.data_dir / "aime-2025.jsonl"
+    further = options.data_dir / "aime-2025.jsonl"
     if further not in evaluated:
-        yield from _check_file(further, question, needed=False)
+        yield from _check_file(further, options, needed=False)
 
 
 def _check_eval_config(path: Path) -> Finding:
@@ -207,7 +207,7 @@ def _check_eval_config(path: Path) -> Finding:
     return good("eval config", f"{path}: {', '.join(one.name for one in sets)}, each with its data")
 
 
-def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Finding]:
+def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator[Finding]:
     """Whether the first rows of a file can be trained on."""
     from strands_rollout.diagnostics.template_check import load_tokenizer_folder
     from strands_rollout.grading import container_label
@@ -219,10 +219,10 @@ def _check_file(path: Path, question: Question, *, needed: bool) -> Iterator[Fin
         yield missing(name, f"{path} is not there", prepare, needed=needed)
         return
     try:
-        template = ChatTemplate(load_tokenizer_folder(question.tokenizer_dir))
+        template = ChatTemplate(load_tokenizer_folder(options.tokenizer_dir))
     except RolloutError:  # which is another check's finding
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
-    settings = _settings(question)
+    settings = _settings(options)
     try:
         rows = list(islice(each_row(path, needs_label=settings.needs_labels), _ROWS))
     except PromptError as e:

@@ -21,7 +21,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from strands_rollout import diagnostics
-from strands_rollout.diagnostics import Finding, Question, error, good, missing, warning
+from strands_rollout.diagnostics import DoctorOptions, Finding, error, good, missing, warning
 from strands_rollout.files.json_codec import Json
 
 TESTED_COMMIT: Final = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
@@ -31,7 +31,7 @@ _SETTINGS: Final = {
     "episode_workers": 0,
     "executor": {"name": "local", "isolation": "rlimits"},
 }
-_LIMIT_S: Final = 50.0
+_TIMEOUT_S: Final = 50.0
 _NEEDED: Final = ("train.py", "scripts/models/qwen3-8B.sh", "slime/rollout/sglang_rollout.py", "slime/utils/types.py")
 _GIT_S: Final = 5.0
 _CLONE: Final = (
@@ -55,11 +55,11 @@ _REMEDY: Final = (
 
 
 def check_slime(
-    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec
+    options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
     """Which `slime` would be imported, and which checkout would be run."""
     packages = diagnostics.package_folders("slime", find_package)
-    folder = _checkout(question, find_package)
+    folder = _checkout(options, find_package)
     if packages and not any(map(_is_slime, packages)):
         found = (
             f"the importable slime at {packages[0]} is not THUDM's: it has no slime.utils.types.Sample. The slime of "
@@ -68,7 +68,7 @@ def check_slime(
         yield error("slime package", found, f"pip uninstall slime; then {_CLONE}")
     elif folder is None:
         found = "no slime here: training needs it; the demo and an evaluation against a server do not"
-        yield missing("slime", found, _CLONE, needed=question.training)
+        yield missing("slime", found, _CLONE, needed=options.training)
     if folder is None:
         return
     lacks = [name for name in _NEEDED if not (folder / name).is_file()]
@@ -78,16 +78,16 @@ def check_slime(
     version = re.search(r"""\bversion=["']([^"']+)["']""", _text(folder / "setup.py"))
     # a checkout that another user owns, as in a container, is refused by git unless it is called safe
     git = ("git", "-c", "safe.directory=*", "-C", str(folder), "rev-parse", "HEAD")
-    answer = diagnostics.run_program(*git, env=question.env, limit_s=_GIT_S) if (folder / ".git").exists() else None
+    answer = diagnostics.run_program(*git, env=options.env, timeout_s=_GIT_S) if (folder / ".git").exists() else None
     commit = answer.stdout[:8] if answer is not None and answer.exit_code == 0 else "not known"
     yield good("slime", f"slime {version[1] if version else 'of no known version'} at {folder}, commit {commit}")
 
 
 def check_megatron(
-    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec
+    options: DoctorOptions, find_package: diagnostics.FindPackage = importlib.util.find_spec
 ) -> Iterator[Finding]:
     """Where Megatron-LM is: as named, else beside slime's checkout as the scripts look for it, else importable."""
-    named, slime = question.megatron_dir or question.named("MEGATRON_DIR"), _checkout(question, find_package)
+    named, slime = options.megatron_dir or options.path_in_env("MEGATRON_DIR"), _checkout(options, find_package)
     importable = (package.parent for package in diagnostics.package_folders("megatron", find_package))
     beside = [slime.absolute().parent / "Megatron-LM"] if slime else []
     folders = [named] if named else [*beside, *importable]
@@ -100,13 +100,13 @@ def check_megatron(
     )
     here = f"{named} has no megatron/core" if named else "no Megatron-LM here"
     needed_for = f"{here}: training and the conversion of checkpoints need it"
-    yield missing("megatron", needed_for, remedy, needed=bool(named) or question.training)
+    yield missing("megatron", needed_for, remedy, needed=bool(named) or options.training)
 
 
-def _checkout(question: Question, find_package: diagnostics.FindPackage) -> Path | None:
+def _checkout(options: DoctorOptions, find_package: diagnostics.FindPackage) -> Path | None:
     """The folder of slime that is named, else that of the importable slime."""
     packages = filter(_is_slime, diagnostics.package_folders("slime", find_package))
-    named = question.slime_dir or question.named("SLIME_DIR")
+    named = options.slime_dir or options.path_in_env("SLIME_DIR")
     return named or next((package.parent for package in packages), None)
 
 
@@ -120,17 +120,19 @@ def _text(file: Path) -> str:
 
 
 def check_slime_episode(
-    question: Question, find_package: diagnostics.FindPackage = importlib.util.find_spec, limit_s: float = _LIMIT_S
+    options: DoctorOptions,
+    find_package: diagnostics.FindPackage = importlib.util.find_spec,
+    timeout_s: float = _TIMEOUT_S,
 ) -> Iterator[Finding]:
     """Whether an episode comes back finished from slime's loop; finds nothing where there is no checkout of slime."""
-    checkout = _checkout(question, find_package)
+    checkout = _checkout(options, find_package)
     if checkout is None or not _is_slime(checkout / "slime"):
         return
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), question.env.get("PYTHONPATH")]))
-    env = {**question.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    answer = diagnostics.run_program(sys.executable, "-m", __name__, str(checkout), env=env, limit_s=limit_s)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), options.env.get("PYTHONPATH")]))
+    env = {**options.env, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    answer = diagnostics.run_program(sys.executable, "-m", __name__, str(checkout), env=env, timeout_s=timeout_s)
     if answer is None or answer.exit_code is None:
-        yield error(_NAME, f"no episode came back from slime's loop within {limit_s:g} s", _REMEDY)
+        yield error(_NAME, f"no episode came back from slime's loop within {timeout_s:g} s", _REMEDY)
         return
     try:
         episode = json.loads(answer.stdout.splitlines()[-1])
@@ -138,7 +140,7 @@ def check_slime_episode(
         fault = (answer.stderr.splitlines() or [answer.printed])[-1]
         yield error(_NAME, f"slime's loop could not be run: {fault}", _REMEDY)
     else:
-        yield _judge(episode, training=question.training)
+        yield _judge(episode, training=options.training)
 
 
 def _judge(episode: Json, *, training: bool) -> Finding:

@@ -111,7 +111,7 @@ def recorded_tokenizer(path: Path) -> Path:
     """The folder of the tokenizer that a dump's first samples name; ConfigError where there is none on this machine."""
     first = list(islice(read_dump(path), _FIRST))
     if not first:
-        raise DumpError(f"{path} holds no sample; expected one or more")
+        raise DumpError(f"{path} has no samples; expected at least one")
     found = next((record.tokenizer for record in first if record.tokenizer), None)
     if found is not None and (folder := found.folder):
         return folder

@@ -31,24 +31,29 @@ def checked_url(given: str | list[str] | None) -> str | list[str] | None:
 
 BaseUrl: TypeAlias = Annotated[
     str | None,
-    Option(help="An SGLang server or router; default: the embedded engine is started.", callback=checked_url),
+    Option(help="URL of an SGLang server or router. Default: start the embedded engine.", callback=checked_url),
 ]
 Model: TypeAlias = Annotated[
     Path | None,
     Option(
-        "--model", help="What the embedded engine serves; default: the shipped model.", exists=True, file_okay=False
+        "--model",
+        help="Folder of the model that the embedded engine serves. Default: the shipped model.",
+        exists=True,
+        file_okay=False,
     ),
 ]
 Tokenizer: TypeAlias = Annotated[
     Path | None,
     Option(
         "--tokenizer",
-        help="The served model's tokenizer; default: as the server names it.",
+        help="Folder of the served model's tokenizer. Default: the tokenizer that the server reports.",
         exists=True,
         file_okay=False,
     ),
 ]
-DATA_HELP: Final = "JSONL, JSON, CSV or Parquet, or OWNER/NAME[:CONFIG][@SPLIT] of the hub, with prompt and label"
+DATA_HELP: Final = (
+    "Prompts and labels: a JSONL, JSON, CSV or Parquet file, or OWNER/NAME[:CONFIG][@SPLIT] on the Hugging Face Hub"
+)
 
 
 def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
@@ -61,16 +66,16 @@ def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
     return given
 
 
-InputKey: TypeAlias = Annotated[str, Option(help="Where a row has its prompt; a.b is key b of a.")]
+InputKey: TypeAlias = Annotated[str, Option(help="Key of the prompt in a row; a.b is key b of a.")]
 LabelKey: TypeAlias = Annotated[
     str | None,
-    Option(help="Where a row has its label; default: label, which a row may lack where a reward of your own scores."),
+    Option(help="Key of the label in a row. Default: label, which is optional with --reward."),
 ]
 RewardPath: TypeAlias = Annotated[
     str | None,
     Option(
         "--reward",
-        help="Your own reward by dotted path: score(response, label), score(sample), or slime's reward(args, sample).",
+        help="Dotted path of your reward: score(response, label), score(sample), or slime's reward(args, sample).",
     ),
 ]
 
@@ -82,10 +87,11 @@ def all_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
 
 Changes: TypeAlias = Annotated[
     list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="A setting in place of --config's; may be given more than once."),
+    Option("--set", metavar="KEY=VALUE", help="Override a setting of the settings file; may be repeated."),
 ]
 Workers: TypeAlias = Annotated[
-    int, Option(help="Processes that play the episodes, on a Ray that is started for them; 0: this one.", min=0)
+    int,
+    Option(help="Number of processes that play episodes, on a local Ray; 0 plays them in this process.", min=0),
 ]
 JsonOnly: TypeAlias = Annotated[bool, Option("--json", help="Print only the line of JSON on stdout.")]
 
@@ -114,17 +120,17 @@ class DemoOptions:
     tokenizer_dir: Tokenizer
     data: Annotated[
         Path | None,
-        Option(help=f"{DATA_HELP}; default: the shipped problems.", dir_okay=False, callback=existing_data),
+        Option(help=f"{DATA_HELP}. Default: the shipped problems.", dir_okay=False, callback=existing_data),
     ]
-    samples: Annotated[int, Option(help="Episodes to run.", min=1)] = 32
-    concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 16
+    samples: Annotated[int, Option(help="Number of episodes.", min=1)] = 32
+    concurrency: Annotated[int, Option(help="Maximum episodes at once.", min=1)] = 16
     temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
-    max_new_tokens: Annotated[int, Option(help="Tokens of a whole response, tool results included.", min=1)] = 1024
+    max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 1024
     seed: Annotated[
         int | None,
-        Option(help="Sampling seed of the first episode; the next one's is one more. Default: a random one.", min=0),
+        Option(help="Seed of the first episode; each further episode adds 1. Default: random.", min=0),
     ] = None
-    dump_dir: Annotated[Path, Option("--dump", help="Folder of the samples that are written.", file_okay=False)] = Path(
+    dump_dir: Annotated[Path, Option("--dump", help="Folder to write the samples to.", file_okay=False)] = Path(
         "demo_dump"
     )
     json_only: JsonOnly = False
@@ -138,7 +144,7 @@ class TryOptions:
     data: Annotated[
         Path | None,
         Option(
-            help=f"{DATA_HELP}; default: train.jsonl beside the configuration, else the shipped problems.",
+            help=f"{DATA_HELP}. Default: train.jsonl beside CONFIG if it exists, else the shipped problems.",
             dir_okay=False,
             callback=existing_data,
         ),
@@ -146,7 +152,7 @@ class TryOptions:
     input_key: InputKey = "prompt"
     label_key: LabelKey = None
     reward: RewardPath = None
-    row: Annotated[int, Option(help="Which row of it, from 0.", min=0, metavar="N")] = 0
+    row: Annotated[int, Option(help="Index of the row in --data, from 0.", min=0, metavar="N")] = 0
     script: Annotated[
         Path | None,
         Option(help="The policy's turns, written down as a YAML list.", exists=True, dir_okay=False, metavar="FILE"),
@@ -154,23 +160,26 @@ class TryOptions:
     you: Annotated[bool, Option("--you", help="You type the policy's turns; tools really run.")] = False
     api_base: Annotated[
         str | None,
-        Option(help="An OpenAI-compatible API as the policy, such as https://host/v1; its key is OPENAI_API_KEY."),
+        Option(
+            help="URL of an OpenAI-compatible API that plays the policy, such as https://host/v1; reads OPENAI_API_KEY."
+        ),
     ] = None
-    api_model: Annotated[str | None, Option(help="The API's model.")] = None
+    api_model: Annotated[str | None, Option(help="Name of the model at --api-base.")] = None
     base_url: BaseUrl = None
     model_dir: Model = None
     tokenizer_dir: Annotated[
         Path | None,
         Option(
             "--tokenizer",
-            help="Default: as the server names it; without a server the shipped model's.",
+            help="Folder of the policy's tokenizer. Default: the one that the server reports, else the shipped "
+            "model's.",
             exists=True,
             file_okay=False,
         ),
     ] = None
-    temperature: Annotated[float, Option(help="Sampling temperature of a model.", min=0.0)] = 1.0
-    seed: Annotated[int | None, Option(help="Sampling seed of a model.")] = None
-    tokens: Annotated[bool, Option("--tokens", help="Also show the sample token for token.")] = False
+    temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
+    seed: Annotated[int | None, Option(help="Sampling seed.")] = None
+    tokens: Annotated[bool, Option("--tokens", help="Print the sample's tokens too.")] = False
     changes: Changes = None
 
 
@@ -184,18 +193,24 @@ class Sampling:
 
     samples: Annotated[
         int,
-        Option("--samples-per-problem", help="Episodes of each problem; default: 16, on the embedded engine 4.", min=1),
+        Option(
+            "--samples-per-problem",
+            help="Number of episodes per problem. Default: 16, or 4 on the embedded engine.",
+            min=1,
+        ),
     ]
     max_new_tokens: Annotated[
         int,
         Option(
-            help="Tokens of a whole response, tool results included; default: 16384, on the embedded engine 1024.",
+            help="Maximum tokens of a response, tool results included. Default: 16384, or 1024 on the embedded engine.",
             min=1,
         ),
     ]
     temperature: Annotated[float, Option(help="Sampling temperature.", min=0.0)] = 1.0
-    top_p: Annotated[float, Option(help="Share of the probability that is kept, above 0.", max=1.0)] = 1.0
-    top_k: Annotated[int, Option(help="Tokens that are kept; -1 for all.", min=-1)] = -1
+    top_p: Annotated[
+        float, Option(help="Sample from the most likely tokens with this total probability, above 0.", max=1.0)
+    ] = 1.0
+    top_k: Annotated[int, Option(help="Sample from this many most likely tokens; -1 for all.", min=-1)] = -1
     further: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -212,8 +227,7 @@ class EvalOptions:
     data: Annotated[
         list[Path],
         Option(
-            help=f"{DATA_HELP}; may be given more than once. Default: on the embedded engine 16 of the shipped "
-            "problems.",
+            help=f"{DATA_HELP}; may be repeated. Default on the embedded engine: 16 shipped problems.",
             dir_okay=False,
             callback=existing_data,
         ),
@@ -224,7 +238,7 @@ class EvalOptions:
     eval_config: Annotated[
         Path | None,
         Option(
-            help="slime's --eval-config YAML in place of --data; what it sets counts, the options are for the rest.",
+            help="slime's --eval-config YAML, instead of --data; its values take precedence over options.",
             exists=True,
             dir_okay=False,
         ),
@@ -234,45 +248,44 @@ class EvalOptions:
     tokenizer_dir: Tokenizer = None
     config: Annotated[
         Path | None,
-        Option(
-            help="slime's --custom-config-path YAML, with settings under strands_rollout:.", exists=True, dir_okay=False
-        ),
+        Option(help="Settings file, as for slime's --custom-config-path.", exists=True, dir_okay=False),
     ] = None
     changes: Changes = None
     sampling: Sampling
-    concurrency: Annotated[int, Option(help="Episodes at once; default: 64, on the embedded engine 16.", min=1)]
+    concurrency: Annotated[
+        int, Option(help="Maximum episodes at once. Default: 64, or 16 on the embedded engine.", min=1)
+    ]
     workers: Workers = 0
     max_context_tokens: Annotated[
         int | None,
         Option(
-            "--max-context-length", help="Tokens of an episode, prompt included; default: the engine's limit.", min=1
+            "--max-context-length",
+            help="Maximum tokens of prompt plus response. Default: the engine's limit.",
+            min=1,
         ),
     ] = None
-    seed: Annotated[int | None, Option(help="Gives each sample a sampling seed of its own.")] = None
-    limit: Annotated[int | None, Option(help="Problems of each data set; default: all.", min=1)] = None
+    seed: Annotated[int | None, Option(help="Seed from which each sample's sampling seed is derived.")] = None
+    limit: Annotated[int | None, Option(help="Maximum problems per data set. Default: all.", min=1)] = None
     ks: Sequence[int] | None = None
     out: Annotated[
         Path,
         Option(
-            help="The run's folder; a run that was cut is resumed; default: a new one in eval_results/.",
+            help="Folder of the run; an interrupted run is resumed. Default: a new folder in eval_results/.",
             file_okay=False,
         ),
     ]
     audits: Annotated[
         bool,
-        Option(
-            "--audit", help="Check each sample as the demo does; a proxy then reads every request, which costs CPU."
-        ),
+        Option("--audit", help="Check every token of each sample against the engine's traffic; costs CPU."),
     ] = False
     keeps_tokens: Annotated[
-        bool, Option("--save-tokens", help="Write whole samples, with tokens, mask and logprobs.")
+        bool, Option("--save-tokens", help="Save each sample's tokens, loss mask and logprobs too.")
     ] = False
     json_only: JsonOnly = False
 
 
 LossMean: TypeAlias = Literal["sample", "token"]
 Decay: TypeAlias = Literal["linear", "constant"]
-_SHIPPED: Final = "the shipped one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,21 +307,23 @@ class UpdateSettings:
         max_grad_norm: Gradients are scaled down to this norm.
     """
 
-    learning_rate: Annotated[float, Option(help="AdamW's, where it decays at the first step.", min=0)] = 2e-4
-    decay: Annotated[Decay, Option("--lr-decay", help="constant, or linear, to 0 after the last step.")] = "constant"
-    updates: Annotated[int, Option(help="Optimizer steps per step.", min=1)] = 4
-    clip_low: Annotated[float, Option(help="slime's --eps-clip.", min=0)] = 0.2
-    clip_high: Annotated[float, Option(help="slime's --eps-clip-high.", min=0)] = 0.28
+    learning_rate: Annotated[float, Option(help="Learning rate of AdamW at the first step.", min=0)] = 2e-4
+    decay: Annotated[
+        Decay, Option("--lr-decay", help="Learning rate schedule; linear reaches 0 after the last step.")
+    ] = "constant"
+    updates: Annotated[int, Option(help="Number of optimizer steps per training step.", min=1)] = 4
+    clip_low: Annotated[float, Option(help="Lower clip range, slime's --eps-clip.", min=0)] = 0.2
+    clip_high: Annotated[float, Option(help="Upper clip range, slime's --eps-clip-high.", min=0)] = 0.28
     mean: Annotated[
         LossMean,
-        Option("--loss-mean", help="sample: mean of samples' means, as slime; token: mean over all trained tokens."),
+        Option("--loss-mean", help="Average the loss over each sample, then over samples, as slime; or over tokens."),
     ] = "sample"
     tis_clip: Annotated[
         float | None,
-        Option(help="Truncated importance sampling with this bound; default: none, the rollout's logprobs count."),
+        Option(help="Upper bound of truncated importance sampling. Default: off, ratios use the rollout's logprobs."),
     ] = None
-    kl: Annotated[float, Option(help="Weight of the KL divergence to the first weights.", min=0)] = 0.0
-    entropy: Annotated[float, Option(help="Weight of an entropy bonus.", min=0)] = 0.0
+    kl: Annotated[float, Option(help="Weight of the KL divergence from the initial weights.", min=0)] = 0.0
+    entropy: Annotated[float, Option(help="Weight of the entropy bonus.", min=0)] = 0.0
     temperature: float = 1.0
     max_grad_norm: float = 1.0
 
@@ -341,73 +356,84 @@ class TrainOptions:
         checks: Whether a run stops at that, or at a sample that slime would not take.
     """
 
-    steps: Annotated[int, Option(help="Batches of rollouts to train on.", min=1)] = 30
-    seed: Annotated[
-        int, Option(help="Decides the order of prompts, and all sampling on an engine that heeds seeds.")
-    ] = 0
+    steps: Annotated[int, Option(help="Number of training steps, each with a batch of rollouts.", min=1)] = 30
+    seed: Annotated[int, Option(help="Seed of the prompt order, and of sampling on an engine that uses seeds.")] = 0
     out: Annotated[
         Path,
         Option(
-            help="The run's folder, resumed where it was interrupted; default: a new one in train_runs/.",
+            help="Folder of the run; an interrupted run is resumed. Default: a new folder in train_runs/.",
             file_okay=False,
         ),
     ]
     base_url: Annotated[
         str | None,
         Option(
-            help="An SGLang that serves the model and can read --out; default: the embedded engine is started.",
+            help="URL of an SGLang server that serves --model and can read --out. Default: start the embedded engine.",
             callback=checked_url,
         ),
     ] = None
     model_dir: Annotated[
-        Path, Option("--model", help="The policy's folder.", exists=True, file_okay=False, show_default=_SHIPPED)
+        Path,
+        Option(
+            "--model",
+            help="Folder of the model to train. Default: the shipped model.",
+            exists=True,
+            file_okay=False,
+        ),
     ]
     data: Annotated[
         Path,
-        Option(help=f"What to train on: {DATA_HELP}.", dir_okay=False, show_default=_SHIPPED, callback=existing_data),
+        Option(
+            help=f"{DATA_HELP}. Default: the shipped problems.",
+            dir_okay=False,
+            callback=existing_data,
+        ),
     ]
     held_out: Annotated[
-        Path, Option(help="Likewise, to measure on.", dir_okay=False, show_default=_SHIPPED, callback=existing_data)
+        Path,
+        Option(
+            help="Rows to evaluate on, as --data. Default: the shipped held-out problems.",
+            dir_okay=False,
+            callback=existing_data,
+        ),
     ]
     input_key: InputKey = "prompt"
     label_key: LabelKey = None
     reward: RewardPath = None
     config: Annotated[
         Path | None,
-        Option(
-            help="slime's --custom-config-path YAML: the agent, under strands_rollout:.", exists=True, dir_okay=False
-        ),
+        Option(help="Settings file, as for slime's --custom-config-path.", exists=True, dir_okay=False),
     ] = None
     changes: Changes = None
     rollout: str = "tito"
     ablation: str = "none"
-    prompts: Annotated[int, Option(help="Prompts of a step.", min=1)] = 32
-    samples_per_prompt: Annotated[int, Option(help="Episodes of each prompt.", min=2)] = 8
+    prompts: Annotated[int, Option(help="Number of prompts per step.", min=1)] = 32
+    samples_per_prompt: Annotated[int, Option(help="Number of episodes per prompt.", min=2)] = 8
     extra_prompts: Annotated[
         int,
         Option(
-            help="Prompts begun beyond those of a step: when enough are over, the others are aborted and resumed in "
-            "the next step, as slime's partial rollouts.",
+            help="Number of prompts started beyond --prompts; unfinished ones are aborted and resumed in the next "
+            "step, as slime's partial rollouts.",
             min=0,
         ),
     ] = 0
-    is_async: Annotated[
-        bool, Option("--async", help="Play the next step's rollouts while this step is trained on.")
-    ] = False
+    is_async: Annotated[bool, Option("--async", help="Play the next step's episodes during the update.")] = False
     temperature: Annotated[float, Option(help="Sampling temperature, above 0.")] = 1.0
-    max_new_tokens: Annotated[int, Option(help="Tokens of a whole response, tool results included.", min=1)] = 512
-    eval_every: Annotated[int, Option(help="Steps between measurements on the held-out rows.", min=1)] = 10
-    save_every: Annotated[int, Option(help="Steps between checkpoints.", min=1)] = 10
-    concurrency: Annotated[int, Option(help="Episodes at once.", min=1)] = 64
+    max_new_tokens: Annotated[int, Option(help="Maximum tokens of a response, tool results included.", min=1)] = 512
+    eval_every: Annotated[int, Option(help="Number of steps between evaluations on --held-out.", min=1)] = 10
+    save_every: Annotated[int, Option(help="Number of steps between checkpoints.", min=1)] = 10
+    concurrency: Annotated[int, Option(help="Maximum episodes at once.", min=1)] = 64
     workers: Workers = 0
-    threads: Annotated[int | None, Option(help="CPU threads of torch; default: its own choice.", min=1)] = None
+    threads: Annotated[int | None, Option(help="Number of CPU threads of torch. Default: torch's choice.", min=1)] = (
+        None
+    )
     gap_limit: Annotated[
         float,
-        Option(help="Largest difference of logprobs, the trainer's against the rollout's, at the first step."),
+        Option(help="Maximum difference between the trainer's and the rollout's logprobs at the first step."),
     ] = 1e-3
     checks: bool = True
     update: UpdateSettings = UpdateSettings()
-    wandb: Annotated[bool, Option("--wandb", help="Log to wandb too, as the environment says.")] = False
+    wandb: Annotated[bool, Option("--wandb", help="Log to wandb too, configured by its environment variables.")] = False
     json_only: JsonOnly = False
 
     def to_json(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from packaging.version import Version
 from strands_rollout.agent import strands_names
 from strands_rollout.agent.loop import IMPORT_FAULT
 from strands_rollout.agent.strands_names import LOOP_LOST, find_losses, report_losses, strands_version
-from strands_rollout.diagnostics import Question
+from strands_rollout.diagnostics import DoctorOptions
 from strands_rollout.diagnostics.doctor import check_strands
 
 
@@ -37,7 +37,7 @@ async def test_an_episode_on_a_strands_that_lacks_a_name_runs_in_its_loop_and_sa
 def test_the_doctor_says_what_the_installed_strands_lacks(monkeypatch, tmp_path, names) -> None:
     if names is not None:
         monkeypatch.setattr(strands_names, "LOOP_NAMES", names)
-    [found] = check_strands(Question({}, tmp_path))
-    has_all = names is None and not find_losses(IMPORT_FAULT)
+    [found] = check_strands(DoctorOptions({}, tmp_path))
+    has_all = names is None and not losses(IMPORT_FAULT)
     assert strands_version() in found.found
     assert ("lacks" in found.found) == (not has_all)

@@ -40,10 +40,10 @@ def configured(tmp_path: Path) -> Callable[..., Path]:
 def test_modules_beside_a_configuration_are_found(configured: Callable[..., Path]) -> None:
     done = strands_rollout("config", str(configured()), cwd=Path("/"))
     assert (done.returncode, "my_agent_tools.look_up" in done.stdout) == (0, True), done.stderr
-    assert "not tried" not in done.stderr
+    assert "not checked" not in done.stderr
     more = "row_tools: ['http://127.0.0.1:1/mcp'], agent_factory: strands_rollout.examples.sub_agent.build"
     done = strands_rollout("config", str(configured(more)), cwd=Path("/"))
-    assert done.stderr.count("not tried") == 2
+    assert done.stderr.count("not checked") == 2
 
 
 @pytest.mark.parametrize("command", ["config", "eval --config", "train --config"])

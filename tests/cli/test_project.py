@@ -113,7 +113,11 @@ def test_a_kind_that_needs_a_package_says_what_installs_it(kind, extra, tmp_path
 
 @pytest.mark.parametrize(
     ("folder", "words"),
-    [("full", "full is not empty, it holds notes.txt"), ("a b", "such as a-b"), ("full/notes.txt/x", "can't write")],
+    [
+        ("full", "full is not empty (it contains notes.txt)"),
+        ("a b", "such as a-b"),
+        ("full/notes.txt/x", "can't write"),
+    ],
 )
 def test_a_folder_that_can_not_be_used_is_refused_and_left_alone(folder, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)

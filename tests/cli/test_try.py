@@ -110,7 +110,7 @@ def test_a_script_is_played_with_real_tools_tokens_and_reward(folder: Path) -> N
         (["hi", {"txt": "hi"}], [], "turn 2: got the unknown key txt; did you mean 'text'?"),
         (["hi"], ["--row", "1"], "got --row 1; train.jsonl has 1 rows, 0 to 0"),
         (["hi"], ["--you"], "got --script, --you; expected one source of turns"),
-        (["hi"], ["--api-model", "x"], "got one of --api-base and --api-model; expected both, or none"),
+        (["hi"], ["--api-model", "x"], "got only one of --api-base and --api-model; expected both or neither"),
     ],
 )
 def test_what_can_not_be_played_is_said(folder: Path, turns: object, arguments: list[str], words: str) -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 from aiohttp import web
 
-from strands_rollout.diagnostics import Finding, Question
+from strands_rollout.diagnostics import DoctorOptions, Finding
 
 REPOSITORY = Path(__file__).parents[2]
 SHIPPED = REPOSITORY / "strands_rollout" / "engine" / "checkpoint"
 
 
-def question(folder: Path, env: Mapping[str, str] | None = None, **changes: Any) -> Question:
-    """The question for a machine where nothing is prepared, and nothing is set but the PATH."""
-    return Question(env={"PATH": "/usr/bin:/bin", **(env or {})}, repository=folder, **changes)
+def doctor_options(folder: Path, env: Mapping[str, str] | None = None, **changes: Any) -> DoctorOptions:
+    """Return options for a machine with nothing prepared and only PATH set."""
+    return DoctorOptions(env={"PATH": "/usr/bin:/bin", **(env or {})}, repository=folder, **changes)
 
 
 def program(folder: Path, name: str, script: str) -> dict[str, str]:

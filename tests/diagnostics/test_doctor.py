@@ -28,10 +28,10 @@ from stand_in_machine import (
     SHIPPED,
     answering,
     assert_fault,
+    doctor_options,
     installed,
     only,
     program,
-    question,
     tokenizer_folder,
 )
 from typer.testing import CliRunner
@@ -42,8 +42,8 @@ from strands_rollout.code_tool import SandboxReport
 from strands_rollout.diagnostics import (
     Check,
     Diagnosis,
+    DoctorOptions,
     Finding,
-    Question,
     doctor,
     error,
     good,
@@ -69,16 +69,16 @@ LACKING = SandboxReport({"limits": "some"}, {"files": "no Landlock"}, "seccomp",
 
 
 def test_what_is_wanting_names_no_model_but_the_one_that_was_asked_for(tmp_path: Path) -> None:
-    asked = question(tmp_path, {"SAVE_DIR": "/dev/shm"}, model_name="foo/Foo-14B")
+    asked = doctor_options(tmp_path, {"SAVE_DIR": "/dev/shm"}, model_name="foo/Foo-14B")
     assert not [
         finding for finding in (*doctor.check_disk(asked), *doctor.check_limits(asked)) if "Qwen" in finding.found
     ]
 
 
 async def test_a_clean_machine_passes_and_the_json_holds_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnostics, "run_checks", partial(run_checks, limit_s=250))  # this machine may be busy
+    monkeypatch.setattr(diagnostics, "run_checks", partial(run_checks, timeout_s=250))  # this machine may be busy
     env = {"PATH": os.defpath, "HOME": str(tmp_path)}
-    found = await asyncio.to_thread(doctor.examine, question(REPOSITORY, env, isolation="rlimits"))
+    found = await asyncio.to_thread(doctor.run_doctor, doctor_options(REPOSITORY, env, isolation="rlimits"))
     report = json.loads(found.to_json())
     assert (found.ok(), report["ok"]) == (True, True), [one for one in report["checks"] if one["status"] == "error"]
     assert report["versions"]["strands-rollout"]
@@ -111,7 +111,7 @@ def shown(findings: Sequence[Finding]) -> list[str]:
 
 def test_on_a_laptop_what_only_training_needs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    found = doctor.without_training(LAPTOP, question(tmp_path))
+    found = doctor.without_training(LAPTOP, doctor_options(tmp_path))
     assert [(one.status, one.remedy) for one in found[:4]] == [("skipped", one.remedy) for one in LAPTOP[:4]]
     assert found[4:] == LAPTOP[4:]
     lines = shown(found)
@@ -129,12 +129,12 @@ def test_on_a_laptop_what_only_training_needs_is_one_line(tmp_path: Path, monkey
 )
 def test_where_training_is_meant_all_that_it_lacks_is_listed(env, asked, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    assert doctor.without_training(LAPTOP, question(tmp_path, env, **asked)) == LAPTOP
+    assert doctor.without_training(LAPTOP, doctor_options(tmp_path, env, **asked)) == LAPTOP
 
 
 def test_files_that_were_named_are_not_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "package_folders", lambda name: [])
-    found = doctor.without_training(LAPTOP, question(tmp_path, data=[Path("aime-2024.jsonl")]))
+    found = doctor.without_training(LAPTOP, doctor_options(tmp_path, data=[Path("aime-2024.jsonl")]))
     assert found[3] == LAPTOP[3]
 
 
@@ -146,13 +146,13 @@ def test_a_report_fits_into_80_columns_but_for_commands_to_copy() -> None:
 
 
 def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Question] = []
+    asked: list[DoctorOptions] = []
 
-    def find_doubts(question: Question) -> Diagnosis:
-        asked.append(replace(question, env={}))
+    def find_doubts(options: DoctorOptions) -> Diagnosis:
+        asked.append(replace(options, env={}))
         return Diagnosis([FINE, DOUBTFUL])
 
-    monkeypatch.setattr("strands_rollout.diagnostics.doctor.examine", find_doubts)
+    monkeypatch.setattr("strands_rollout.diagnostics.doctor.run_doctor", find_doubts)
     named = "--model-name Qwen3-4B --tokenizer t --config c --data d --data e --slime-dir s --megatron-dir m"
     options = f"--training --gpus 2 --isolation rlimits --base-url http://a:1 --max-context-length 9 {named}"
     done = CliRunner().invoke(app, ["doctor", "--json", *options.split()])
@@ -162,7 +162,7 @@ def test_the_command_asks_what_its_options_say_and_exits_with_the_verdict(monkey
     paths = {"tokenizer": Path("t"), "config": Path("c"), "slime_dir": Path("s"), "megatron_dir": Path("m")}
     given = {"isolation": "rlimits", "base_urls": ["http://a:1"], "data": [Path("d"), Path("e")], "gpus": 2, **paths}
     given |= {"training": True, "model_name": "Qwen3-4B", "max_context_length": 9}
-    assert asked == [Question({}, REPOSITORY, **given), Question({}, REPOSITORY)]
+    assert asked == [DoctorOptions({}, REPOSITORY, **given), DoctorOptions({}, REPOSITORY)]
 
 
 def test_an_unknown_isolation_is_a_usage_error() -> None:
@@ -187,23 +187,23 @@ def test_no_check_stops_another() -> None:
     """One crashes, one can't import, one hangs."""
     released = threading.Event()
 
-    def crash(_: Question) -> list[Finding]:
+    def crash(_: DoctorOptions) -> list[Finding]:
         raise KeyError("gone")
 
-    def import_nothing(_: Question) -> list[Finding]:
+    def import_nothing(_: DoctorOptions) -> list[Finding]:
         import no_such_package  # noqa: F401
 
         return []
 
-    def hang(_: Question) -> list[Finding]:
+    def hang(_: DoctorOptions) -> list[Finding]:
         return [good("slow", str(released.wait()))]
 
     checks = [Check("a", crash), Check("b", lambda _: [good("b", "fine")]), Check("c", import_nothing)]
-    ended = run_checks(checks, question(Path()))
+    ended = run_checks(checks, doctor_options(Path()))
     assert [finding.name for finding in ended] == ["a", "b", "c"]
     assert_fault(ended, "a", "error", "this is a bug in the check: KeyError: 'gone'", remedy="doctor --json")
     assert_fault(ended, "c", "error", "no_such_package can't be imported", remedy="pip install")
-    found = run_checks([Check("slow", hang, waits=True)], question(Path()), limit_s=0.1)
+    found = run_checks([Check("slow", hang, waits=True)], doctor_options(Path()), timeout_s=0.1)
     released.set()
     assert_fault(found, "slow", "error", "did not end within 0.1 s", remedy="state D")
 
@@ -217,8 +217,8 @@ def serving(info: dict[str, Any]) -> dict[str, tuple[int, Any]]:
     return {**UP, "/server_info": (200, info)}
 
 
-async def look(url: str, limit_s: float = 15.0, **expected: Any) -> list[Finding]:
-    return await asyncio.to_thread(doctor.check_server, url, question(Path("nowhere"), **expected), limit_s)
+async def look(url: str, timeout_s: float = 15.0, **expected: Any) -> list[Finding]:
+    return await asyncio.to_thread(doctor.check_server, url, doctor_options(Path("nowhere"), **expected), timeout_s)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ async def test_a_server_that_can_not_be_asked_is_an_error() -> None:
     assert_fault(await look(url), "server", "error", "nothing answers", url, remedy="sglang.launch_server")
     assert_fault(await look("http://127.0.0.1:1/generate"), "server", "error", "/generate", remedy="http://")
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and is never looked at
-        found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", limit_s=0.3)
+        found = await look(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
     assert_fault(found, "server", "error", "did not answer within 0.3 s", remedy="log")
 
 
@@ -272,10 +272,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_python_that_is_too_old_is_an_error(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_fault(doctor.check_packages(question(site)), "packages", "error", "is not installed", remedy="pip install")
+    assert_fault(
+        doctor.check_packages(doctor_options(site)), "packages", "error", "is not installed", remedy="pip install"
+    )
     installed(site, OURS, "0.1.0")
     monkeypatch.setattr(platform, "python_version", lambda: "3.10.4")
-    assert_fault(doctor.check_packages(question(site)), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
+    assert_fault(doctor.check_packages(doctor_options(site)), "python", "error", "3.10.4", ">=3.11", remedy=">=3.11")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +292,7 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(pr
     installed(site, OURS, "0.1.0", ["strands-agents<2,>=1.51"])
     if present is not None:
         installed(site, "strands-agents", present)
-    assert_fault(doctor.check_packages(question(site)), "package strands-agents", status, words, remedy=remedy)
+    assert_fault(doctor.check_packages(doctor_options(site)), "package strands-agents", status, words, remedy=remedy)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +312,7 @@ def test_a_required_package_of_another_version_is_named_with_what_installs_it(pr
 )
 def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status, words, remedy, tmp_path) -> None:
     with_gpus = program(tmp_path / "bin", "nvidia-smi", f"{GPU}; {GPU}")
-    found = only(doctor.check_gpus(question(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
+    found = only(doctor.check_gpus(doctor_options(tmp_path, {**with_gpus, **env}, **asked)), "gpus")
     assert (found.status, words in found.found, (remedy or "") in (found.remedy or "")) == (status, True, True), found
     assert (found.remedy is None) == (remedy is None)
 
@@ -318,7 +320,7 @@ def test_gpus_are_counted_and_compared_with_what_is_asked_for(env, asked, status
 def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_SMI_S", 0.2)
     env = program(tmp_path / "bin", "nvidia-smi", f"sleep 60 & echo $! > {tmp_path / 'pid'}; sleep 60")
-    found = doctor.check_gpus(question(tmp_path, env, gpus=8))
+    found = doctor.check_gpus(doctor_options(tmp_path, env, gpus=8))
     assert_fault(found, "gpus", "error", "did not answer within 0.2 s", remedy="nvidia-smi")
     pid = tmp_path / "pid"
     started = pid.read_text() if pid.is_file() else ""  # "": it was ended before it came so far
@@ -327,7 +329,7 @@ def test_a_driver_that_hangs_does_not_hang_the_doctor(tmp_path: Path, monkeypatc
 
 def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password() -> None:
     def found(env: dict[str, str]) -> Any:
-        return only(doctor.check_proxies(question(HERE, env)), "proxies")
+        return only(doctor.check_proxies(doctor_options(HERE, env)), "proxies")
 
     for env in ({}, {**PROXY, "no_proxy": "127.0.0.1, 10.1.2.3"}, {**PROXY, "NO_PROXY": "*"}):
         assert found(env).status == "ok"
@@ -349,7 +351,7 @@ def test_a_proxy_between_engines_and_router_is_a_warning_that_shows_no_password(
 )
 def test_wandb_must_be_installed_where_it_is_on(env, is_installed, status, words, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: is_installed or None)
-    found = only(doctor.check_wandb(question(HERE, env)), "wandb")
+    found = only(doctor.check_wandb(doctor_options(HERE, env)), "wandb")
     assert (found.status, words in found.found) == (status, True), found
     assert KEY not in repr(found)
 
@@ -365,5 +367,5 @@ def test_a_missing_layer_is_an_error_with_both_ways_out_if_it_was_asked_for() ->
 
 def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    found = doctor.check_sandbox(question(HERE, isolation="rlimits"))
+    found = doctor.check_sandbox(doctor_options(HERE, isolation="rlimits"))
     assert_fault(found, "sandbox", "error", "does not start", remedy="another executor")

@@ -134,7 +134,7 @@ def test_a_dry_run_that_fails_or_does_not_end_is_an_error(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match=r"ended with 3.*no GPUs"):
         read_script(script, None)
     script.write_text(f"{OURS}sleep 60\n")
-    monkeypatch.setattr("strands_rollout.diagnostics.flag_check._DRY_RUN_LIMIT_S", 0.2)
+    monkeypatch.setattr("strands_rollout.diagnostics.flag_check._DRY_RUN_TIMEOUT_S", 0.2)
     with pytest.raises(ConfigError, match=r"could not be run: it did not end within 0.2 s"):
         read_script(script, None)
 

@@ -133,7 +133,7 @@ def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told
 
 
 @pytest.mark.parametrize(
-    ("files", "limit_s", "note"),
+    ("files", "timeout_s", "note"),
     [
         ({**FILES, **NEVER_IMPORTED}, 0.5, "did not answer within 0.5 s"),
         ({**FILES, MAIN: "raise RuntimeError('half written')"}, 60.0, "half written"),
@@ -141,8 +141,10 @@ def test_what_cannot_be_imported_is_known_from_the_record_and_the_reason_is_told
     ],
     ids=["too slow", "half written", "no slime"],
 )
-def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(files, limit_s, note, tmp_path):
-    table = table_of(write(tmp_path, files) if files else None, limit_s=limit_s)
+def test_parsers_that_cannot_be_asked_are_known_from_the_record_and_the_reason_is_told(
+    files, timeout_s, note, tmp_path
+):
+    table = table_of(write(tmp_path, files) if files else None, timeout_s=timeout_s)
     assert ways(table) == ["record"] * 4
     assert all(note in line for line in table.sources)
 

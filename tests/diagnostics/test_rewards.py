@@ -1,6 +1,6 @@
-"""`strands-rollout rescore` and `validate`: another reward for saved samples, and for a data set's own gold answers.
+"""`strands-rollout rescore` scores saved samples again; `validate` scores each row's ground truth.
 
-What changed is shown and written; rows whose own gold answer does not score are listed by line, with the reason.
+`rescore` prints and writes the changed scores; `validate` lists rows whose ground truth fails, with line and reason.
 """
 
 import json
@@ -36,7 +36,7 @@ def lines_of(*arguments: object) -> list[dict[str, Any]]:
 RIGHT, WRONG = "\\boxed{34}", "\\boxed{35}"
 
 
-def test_the_rewards_of_this_package_are_what_they_were_and_no_dump_is_written_over(tmp_path: Path) -> None:
+def test_rescore_with_own_reward_changes_nothing(tmp_path: Path) -> None:
     graded = {"score": 1.0, "acc": 1.0, "pred": "34", "label": "34", "method": "number", "error": ""}
     wrong = {**graded, "score": -1.0, "acc": 0.0, "pred": "35"}
     dump, out = write_sample_dump(tmp_path, sample(0, RIGHT, graded), sample(1, WRONG, wrong)), tmp_path / "again.jsonl"
@@ -48,10 +48,8 @@ def test_the_rewards_of_this_package_are_what_they_were_and_no_dump_is_written_o
     assert len(list(read_dump(dump))) == 2
 
 
-def test_another_reward_is_written_and_all_else_is_as_it_was_whatever_the_reward_did_to_it(tmp_path: Path) -> None:
-    dump = write_sample_dump(
-        tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)})
-    )
+def test_rescore_out_changes_only_the_reward(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)}))
     out = tmp_path / "out" / "new.jsonl.gz"
     first, second, totals = lines_of(dump, "--reward", "test_rewards.destroying_length", "--out", out)
     assert (first["old"], first["new"], second["old"], second["new"]) == (5.0, 4.0, 4.0, 9.0)
@@ -64,7 +62,7 @@ def test_another_reward_is_written_and_all_else_is_as_it_was_whatever_the_reward
     assert new == old
 
 
-def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: Path) -> None:
+def test_rescore_skips_aborted_and_unrewarded_samples(tmp_path: Path) -> None:
     aborted = sample(0, RIGHT, None, status=Sample.Status.ABORTED)
     out = tmp_path / "new.jsonl"
     first, second, totals = lines_of(write_sample_dump(tmp_path, aborted, sample(1, RIGHT, None)), "--out", out)
@@ -73,7 +71,7 @@ def test_aborted_samples_and_those_without_a_reward_are_counted_apart(tmp_path: 
     assert [record.values["reward"] is None for record in read_dump(out)] == [True, False]
 
 
-def test_a_reward_that_had_failed_is_not_compared_with(tmp_path: Path) -> None:
+def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
     lost = {"score": -1.0, "acc": 0.0, "method": "no_judge", "error": "no judge."}
     first, totals = lines_of(write_sample_dump(tmp_path, sample(0, RIGHT, lost)))
     assert (first["old"], first["new"], totals["compared"], totals["changed"]) == (None, 1.0, 0, 0)
@@ -87,18 +85,15 @@ def test_a_reward_that_had_failed_is_not_compared_with(tmp_path: Path) -> None:
         ("text", "got the reward 'good'; expected a number, or a dict with one under 'score' or 'acc' (--reward-key)"),
     ],
 )
-def test_a_reward_that_gives_no_number_fails_its_sample_which_keeps_the_old_one(reward, why, tmp_path) -> None:
-    dump, out = (
-        write_sample_dump(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")),
-        tmp_path / "new.jsonl",
-    )
+def test_rescore_keeps_the_old_reward_without_a_new_number(reward, why, tmp_path) -> None:
+    dump, out = dump_of(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
     result = rescore(dump, "--reward", f"test_rewards.{reward}", "--out", out)
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]
     assert lines_of(dump, "--reward", f"test_rewards.{reward}")[-1]["failed"] == 1
 
 
-def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
+def test_rescore_group_rm_passes_whole_groups(tmp_path: Path) -> None:
     sizes = {0: 3, 1: 1, None: 2, 2: 150, 3: 150}  # more than are scored at once
     groups = [group for group, size in sizes.items() for _ in range(size)]
     dump = write_sample_dump(
@@ -113,15 +108,15 @@ def test_a_reward_for_groups_is_given_whole_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [["rescore"], ["replay"], ["export", "--to", "otel", "--endpoint", "http://a:1"]])
-def test_a_dump_without_a_sample_is_an_error(tmp_path: Path, command: list[str]) -> None:
+def test_commands_fail_on_a_dump_without_samples(tmp_path: Path, command: list[str]) -> None:
     path = tmp_path / "empty.jsonl"
     path.touch()
     result = CliRunner().invoke(app, [command[0], str(path), *command[1:]])
     assert isinstance(result.exception, DumpError)
-    assert str(result.exception) == f"{path} holds no sample; expected one or more"
+    assert str(result.exception) == f"{path} has no samples; expected at least one"
 
 
-def test_a_reward_of_text_and_label_is_tried_as_a_run_would_score(tmp_path: Path) -> None:
+def test_rescore_and_validate_call_a_text_reward_as_a_run(tmp_path: Path) -> None:
     samples = (sample(0, RIGHT, -1.0), sample(1, RIGHT, 0.5, label="13"))
     first, second, totals = lines_of(write_sample_dump(tmp_path, *samples), "--reward", "test_rewards.of_text")
     assert (first["new"], second["new"], totals["failed"]) == (1.0, None, 1)
@@ -143,12 +138,12 @@ def found(*arguments: object) -> dict[str, Any]:
     return dict(json.loads(validate(*arguments, "--json").stdout))
 
 
-def test_each_shipped_rows_gold_answer_is_right() -> None:
+def test_validate_passes_the_shipped_rows() -> None:
     result = validate(shipped_rows())
-    assert (result.exit_code, result.stdout) == (0, "256 of 256 gold answers are right\n")
+    assert (result.exit_code, result.stdout) == (0, "256 of 256 ground truths are right\n")
 
 
-def test_rows_that_do_not_score_are_listed_by_line_with_the_reason(tmp_path: Path) -> None:
+def test_validate_lists_failing_rows_with_reasons(tmp_path: Path) -> None:
     rows = [{"label": "34"}, "", {"label": ""}, "no JSON", {"label": "34"}, {"prompt": "?"}, {"label": ""}]
     path = data(tmp_path, *rows)
     result = validate(path)
@@ -157,7 +152,7 @@ def test_rows_that_do_not_score_are_listed_by_line_with_the_reason(tmp_path: Pat
     assert [line.split(": ")[0] for line in lines[:-1]] == [f"{path}:{n}" for n in (3, 4, 6, 7)]
     assert "no_label" in lines[0]
     assert all("expected a JSON object" in line for line in lines[1:3])
-    assert lines[-1] == "2 of 6 gold answers are right"
+    assert lines[-1] == "2 of 6 ground truths are right"
 
 
 EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
@@ -174,25 +169,25 @@ EXACT = ("--reward", "test_rewards.is_exactly", "--answer", "It is {label}.")
          ["the reward gives {'value': 1.0, 'acc': 0.5} for 'It is 7.'; expected 1 or more"]),
         ([{"label": "7"}], ("--reward", "test_rewards.of_text"), []),
         ([{"label": "7"}], ("--reward", "test_rewards.of_text", "--answer", "seven{label}"),
-         ["the reward gives 0, acc 0, for 'seven7'; --answer gives other words"]),
+         ["the reward gives 0, acc 0, for 'seven7'; change the text with --answer"]),
         ([{"label": "12"}, {"label": "13"}], ("--reward", "test_rewards.raising"),
          ["the reward raises ValueError: \x1b[31munlucky for '\\\\boxed{13}'"]),
     ],
     ids=["alternatives", "a mapping", "label key", "own answer", "of text", "of text, wrong", "raises"],
 )  # fmt: skip
-def test_the_row_whose_answer_does_not_score_is_named(rows, options, faults, tmp_path) -> None:
+def test_validate_names_the_failing_row(rows, options, faults, tmp_path) -> None:
     got = found(data(tmp_path, *rows), *options)
     assert got["ok"] == (not faults)
     keys = ["line" if isinstance(fault, int) else "reason" for fault in faults]
     assert [fault[key] for fault, key in zip(got["faults"], keys, strict=True)] == faults
 
 
-def test_labels_that_look_like_containers_are_told_of_with_how_they_are_read(tmp_path: Path) -> None:
+def test_validate_notes_labels_that_look_like_containers(tmp_path: Path) -> None:
     labels = ["34", "['34']", "[1, 2]", '["a", "b"]', "{'a': '34'}", "[3, 4]"]
     path = data(tmp_path, *({"label": label} for label in labels))
     result = validate(path)
     *notes, total = result.stdout.splitlines()
-    assert (result.exit_code, total) == (0, "6 of 6 gold answers are right")
+    assert (result.exit_code, total) == (0, "6 of 6 ground truths are right")
     assert [note.split(": ")[0] for note in notes] == [f"{path}:{line}" for line in (2, 3, 5)]
     assert notes[0].endswith("is the text of a list, read as '34' (2 labels like it)")
     assert "is read as mathematics" in notes[1]
@@ -203,7 +198,7 @@ def test_labels_that_look_like_containers_are_told_of_with_how_they_are_read(tmp
     assert found(path, "--reward", "test_rewards.has_a_four")["notes"] == []  # which reads labels as it likes
 
 
-def test_a_label_of_lists_in_lists_is_a_fault_of_its_row(tmp_path: Path) -> None:
+def test_validate_fails_nested_list_labels(tmp_path: Path) -> None:
     deep: Any = "34"
     for _ in range(12):
         deep = [deep]
@@ -211,27 +206,27 @@ def test_a_label_of_lists_in_lists_is_a_fault_of_its_row(tmp_path: Path) -> None
     assert (fault["line"], "no answer equals the label" in fault["reason"]) == (1, True)
 
 
-def test_one_fault_of_many_rows_is_one_line(tmp_path: Path) -> None:
+def test_validate_merges_equal_reasons(tmp_path: Path) -> None:
     path = data(tmp_path, *({"label": str(number)} for number in range(40)), {"label": ""})
     lines = validate(path, "--reward", "test_rewards.never", "--answer", "It is {label}.").stdout.splitlines()
-    why = "the reward gives 0, acc 0, for 'It is 0.'; --answer gives other words"
-    assert lines == [f"{path}: 41 rows (lines 1, 2, 3, ...), as of the first: {why}", "0 of 41 gold answers are right"]
+    why = "the reward gives 0, acc 0, for 'It is 0.'; change the text with --answer"
+    assert lines == [f"{path}: 41 rows (lines 1, 2, 3, ...); the first: {why}", "0 of 41 ground truths are right"]
 
 
 @pytest.mark.parametrize("reward", ["of_an_episode", "of_its_calls"])
-def test_a_reward_reads_the_facts_of_an_episode_that_answers_at_once(tmp_path: Path, reward: str) -> None:
+def test_validate_gives_rewards_the_facts_of_a_one_turn_episode(tmp_path: Path, reward: str) -> None:
     result = validate(data(tmp_path, *({"label": str(n)} for n in range(5))), "--reward", f"test_rewards.{reward}")
-    assert (result.exit_code, result.stdout) == (0, "5 of 5 gold answers are right\n")
+    assert (result.exit_code, result.stdout) == (0, "5 of 5 ground truths are right\n")
 
 
-def test_a_reward_that_fails_for_each_gold_answer_says_nothing_of_the_rows(tmp_path: Path) -> None:
+def test_validate_reports_a_reward_that_always_fails(tmp_path: Path) -> None:
     path = data(tmp_path, *({"label": str(number)} for number in range(64)))
     result = validate(path, "--reward", "test_rewards.of_the_world")
     assert result.exit_code == 1
     failed, why, total = result.stdout.splitlines()
-    assert failed.startswith("the reward failed for 64 gold answers (lines 1, 2, 3, ...): RolloutError: ")
-    assert "nothing is known of the rows" in why
-    assert total == "0 of 64 gold answers are right, 64 not scored"
+    assert failed.startswith("the reward failed for 64 ground truths (lines 1, 2, 3, ...): RolloutError: ")
+    assert "no row was checked" in why
+    assert total == "0 of 64 ground truths are right, 64 not scored"
     got = found(path, "--reward", "test_rewards.of_the_world")
     assert (got["ok"], got["right"], got["unscored"], got["faults"]) == (False, 0, 64, [])
 
@@ -245,22 +240,22 @@ OWN_SETTINGS = {
 
 
 @pytest.mark.parametrize(("own", "words"), OWN_SETTINGS.values(), ids=OWN_SETTINGS)
-def test_a_row_whose_own_settings_fail_its_episode_is_named(tmp_path: Path, own: Any, words: str) -> None:
+def test_validate_names_rows_with_invalid_settings(tmp_path: Path, own: Any, words: str) -> None:
     good = {"label": "1", "metadata": {"strands_rollout_settings": {"max_tool_calls": 3, "tools": []}}}
     path = data(tmp_path, good, {"label": "2", "metadata": {"strands_rollout_settings": own}})
     got = found(path, "--set", "tools=[strands_rollout.examples.two_tools.order]")
     assert [fault["line"] for fault in got["faults"]] == [2]
-    assert "its own settings can't be used" in got["faults"][0]["reason"]
+    assert "the row's settings are invalid" in got["faults"][0]["reason"]
     assert words in got["faults"][0]["reason"]
 
 
-def test_without_a_configuration_nothing_is_known_of_the_tools_of_rows(tmp_path: Path) -> None:
+def test_validate_ignores_row_tools_without_a_configuration(tmp_path: Path) -> None:
     row = {"label": "1", "metadata": {"strands_rollout_settings": {"tools": ["my.tools.lookup"]}}}
     assert found(data(tmp_path, row))["ok"]
 
 
-def test_one_error_of_many_samples_is_one_line_of_rescore(tmp_path: Path) -> None:
-    dump = write_sample_dump(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
+def test_rescore_merges_equal_errors(tmp_path: Path) -> None:
+    dump = dump_of(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
     words = [
         line for line in rescore(dump, "--reward", "test_rewards.of_the_world").stdout.splitlines() if "could" in line
     ]

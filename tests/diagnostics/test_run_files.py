@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from stand_in_machine import SHIPPED, assert_fault, only, question, tokenizer_folder
+from stand_in_machine import SHIPPED, assert_fault, doctor_options, only, tokenizer_folder
 
 from strands_rollout.diagnostics import Finding, run_files
 from strands_rollout.diagnostics.run_files import (
@@ -24,21 +24,21 @@ RENDERED = "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def look_at(folder: Path) -> list[Finding]:
-    return list(check_tokenizer(question(folder, tokenizer=folder)))
+    return list(check_tokenizer(doctor_options(folder, tokenizer=folder)))
 
 
 def test_the_shipped_tokenizer_is_looked_at_where_there_is_no_model(tmp_path: Path) -> None:
-    found = list(check_tokenizer(question(tmp_path)))
+    found = list(check_tokenizer(doctor_options(tmp_path)))
     assert {finding.status for finding in found} == {"ok"}
     assert str(SHIPPED) in only(found, "tokenizer").found
     assert "<|im_end|>" in only(found, "chat template").found
     folder = tokenizer_folder(tmp_path / "models" / "Qwen3-8B")
-    assert str(folder) in only(check_tokenizer(question(tmp_path)), "tokenizer").found
+    assert str(folder) in only(check_tokenizer(doctor_options(tmp_path)), "tokenizer").found
 
 
 def test_the_tool_parser_of_the_configuration_must_read_the_templates_calls(tmp_path: Path) -> None:
     (tmp_path / "rollout.yaml").write_text("strands_rollout: {tool_parser: mistral}")
-    found = check_tokenizer(question(tmp_path, config=tmp_path / "rollout.yaml"))
+    found = check_tokenizer(doctor_options(tmp_path, config=tmp_path / "rollout.yaml"))
     assert_fault(found, "chat template: calls", "error", "'mistral' does not read the call", remedy="tool_parser")
 
 
@@ -78,7 +78,7 @@ def test_a_tokenizer_that_can_not_be_used_is_an_error(changes, name, words, reme
 
 
 def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
-    asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B"
+    asked, folder = doctor_options(tmp_path), tmp_path / "models" / "Qwen3-8B"
     folder.mkdir(parents=True)
     assert_fault(check_model(asked), "model", "error", "config.json", remedy=PREPARE)
     (folder / "config.json").write_text('{"model_type": "qwen3"}')
@@ -101,7 +101,7 @@ def test_a_model_is_whole_or_what_it_lacks_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(env, name, model, converted, tmp_path):
-    asked = question(tmp_path, env, model_name=name, tokenizer=tmp_path)
+    asked = doctor_options(tmp_path, env, model_name=name, tokenizer=tmp_path)
     remedy = f"{PREPARE} --model {'OWNER/Foo' if name else 'Qwen/Qwen3'}-4B" if "4B" in model else PREPARE
     assert_fault(check_model(asked), "model", "warning", f"{tmp_path / model} is not there", remedy=remedy)
     found = check_converted_model(asked)
@@ -110,7 +110,7 @@ def test_the_model_is_looked_for_where_the_scripts_look_and_fetched_by_its_name(
 
 
 def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
-    asked, folder = question(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
+    asked, folder = doctor_options(tmp_path), tmp_path / "models" / "Qwen3-8B_torch_dist"
     folder.mkdir(parents=True)
     tracker = folder / "latest_checkpointed_iteration.txt"
     assert_fault(check_converted_model(asked), "converted model", "error", tracker.name, remedy=PREPARE)
@@ -122,14 +122,14 @@ def test_a_conversion_that_did_not_end_is_an_error(tmp_path: Path) -> None:
 
 def config(folder: Path, text: str) -> list[Finding]:
     (folder / "rollout.yaml").write_text(text)
-    return list(check_config(question(folder, config=folder / "rollout.yaml")))
+    return list(check_config(doctor_options(folder, config=folder / "rollout.yaml")))
 
 
 def test_good_settings_are_listed(tmp_path: Path) -> None:
     found = config(tmp_path, "strands_rollout: {max_tool_iterations: 3}")
     assert {finding.status for finding in found} == {"ok"}
     assert "max_tool_iterations" in found[0].found
-    assert only(check_config(question(tmp_path)), "config").status == "skipped"
+    assert only(check_config(doctor_options(tmp_path)), "config").status == "skipped"
 
 
 def test_what_workers_and_a_journal_need_is_looked_for(tmp_path: Path, monkeypatch) -> None:
@@ -188,7 +188,7 @@ def data(folder: Path, *rows: object, name: str = "train.jsonl") -> Path:
 
 
 def look_at_data(path: Path) -> list[Finding]:
-    return list(check_data(question(path.parent, data=[path])))
+    return list(check_data(doctor_options(path.parent, data=[path])))
 
 
 def test_good_data_is_fine(tmp_path: Path) -> None:
@@ -230,25 +230,25 @@ def test_a_label_that_looks_like_a_container_is_told_of(label: str, status: str,
 
 
 def test_data_is_read_though_the_tokenizer_is_broken_and_an_empty_file_is_an_error(tmp_path: Path) -> None:
-    found = check_data(question(tmp_path, data=[data(tmp_path, ROW)], tokenizer=tmp_path / "none"))
+    found = check_data(doctor_options(tmp_path, data=[data(tmp_path, ROW)], tokenizer=tmp_path / "none"))
     assert only(found, "data: train.jsonl").status == "ok"
     assert_fault(look_at_data(data(tmp_path)), "data: train.jsonl", "error", "no rows", remedy="JSON")
 
 
 def test_a_reward_that_is_set_needs_no_labels(tmp_path: Path) -> None:
     path = data(tmp_path, {"prompt": "What?"})
-    assert only(check_data(question(tmp_path, data=[path])), "data: train.jsonl").status == "error"
-    asked = question(tmp_path, data=[path], changes=["reward=mine.score"])
+    assert only(check_data(doctor_options(tmp_path, data=[path])), "data: train.jsonl").status == "error"
+    asked = doctor_options(tmp_path, data=[path], changes=["reward=mine.score"])
     assert only(check_data(asked), "data: train.jsonl").status == "ok"
 
 
 @pytest.mark.parametrize(("training", "status"), [(False, "warning"), (True, "error")])
 def test_a_training_run_can_not_do_without_its_data(training: bool, status: str, tmp_path: Path) -> None:
-    found = list(check_data(question(tmp_path, training=training)))
+    found = list(check_data(doctor_options(tmp_path, training=training)))
     assert_fault(found, "data: dapo-math-17k.jsonl", status, remedy="python data_prep/dapo_math_17k.py")
     assert_fault(found, "data: aime-2024.jsonl", status, remedy="python data_prep/aime_2024.py")
     assert_fault(found, "data: aime-2025.jsonl", "warning", remedy="python data_prep/aime_2025.py")
-    found = list(check_data(question(tmp_path, {"EVAL_SETS": "gsm8k-test"})))
+    found = list(check_data(doctor_options(tmp_path, {"EVAL_SETS": "gsm8k-test"})))
     assert_fault(found, "data: gsm8k-test.jsonl", "warning", remedy="python data_prep/gsm8k.py --split test")
 
 
@@ -259,6 +259,6 @@ def test_a_training_run_can_not_do_without_its_data(training: bool, status: str,
 def test_the_data_sets_of_an_eval_config_are_checked(key: str, status: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "eval.yaml"
     path.write_text(f"eval: {{datasets: [{{name: train, path: {data(tmp_path, ROW)}, {key}: 0}}]}}")
-    finding = only(check_data(question(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
+    finding = only(check_data(doctor_options(tmp_path, env={"EVAL_CONFIG": str(path)})), "eval config")
     assert (finding.status, words in finding.found) == (status, True)
     assert status == "ok" or f"EVAL_CONFIG={path} strands-rollout doctor" in str(finding.remedy)

@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 import pytest
-from stand_in_machine import REPOSITORY, assert_fault, only, question
+from stand_in_machine import REPOSITORY, assert_fault, doctor_options, only
 
 from strands_rollout.diagnostics.slime_episode import TESTED_COMMIT, check_megatron, check_slime, check_slime_episode
 
@@ -31,12 +31,14 @@ def test_the_slime_of_pypi_and_a_mere_folder_of_that_name_are_told_from_thudms(t
         return PathFinder.find_spec(name, [str(tmp_path)])
 
     (tmp_path / "slime").mkdir()
-    assert_fault(check_slime(question(tmp_path), find), "slime", "warning", "no slime here", remedy="git clone")
+    assert_fault(check_slime(doctor_options(tmp_path), find), "slime", "warning", "no slime here", remedy="git clone")
     (tmp_path / "slime" / "__init__.py").touch()
     words = ("not THUDM's", str(tmp_path))
-    assert [finding.name for finding in check_slime(question(tmp_path), find)] == ["slime package"]
-    assert_fault(check_slime(question(tmp_path), find), "slime package", "error", *words, remedy="pip uninstall slime")
-    found = check_slime(question(tmp_path, slime_dir=tmp_path / "absent"), find)
+    assert [finding.name for finding in check_slime(doctor_options(tmp_path), find)] == ["slime package"]
+    assert_fault(
+        check_slime(doctor_options(tmp_path), find), "slime package", "error", *words, remedy="pip uninstall slime"
+    )
+    found = check_slime(doctor_options(tmp_path, slime_dir=tmp_path / "absent"), find)
     assert_fault(found, "slime", "error", "not a whole checkout", remedy="git clone")
 
 
@@ -44,19 +46,19 @@ def test_slimes_version_is_shown_wherever_its_checkout_is_named(tmp_path: Path) 
     folder = slime_in(tmp_path / "checkout")
     for env, options in (({}, {"slime_dir": folder}), ({"SLIME_DIR": str(folder)}, {}), ({}, {})):
         find = nowhere if env or options else lambda name: PathFinder.find_spec(name, [str(folder)])
-        (found,) = check_slime(question(tmp_path, env, **options), find)
+        (found,) = check_slime(doctor_options(tmp_path, env, **options), find)
         assert (found.status, found.found) == ("ok", f"slime 0.3.1 at {folder}, commit not known")
 
 
 def test_megatron_is_found_where_the_scripts_find_it(tmp_path: Path) -> None:
     (tmp_path / "Megatron-LM" / "megatron" / "core").mkdir(parents=True)
     slime = slime_in(tmp_path / "slime")
-    beside = check_megatron(question(tmp_path, slime_dir=slime), nowhere)
-    named = check_megatron(question(tmp_path, {"MEGATRON_DIR": str(tmp_path / "Megatron-LM")}), nowhere)
+    beside = check_megatron(doctor_options(tmp_path, slime_dir=slime), nowhere)
+    named = check_megatron(doctor_options(tmp_path, {"MEGATRON_DIR": str(tmp_path / "Megatron-LM")}), nowhere)
     assert [only(found, "megatron").status for found in (beside, named)] == ["ok", "ok"]
-    found = check_megatron(question(tmp_path, megatron_dir=slime), nowhere)
+    found = check_megatron(doctor_options(tmp_path, megatron_dir=slime), nowhere)
     assert_fault(found, "megatron", "error", str(slime), "megatron/core", remedy="MEGATRON_DIR")
-    assert_fault(check_megatron(question(tmp_path), nowhere), "megatron", "warning", remedy="MEGATRON_DIR")
+    assert_fault(check_megatron(doctor_options(tmp_path), nowhere), "megatron", "warning", remedy="MEGATRON_DIR")
 
 
 COMPLETED = {"status": "completed", "stop_reason": "completed", "error": None, "tokens": 9, "trained": 4, "reward": 1.0}
@@ -85,7 +87,7 @@ def test_an_episode_through_slimes_loop_is_judged(result, status, words, tmp_pat
     child.write_text(f"#!{sys.executable}\nimport sys\n{code}\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    asked = question(tmp_path, slime_dir=slime_in(tmp_path / "checkout"))
+    asked = doctor_options(tmp_path, slime_dir=slime_in(tmp_path / "checkout"))
     [found] = check_slime_episode(asked, nowhere, 0.5 if "sleep" in str(result) else 30.0)
     assert (found.name, found.status) == ("slime episode", status)
     assert all(word in found.found for word in words), found

@@ -8,7 +8,7 @@ import pytest
 from gateway_stage import gateway_before
 from real_server import version_of
 
-from strands_rollout.diagnostics import Finding, Question
+from strands_rollout.diagnostics import DoctorOptions, Finding
 from strands_rollout.diagnostics.doctor import check_server
 from strands_rollout.engine import SHIPPED_MODEL_DIR
 
@@ -17,7 +17,7 @@ CONTEXT = json.loads((SHIPPED_MODEL_DIR / "config.json").read_text())["max_posit
 
 
 async def look(url: str, max_context_length: int = CONTEXT, tokenizer: Path = SHIPPED_MODEL_DIR) -> list[Finding]:
-    asked = Question({}, Path(), tokenizer=tokenizer, max_context_length=max_context_length)
+    asked = DoctorOptions({}, Path(), tokenizer=tokenizer, max_context_length=max_context_length)
     return await asyncio.to_thread(check_server, url, asked)
 
 

@@ -14,7 +14,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typer.testing import CliRunner
 
 from strands_rollout.cli.commands import app
-from strands_rollout.cli.options import documented
+from strands_rollout.cli.options import format_settings
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.play.options import Sampling
@@ -143,7 +143,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_name(tmp_path: Path, tex
 @pytest.mark.parametrize("path", ROLLOUT_CONFIGS, ids=lambda path: path.stem)
 def test_what_config_prints_is_the_same_configuration(path: Path, tmp_path: Path) -> None:
     settings = read_config_file(path)
-    text = documented(settings)
+    text = format_settings(settings)
     assert read_config_file(written(tmp_path, text)) == settings
     meanings = re.sub(r"\n +# ", " ", text)
     for name, field in RolloutSettings.model_fields.items():
@@ -188,7 +188,7 @@ def test_secrets_are_masked_wherever_a_setting_holds_them(form: list[str], tmp_p
     shown = CliRunner().invoke(app, ["config", str(written(tmp_path, LEAKY)), *form])
     assert isinstance(shown.exception, ConfigError)  # of the executor's options, after all settings were printed
     assert re.findall(r"s3cret\w*|1@sandbox", f"{shown.output} {shown.exception}") == []
-    assert "put them in again" in (shown.stderr if form else shown.stdout.splitlines()[0])
+    assert "fill them in before" in (shown.stderr if form else shown.stdout.splitlines()[0])
     settings = json.loads(shown.stdout) if form else yaml.safe_load(shown.stdout)["strands_rollout"]
     assert settings["executor"] == {
         "name": "sandbox_fusion",

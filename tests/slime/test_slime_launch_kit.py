@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from slime_install import REPOSITORY, find_slime
 
-from strands_rollout.diagnostics import Question
+from strands_rollout.diagnostics import DoctorOptions
 from strands_rollout.diagnostics.slime_episode import check_slime, check_slime_episode
 
 SLIME = find_slime()
@@ -83,8 +83,8 @@ def test_eval_script_learning_rate_schedule_fits_megatron() -> None:
         names["get_optimizer_param_scheduler"](args, None)
 
 
-def asked(slime_package: Path, tmp_path: Path) -> Question:
-    return Question(env=dict(os.environ), repository=tmp_path, slime_dir=slime_package)
+def asked(slime_package: Path, tmp_path: Path) -> DoctorOptions:
+    return DoctorOptions(env=dict(os.environ), repository=tmp_path, slime_dir=slime_package)
 
 
 def test_doctor_reports_slimes_version(slime_package: Path, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_doctor_reports_slimes_version(slime_package: Path, tmp_path: Path) -> N
 
 
 def test_doctor_trial_episode_completes(slime_package: Path, tmp_path: Path) -> None:
-    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None, limit_s=250)
+    [found] = check_slime_episode(asked(slime_package, tmp_path), lambda _: None, timeout_s=250)
     assert found.status == "ok", found
     assert "as completed" in found.found
     assert "reward 1.0" in found.found

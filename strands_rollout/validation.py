@@ -1,4 +1,4 @@
-"""Say in plain words what pydantic found wrong with a user's input: where, what was got and what was expected."""
+"""Messages for pydantic's validation errors: the place in the user's input, the value got, and what was expected."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ _EXPECTED: Final = {
     "model_type": "a mapping",
     "none_required": "nothing",
     "path_type": "a path",
-    "string_pattern_mismatch": "a text like {pattern!r}",
+    "string_pattern_mismatch": "a string matching {pattern!r}",
     "string_too_short": "at least {min_length} characters",
-    "string_type": "a text",
+    "string_type": "a string",
     "too_short": "at least {min_length} items",
     "tuple_type": "a list, in [ ]",
 }
 
 
-def explained(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """All that pydantic found, on one line; `model` is the model that was validated, whose keys are then suggested."""
-    return "; ".join(explained_fault(fault, model) for fault in error.errors(include_url=False))
+def explain_errors(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """Return a message for all errors, on one line; with the validated `model`, valid keys are suggested."""
+    return "; ".join(explain_fault(fault, model) for fault in error.errors(include_url=False))
 
 
-def explained_fault(
+def explain_fault(
     fault: ErrorDetails, model: type[BaseModel] | None = None, *, root: str = "", noun: str = "key"
 ) -> str:
-    """One of `ValidationError.errors()`, such as `got reward.wrong='x'; expected: a number`.
+    """Return a message for one error, such as `got reward.wrong='x'; expected: a number`.
 
     Args:
-        fault: The fault.
-        model: The model that was validated, for the names of its keys.
-        root: The place of the whole input, which goes before the fault's own, with a dot between them.
-        noun: The word for a key of the input.
+        fault: An element of `ValidationError.errors()`.
+        model: The validated model, to suggest names of its keys.
+        root: Dotted path of the whole input, which prefixes the path in the message.
+        noun: The word for a key of the input, such as "setting".
     """
     path = [str(part) for part in fault["loc"]]
     place = ".".join([root, *path] if root else path)
@@ -73,7 +73,7 @@ def explained_fault(
 
 
 def expectation(fault: ErrorDetails) -> str:
-    """The words for what was expected where pydantic found a fault; of a validator of our own, its message."""
+    """Return what was expected, such as "at least 1"; for an error of this package's validators, its message."""
     known = _EXPECTED.get(fault["type"])
     if known is not None:
         return known.format(**fault.get("ctx", {}))
@@ -81,14 +81,15 @@ def expectation(fault: ErrorDetails) -> str:
 
 
 def _model_at(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel]:
-    """The innermost model that a path of keys leads into."""
-    for name in path:  # the keys of mappings and the indices of lists are no fields
+    """Return the innermost model on a path of keys."""
+    for name in path:  # skip keys of mappings and indices of lists, which are no fields
         if name in model.model_fields:
             model = next(_models_in(model.model_fields[name].annotation), model)
     return model
 
 
 def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models in a type annotation."""
     if isinstance(annotation, type) and hasattr(annotation, "model_fields"):
         yield annotation
     for part in get_args(annotation):

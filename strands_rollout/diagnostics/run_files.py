@@ -144,10 +144,10 @@ def check_config(options: DoctorOptions) -> Iterator[Finding]:
 def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
     """Whether what `episode_workers` and `journal_dir` need is on this machine."""
     workers, cpus = settings.episode_workers, os.cpu_count() or 1
-    if workers.are_wanted and find_spec("ray") is None:
+    if workers.is_enabled and find_spec("ray") is None:
         remedy = "pip install 'strands-rollout[ray]', on every node, or set episode_workers: 0"
         yield error("config: episode_workers", "they need Ray, which is not installed here", remedy)
-    elif workers.are_wanted:
+    elif workers.is_enabled:
         here = workers.per_node or workers.count or 0
         wanted = f"{workers.count or 'some'} workers of {workers.cpus:g} CPUs"
         if here * workers.cpus > cpus:

@@ -28,7 +28,7 @@ from strands_rollout.play.options import EvalOptions, Sampling
 from strands_rollout.play.rows import Row, json_line, load_rows, shipped_rows
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import to_episode_prompt, with_row_settings
-from strands_rollout.validation import explained
+from strands_rollout.validation import explain_errors
 
 DEFAULT_KS: Final = (1, 4, 8, 16)
 _SHIPPED_PROBLEMS: Final = 16
@@ -301,7 +301,7 @@ def checked(model: type[_Model], given: object, where: str) -> _Model:
     try:
         return model.model_validate(given)
     except ValidationError as e:
-        raise ConfigError(f"{where}: {explained(e, model)}") from e
+        raise ConfigError(f"{where}: {explain_errors(e, model)}") from e
 
 
 def load_sets(options: EvalOptions, settings: RolloutSettings, on_note: Callable[[str], None]) -> list[EvalSet]:

@@ -35,7 +35,7 @@ from strands_rollout.play.rows import json_line
 from strands_rollout.samples import parts_of
 from strands_rollout.secret_mask import masked_settings
 from strands_rollout.settings import RolloutSettings
-from strands_rollout.validation import explained_fault
+from strands_rollout.validation import explain_fault
 
 _RUN_FORMAT: Final = 1
 _REPORT_FORMAT: Final = 1
@@ -144,7 +144,7 @@ class SampleResult(_Read):
         try:
             return cls.model_validate(line)
         except ValidationError as e:
-            raise ValueError(explained_fault(e.errors()[0])) from e
+            raise ValueError(explain_fault(e.errors()[0])) from e
 
     @property
     def key(self) -> SampleKey:

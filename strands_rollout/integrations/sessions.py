@@ -36,7 +36,7 @@ from strands_rollout.samples import Sample, SampleLike
 from strands_rollout.slime_plugin.episode import ROUTING_HEADER
 from strands_rollout.slime_plugin.sample_writer import EndedEpisode, WritingRules, sibling_segments, write_episode
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
-from strands_rollout.validation import explained
+from strands_rollout.validation import explain_errors
 
 _ARGS: Final = SimpleNamespace()
 _Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -125,7 +125,7 @@ class SessionServer:
             except KeyError:
                 return _said(404, f"there is no session {request.match_info['id']!r}; it has ended, or never was")
             except ValidationError as e:
-                return _said(400, explained(e, SessionOptions))
+                return _said(400, explain_errors(e, SessionOptions))
             except RolloutError as e:
                 return _said(problem_of(e)[0], str(e))
 

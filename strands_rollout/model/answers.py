@@ -16,7 +16,7 @@ from strands_rollout.record.branch import UNPARSED, Answer, Branch
 from strands_rollout.record.tokens import Trajectory, Turn
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import CutTurnParser, ParseFailure, Reasoning, Segment, Text, ToolCall, ToolParser
-from strands_rollout.validation import explained
+from strands_rollout.validation import explain_errors
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def validated_output(output_model: type[T], message: dict[str, Any], tool_name: 
         return output_model.model_validate(json.loads(text) if arguments is None else arguments)
     except (ValidationError, ValueError, RecursionError) as e:
         got = f"a call with {arguments!r}" if arguments is not None else f"the text {text[:200]!r}"
-        why = explained(e, output_model) if isinstance(e, ValidationError) else e
+        why = explain_errors(e, output_model) if isinstance(e, ValidationError) else e
         raise StructuredOutputException(
             f"got {got}; expected a call of the tool {tool_name!r} with valid arguments, or their JSON alone: {why}"
         ) from e

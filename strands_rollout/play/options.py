@@ -155,9 +155,9 @@ class TryOptions:
     row: Annotated[int, Option(help="Index of the row in --data, from 0.", min=0, metavar="N")] = 0
     script: Annotated[
         Path | None,
-        Option(help="The policy's turns, written down as a YAML list.", exists=True, dir_okay=False, metavar="FILE"),
+        Option(help="YAML list of the policy's turns.", exists=True, dir_okay=False, metavar="FILE"),
     ] = None
-    you: Annotated[bool, Option("--you", help="You type the policy's turns; tools really run.")] = False
+    you: Annotated[bool, Option("--you", help="Type the policy's turns yourself.")] = False
     api_base: Annotated[
         str | None,
         Option(

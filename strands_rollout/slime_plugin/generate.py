@@ -70,7 +70,7 @@ async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
     try:
         with exits_as_errors("the episode", RuntimeError):
             settings = run_settings(call.args)
-            if settings.episode_workers.are_wanted:
+            if settings.episode_workers.is_enabled:
                 return await play_on_worker(call, settings)
     except errors.FailedGroupsError:
         raise

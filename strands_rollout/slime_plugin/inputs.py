@@ -27,9 +27,9 @@ from strands_rollout.settings import (
     CODE_TOOL_PATH,
     McpServer,
     RolloutSettings,
-    checked_settings,
     read_config_file,
     settings_from_args,
+    validate_settings,
 )
 from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
@@ -418,7 +418,7 @@ def with_row_settings(settings: RolloutSettings, metadata: object) -> RolloutSet
     elif schemas:
         overrides["tools"] = _tools_with_schemas(schemas, settings)
     values = {name: getattr(settings, name) for name in settings.model_fields_set}
-    return checked_settings({**values, **overrides}, f"{ROW_SETTINGS_KEY} of a row's metadata")
+    return validate_settings({**values, **overrides}, f"{ROW_SETTINGS_KEY} of a row's metadata")
 
 
 def _choose_tools(names: object, offered: Sequence[str | McpServer]) -> list[str | McpServer]:

@@ -35,7 +35,7 @@ from strands_rollout.samples import (
     take_fact,
     usable_number,
 )
-from strands_rollout.settings import TOOL_SHAPING_CEILING, RewardSettings, reward_settings
+from strands_rollout.settings import MAX_TOOL_SHAPING, RewardSettings, reward_settings
 from strands_rollout.slime_plugin.reward_groups import count_reward, failed_groups_of, take_episode_number
 from strands_rollout.slime_plugin.slime_adapter import uses_reward_func
 from strands_rollout.tool_parsers import Segment, Text, get_parser, parser_names
@@ -278,7 +278,7 @@ async def _default_reward(settings: RewardSettings, sample: object) -> RewardDic
     score = settings.correct if verdict.correct else settings.wrong
     if settings.tool_shaping and not verdict.correct:
         # slime's strands example shapes failures so: negative below two tool iterations
-        score += min(TOOL_SHAPING_CEILING, (_tool_iterations(sample) - 2) / 2 * 0.1)
+        score += min(MAX_TOOL_SHAPING, (_tool_iterations(sample) - 2) / 2 * 0.1)
     return _as_dict(score, verdict, "the sample has no label" if verdict.method == "no_label" else "")
 
 

@@ -230,7 +230,7 @@ def test_of_an_episode_that_could_not_begin_the_error_is_shown_alone(folder: Pat
 def test_a_default_prompt_that_speaks_of_a_missing_tool_is_warned_of(folder: Path, more: str, is_warned: bool) -> None:
     (folder / "rollout.yaml").write_text(f"strands_rollout: {{tools: [shop_of_try.lookup]{more}}}")
     shown = CliRunner().invoke(app, ["config", "rollout.yaml"]).output
-    assert ("system_prompt is the default, which speaks of execute_python_code" in shown) is is_warned
+    assert ("system_prompt is the default, which mentions execute_python_code" in shown) is is_warned
 
 
 def test_a_servers_model_is_played(folder: Path, shipped_tokenizer: Any) -> None:

@@ -455,9 +455,9 @@ async def test_agent_command_kills_escaped_processes(shipped_tokenizer):
     ("settings", "words"),
     [
         ({"agent_program": "programs.chat", "agent_factory": "programs.chat"}, "agent_factory and agent_program"),
-        ({"agent_program": "programs.chat", "hooks": ["x.y"]}, "leave out hooks"),
+        ({"agent_program": "programs.chat", "hooks": ["x.y"]}, "ignores hooks; remove it"),
         ({"resumable": "replay"}, "resumable is for agent_program"),
-        ({"agent_command": "claude -p"}, "needs {prompt}, or {task}"),
+        ({"agent_command": "claude -p"}, "needs {prompt} or {task}"),
         ({"agent_program": "programs.no_such"}, "no attribute 'no_such'"),
     ],
 )

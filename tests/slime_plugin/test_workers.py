@@ -40,7 +40,7 @@ from strands_rollout import Sample, generate, normalize_rewards, reward_func
 from strands_rollout.errors import ConfigError, WorkersLostError
 from strands_rollout.record.store import left_in
 from strands_rollout.record.weight_versions import KNOWN_VERSIONS
-from strands_rollout.settings import checked_settings
+from strands_rollout.settings import validate_settings
 from strands_rollout.slime_plugin import metrics, worker, workers
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall
 from strands_rollout.slime_plugin.workers import close_pools, pool_metrics
@@ -571,10 +571,10 @@ def test_an_evaluation_with_workers_reports_what_it_does_without(tmp_path: Path)
 def test_a_wrong_setting_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRANDS_ROLLOUT_EPISODE_WORKERS", "eight")
     with pytest.raises(ConfigError, match="STRANDS_ROLLOUT_EPISODE_WORKERS='eight'"):
-        checked_settings({}, "strands_rollout")
+        validate_settings({}, "strands_rollout")
     monkeypatch.undo()
-    per_node = checked_settings({"episode_workers": {"per_node": 2}}, "strands_rollout").episode_workers
-    assert (per_node.are_wanted, per_node.count) == (True, None)
+    per_node = validate_settings({"episode_workers": {"per_node": 2}}, "strands_rollout").episode_workers
+    assert (per_node.is_enabled, per_node.count) == (True, None)
     for given in (-1, {"count": None}, {"cpus": 2}, {"cout": 2}, {"count": 2, "max_episodes": 0}):
         with pytest.raises(ConfigError, match="episode_workers"):
-            checked_settings({"episode_workers": given}, "strands_rollout")
+            validate_settings({"episode_workers": given}, "strands_rollout")

@@ -1,20 +1,20 @@
-"""The tree of errors."""
+"""The exceptions of this package, a tree below `RolloutError`."""
 
 
 class RolloutError(Exception):
-    """Base of every error that this package raises on purpose."""
+    """Base class of all exceptions that this package defines."""
 
 
 class ConfigError(RolloutError):
-    """A setting is unknown, out of range, or contradicts another."""
+    """A setting or option is unknown, invalid, or contradicts another."""
 
 
 class PolicyEndedError(RolloutError):
-    """What gives a policy's turns (a script, a person, an API) has no further one, or has one too many."""
+    """The source of the policy's turns (a script, a person, an API) has too few or too many turns."""
 
 
 class PromptError(RolloutError):
-    """A dataset row's prompt can't be turned into chat messages."""
+    """A row's prompt can't be converted to chat messages."""
 
 
 class TemplateError(RolloutError):
@@ -22,12 +22,12 @@ class TemplateError(RolloutError):
 
 
 class TemplateDifferenceError(TemplateError):
-    """A template makes other tokens of the same messages than it must.
+    """A template renders other tokens than expected.
 
     Attributes:
-        got: What it makes, from the place on that was compared.
-        expected: What it would have to.
-        position: The first token that differs, in both.
+        got: The rendered tokens, from the start of the comparison.
+        expected: The expected tokens.
+        position: Index of the first token that differs, in both.
     """
 
     def __init__(self, message: str, *, got: list[int], expected: list[int], position: int) -> None:
@@ -38,14 +38,16 @@ class TemplateDifferenceError(TemplateError):
 
 
 class TrajectoryError(RolloutError):
-    """Tokens, mask or logprobs would no longer describe one exact token sequence."""
+    """Tokens, loss mask and logprobs would not describe the same exact token sequence."""
 
 
 class UnsendableTextError(TrajectoryError):
-    """A token of an image or another medium, or its text, stands for none: no engine takes it.
+    """A prompt has a placeholder token of an image or other medium, or its text, without the medium.
+
+    No engine accepts such a prompt.
 
     Attributes:
-        is_sampled: The policy has sampled it in the turn that fails, so that no prompt is to blame.
+        is_sampled: Whether the policy sampled the token in the failing turn, so that the prompt is not the cause.
     """
 
     def __init__(self, message: str, *, is_sampled: bool = False) -> None:
@@ -54,11 +56,11 @@ class UnsendableTextError(TrajectoryError):
 
 
 class ResumeError(RolloutError):
-    """The saved state of an aborted episode can't be written, read, or used with its tokens."""
+    """The saved state of an aborted episode can't be written or read, or does not match its tokens."""
 
 
 class BudgetExhaustedError(RolloutError):
-    """No token of a budget is left for another model turn, or for the rest of an aborted one.
+    """A budget has no token left for another turn, or for the rest of an aborted turn.
 
     Attributes:
         budget: The budget's name: "turn", "response" or "context".
@@ -78,7 +80,7 @@ class EngineUnavailableError(EngineError):
 
 
 class EngineRejectedError(EngineError):
-    """The server refused the request itself (400, 404, 422 ...); sending it again can't help.
+    """The server rejected the request (400, 404, 422 ...); a retry would fail too.
 
     Attributes:
         status_code: The HTTP status.
@@ -93,7 +95,7 @@ class EngineOverlongError(EngineRejectedError):
     """The request is longer than the server's context.
 
     Attributes:
-        context_length: The server's limit in tokens, where its message names it.
+        context_length: The server's limit in tokens; None if its message does not name it.
     """
 
     def __init__(self, message: str, *, status_code: int, context_length: int | None) -> None:
@@ -102,7 +104,7 @@ class EngineOverlongError(EngineRejectedError):
 
 
 class EngineResponseError(EngineError):
-    """The server answered 200 with something that is not a valid generation."""
+    """The server answered 200 with a body that is not a valid generation."""
 
 
 class EngineAbortedError(EngineError):
@@ -110,48 +112,48 @@ class EngineAbortedError(EngineError):
 
 
 class ToolError(RolloutError):
-    """A tool can't be loaded or is not a Strands tool."""
+    """A tool, or other code of the user, can't be loaded or has the wrong type."""
 
 
 class SandboxError(RolloutError):
-    """The code executor itself failed; never the fault of the code that it was given."""
+    """The code executor failed, independently of the code that it ran."""
 
 
 class UnplayableAgentError(ConfigError):
-    """An agent that takes part in an episode can't be played as it was made, or asked; never the policy's fault."""
+    """The user's code builds or calls an agent in a way that can't be trained; never caused by the policy."""
 
 
 class NoModelError(UnplayableAgentError):
-    """An agent that takes part in an episode was given no model, so that it asks Strands' default."""
+    """An agent in an episode has no model, so that it would call Strands' default model."""
 
 
 class BlockingCallError(UnplayableAgentError):
-    """An agent was asked without `await` on the event loop that plays episodes, all of which would stand still."""
+    """An agent was called without `await` on the event loop of the episodes, which would block all of them."""
 
 
 class TeamLimitError(RolloutError):
-    """A swarm or graph ended at a limit of its own, such as its handoffs."""
+    """A swarm or graph reached a limit of its own, such as its maximum handoffs."""
 
 
 class EnvironmentFaultError(RolloutError):
-    """A resource or the environment of an episode failed, or a judge of it; never the fault of the policy."""
+    """A resource, the environment or a judge of an episode failed; never caused by the policy."""
 
 
 class LostEpisodeError(RolloutError):
-    """The process that ran an episode died, and nothing can continue the episode."""
+    """The process that played an episode died, and the episode can't be continued."""
 
 
 class FailedGroupsError(RolloutError):
-    """So many groups of training samples have failed in a row that the run is ended."""
+    """Too many consecutive groups of training samples failed; the run ends."""
 
 
 class WorkersLostError(FailedGroupsError):
-    """An episode worker dies again and again, so that the run is ended."""
+    """An episode worker died too many times; the run ends."""
 
 
 class ExportError(RolloutError):
-    """A sample, a request or an answer has no form that another trainer takes."""
+    """A sample, request or response can't be converted to another trainer's format."""
 
 
 class DumpError(RolloutError):
-    """A dump can't be written, or can't be read: it is broken, of a newer version, or holds what is not read."""
+    """A dump can't be written or read: it is broken, of a newer version, or of an unknown format."""

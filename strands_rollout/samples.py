@@ -1,7 +1,7 @@
-"""slime's `Sample`: a stand-in where slime is not installed, and what a finished sample says of its episode.
+"""slime's `Sample`: a stand-in for use without slime, and views of finished samples and their episodes' facts.
 
-Metadata is not trusted: facts may be absent, foreign or of another version. What can't be read is reported once and
-left out.
+Metadata is not trusted: facts may be missing, foreign or of another version. Facts that can't be read are logged once
+and left out.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ T = TypeVar("T")
 
 
 class SlimeArgs(Protocol):
-    """slime's arguments, an argparse Namespace: read with `getattr`, since releases and jobs have different ones."""
+    """slime's arguments, an argparse Namespace; read with `getattr`, since releases have different arguments."""
 
 
 class SampleLike(Protocol):
-    """slime's `Sample` of any release, or ours: the fields that this package reads and writes.
+    """The fields of a sample that this package reads and writes; implemented by each release of slime, and by `Sample`.
 
-    Any stands for what may be None before an episode or has a type of slime's own. Fields that only some releases have
-    are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
+    The type is Any for fields that may be None before an episode, or have a type of slime. Fields that only some
+    releases have are read with `getattr`. The class has the enum `Status`: see `statuses_of`.
     """
 
     status: Any
@@ -56,17 +56,17 @@ class SampleLike(Protocol):
     non_generation_time: float
 
     def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's
-        """The reward, of a dict that under slime's reward key."""
+        """Return the reward; if it is a dict, its value at slime's reward key."""
 
 
-def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or ours
-    """The enum of a sample's statuses."""
+def statuses_of(sample: object) -> Any:  # noqa: ANN401 - slime's enum or this package's
+    """Return the enum class of a sample's statuses."""
     return type(sample).Status  # type: ignore[attr-defined]
 
 
 @dataclass
 class Sample:
-    """One episode as slime's trainer reads it; see slime's own class for the meaning of each field."""
+    """A sample of slime's trainer; see slime's class of the same name for the meaning of each field."""
 
     group_index: int | None = None
     index: int | None = None
@@ -91,7 +91,7 @@ class Sample:
     teacher_log_probs: list[float] | None = None
 
     class Status(Enum):
-        """What became of the episode."""
+        """Status of the episode."""
 
         PENDING = "pending"
         COMPLETED = "completed"
@@ -117,26 +117,26 @@ class Sample:
         completion_token_num: int = 0
 
         def add(self, meta_info: Mapping[str, Any]) -> None:
-            """Count one request; its completion tokens go by another name in `meta_info`."""
-            _count(self, {**meta_info, "completion_token_num": meta_info.get("completion_tokens", 0)})
+            """Add the counts of a request."""
+            _add_counts(self, {**meta_info, "completion_token_num": meta_info.get("completion_tokens", 0)})
 
     spec_info: SpecInfo = field(default_factory=SpecInfo)
 
     @dataclass
     class PrefixCacheInfo:
-        """Sums over an episode's requests: tokens read from the engine's prefix cache, and tokens read in all."""
+        """Sums over an episode's requests: tokens read from the engine's prefix cache, and all prompt tokens."""
 
         cached_tokens: int = 0
         total_prompt_tokens: int = 0
 
         @property
         def prefix_cache_hit_rate(self) -> float:
-            """Cached share of the prompt tokens, 0.0 when there were none."""
+            """Cached share of the prompt tokens; 0.0 if there were no prompt tokens."""
             return self.cached_tokens / self.total_prompt_tokens if self.total_prompt_tokens else 0.0
 
         def add(self, meta_info: Mapping[str, Any]) -> None:
-            """Count one request."""
-            _count(self, {**meta_info, "total_prompt_tokens": meta_info.get("prompt_tokens", 0)})
+            """Add the counts of a request."""
+            _add_counts(self, {**meta_info, "total_prompt_tokens": meta_info.get("prompt_tokens", 0)})
 
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
 
@@ -151,13 +151,14 @@ class Sample:
         text: str | None = None,
         update_terminal_info: bool = True,
     ) -> None:
-        """Append response tokens with their mask and logprobs, and their text to the response; as slime's own method.
+        """Append response tokens with their loss mask, logprobs and text, as slime's method of the same name.
 
-        `log_probs` has one per token where they are `trainable`, that is, the policy's. With `update_terminal_info`,
-        SGLang's `meta_info` is counted, and sets weight version and status.
+        `log_probs` has one logprob per token if the tokens are `trainable`, that is, sampled by the policy; else it is
+        None. With `update_terminal_info`, SGLang's `meta_info` adds to the counts and sets weight version and status.
 
         Raises:
-            ValueError: Trainable tokens lack logprobs, others have some, lengths disagree, or earlier tokens have none.
+            ValueError: Trainable tokens have no logprobs, other tokens have some, lengths differ, or the sample has
+                earlier response tokens without logprobs.
         """
         new = list(tokens or [])
         _check_appended(self, new, log_probs, trainable=trainable)
@@ -176,13 +177,13 @@ class Sample:
             _count_request(self, args, meta_info)
 
     def to_dict(self) -> dict[str, Any]:
-        """All attributes; status and counters as plain values, the others as they are."""
+        """Return all attributes; status and counters as plain values, the others unchanged."""
         counters = {name: dict(vars(getattr(self, name))) for name in ("spec_info", "prefix_cache_info")}
         return {**vars(self), **counters, "status": self.status.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
-        """The inverse of `to_dict`; what is no field becomes an attribute, as in slime."""
+        """Build a sample from the result of `to_dict`; keys that are no fields become attributes, as in slime."""
         names = {item.name for item in fields(cls)}
         values = {key: value for key, value in data.items() if key in names}
         values["status"] = cls.Status(data["status"])
@@ -193,32 +194,32 @@ class Sample:
         return sample
 
     def get_reward_value(self, args: Any) -> object:  # noqa: ANN401 - slime's signature
-        """The reward, or its `args.reward_key` entry."""
+        """Return the reward, or its value at `args.reward_key`."""
         return self.reward[args.reward_key] if getattr(args, "reward_key", None) else self.reward  # type: ignore[index]
 
     @property
     def effective_response_length(self) -> int:
-        """Trained response tokens."""
+        """Number of trained response tokens."""
         return sum(self.loss_mask) if self.loss_mask is not None else self.response_length
 
 
-def _count(counters: object, amounts: Mapping[str, Any]) -> None:
-    """Add to each counter the amount of its name."""
-    for name, sum_so_far in vars(counters).items():
-        setattr(counters, name, sum_so_far + amounts.get(name, 0))
+def _add_counts(counters: object, amounts: Mapping[str, Any]) -> None:
+    """Add to each counter the amount of the same name."""
+    for name, total in vars(counters).items():
+        setattr(counters, name, total + amounts.get(name, 0))
 
 
 def _check_appended(sample: Sample, new: list[int], log_probs: Sequence[float] | None, *, trainable: bool) -> None:
     if new and trainable != (log_probs is not None):
         raise ValueError(
-            f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected them for trainable tokens only"
+            f"got log_probs={log_probs!r:.80} with trainable={trainable}; expected log_probs for trainable tokens only"
         )
     if log_probs is not None and len(log_probs) != len(new):
-        raise ValueError(f"got {len(log_probs)} log_probs for {len(new)} tokens; expected one each")
+        raise ValueError(f"got {len(log_probs)} log_probs for {len(new)} tokens; expected {len(new)}")
     if new and trainable and sample.rollout_log_probs is None and sample.response_length:
         raise ValueError(
             f"got trainable tokens after {sample.response_length} response tokens without rollout_log_probs; "
-            "expected one for each of those"
+            "expected a logprob for each of these"
         )
 
 
@@ -228,25 +229,25 @@ def _count_request(sample: Sample, args: object, meta_info: Mapping[str, Any]) -
     sample.prefix_cache_info.add(meta_info)
     if "weight_version" in meta_info:
         sample.weight_versions.append(meta_info["weight_version"])
-    ended = {"length": sample.Status.TRUNCATED, "abort": sample.Status.ABORTED, "stop": sample.Status.COMPLETED}
-    sample.status = ended.get(meta_info["finish_reason"]["type"], sample.status)
+    statuses = {"length": sample.Status.TRUNCATED, "abort": sample.Status.ABORTED, "stop": sample.Status.COMPLETED}
+    sample.status = statuses.get(meta_info["finish_reason"]["type"], sample.status)
 
 
 METADATA_KEY: Final = "strands_rollout"
-"""Where a sample's metadata holds the facts of its episode."""
+"""Key of an episode's facts in its sample's metadata."""
 METADATA_VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """The facts of an episode, by the names that they have in `sample.metadata["strands_rollout"]`.
+    """The facts of an episode, under the names that they have in `sample.metadata["strands_rollout"]`.
 
-    `slime_plugin.sample_writer` writes them when the episode has ended; `add_facts` adds the few that are known only
-    later. Read them with `facts_of`. None means unknown: a failed sample, one of a sub-agent, one of another generate
-    function or an old dump has fewer of them.
+    `slime_plugin.sample_writer` writes them at the end of the episode; `add_facts` adds facts that are known only
+    later. Read them with `facts_of`. None means unknown: failed samples, samples of sub-agents or of another generate
+    function, and old dumps have fewer facts.
 
-    Seconds are wall-clock time; positions count all tokens of the sample, prompt included; turns count from 0. The
-    facts of a resumed episode include those before it was aborted.
+    Seconds are wall-clock time. Positions are indices into all tokens of the sample, prompt included. Turns count from
+    0. The facts of a resumed episode include those from before its abort.
     """
 
     version: int | None = None
@@ -254,125 +255,127 @@ class EpisodeFacts:
     stop_reason: str | None = None
     """Why the episode ended: a value of `StopReason`."""
     error: str | None = None
-    """The error that ended it, at most 2,000 characters; null where there was none."""
+    """The error that ended the episode, at most 2,000 characters; null if there was none."""
     final_text: str | None = None
-    """The last turn as sampled, or the answer that a program returned: the text that is graded."""
+    """The text that is graded: the last turn as sampled, or the answer that a program returned."""
     final_in_reasoning: bool | None = None
-    """True if the prompt had opened the reasoning that `final_text` begins in."""
+    """True if `final_text` begins within reasoning that the prompt opened."""
     final_is_cut: bool | None = None
-    """True if the last turn ended at a limit, in the middle."""
+    """True if a limit cut the last turn off."""
     template_kwargs: Mapping[str, Any] | None = None
-    """Arguments with which the chat template was rendered."""
+    """Variables of the chat template."""
     turns: int | None = None
-    """Number of turns, each one answer of the policy."""
+    """Number of turns."""
     parse_failures: int | None = None
     """Number of malformed tool calls."""
     transient_texts: int | None = None
-    """Number of messages that the policy read with a text that the agent's history lacks."""
+    """Number of messages that the policy read with text that is not in the agent's history."""
     generate_s: float | None = None
-    """Seconds at the engine."""
+    """Seconds of requests to the engine."""
     turn_s: list[float] | None = None
-    """Seconds at the engine, by turn."""
+    """Seconds of requests to the engine, by turn."""
     requests: list[Any] | None = None
-    """`[turn, start, seconds]` of each accepted answer of the engine, its start in seconds since the episode began."""
+    """`[turn, start, seconds]` of each accepted answer of the engine; start in seconds since the episode began."""
     tool_parser: str | None = None
-    """Name of the parser that read the tool calls; null for one that was handed over as an object."""
+    """Name of the tool parser; null for a parser object without a name."""
     sampled_tokens: int | None = None
     """Number of tokens that the policy sampled."""
     spans: list[Any] | None = None
-    """`[turn, start, end, weight_version]` of each stretch of sampled tokens, by position."""
+    """`[turn, start, end, weight_version]` of each span of sampled tokens, by position."""
     weight_versions: list[Any] | None = None
-    """Distinct weight versions in the order of their first token."""
+    """Distinct weight versions, in the order of their first token."""
     version_numberings: list[Any] | None = None
-    """Ids of the runs that numbered its weight versions, the last one last."""
+    """Ids of the runs that numbered the weight versions, in order."""
     tool_iterations: int | None = None
     """Number of turns whose tool calls were run."""
     tool_calls: int | None = None
     """Number of tool calls that were run."""
     user_turns: int | None = None
-    """Number of the user's messages after the first."""
+    """Number of user messages after the first."""
     tool_errors: int | None = None
     """Number of tool calls that failed."""
     tool_timeouts: int | None = None
-    """Number of tool calls that ran out of time."""
+    """Number of tool calls that timed out."""
     unknown_tools: int | None = None
     """Number of calls of tools that the agent does not have."""
     tool_s: float | None = None
-    """Seconds in tools; tools that ran at once count each."""
+    """Seconds in tools, summed over concurrent calls."""
     calls: list[Any] | None = None
-    """Each tool call: `id`, `tool`, `status`, start `at_s` and length `s` in seconds, and the `sandbox`'s report."""
+    """Tool calls, each with `id`, `tool`, `status`, start `at_s` and duration `s` in seconds, and the `sandbox`'s
+    report."""
     code: Mapping[str, Any] | None = None
     """Counts and seconds of the code tool, by name."""
     duration_s: float | None = None
     """Seconds of the whole episode."""
     segments: int | None = None
-    """Number of trajectories of the main agent: 1, and 1 more for each time its history was rewritten."""
+    """Number of segments of the main agent: 1 plus the number of times its history was rewritten."""
     stale_tokens: int | None = None
-    """Number of sampled tokens that are masked, since their weights were too old."""
+    """Number of sampled tokens that are masked because their weights were too old."""
     ended_by: str | None = None
-    """The reason why a sibling's history was continued by another one; empty where it ended by itself."""
+    """Why another sibling continues this segment; empty for the last segment."""
     dropped_sampled_tokens: int | None = None
     """Number of sampled tokens that are in no sample."""
     budgets: Mapping[str, Any] | None = None
-    """Used shares of the limits, from 0 to 1, by name; null where there is no limit."""
+    """Used share of each limit, from 0 to 1, by name; null without a limit."""
     aborts: int | None = None
-    """Number of times that the sample came back ABORTED."""
+    """Number of times that the sample was returned ABORTED."""
     resumes: int | None = None
-    """Number of times that it was resumed."""
+    """Number of times that the sample was resumed."""
     engine_aborts: int | None = None
-    """Number of requests that the engine aborted and that were continued in place."""
+    """Number of requests that the engine aborted and this package continued."""
     resume: Mapping[str, Any] | None = None
     """The state from which an aborted episode is resumed."""
     sampling_params: Mapping[str, Any] | None = None
     """slime's sampling parameters."""
     environment_score: object | None = None
-    """The score of the environment or of the program that played: a number, or a mapping with `score`."""
+    """The score from the environment or the agent program: a number, or a mapping with `score`."""
     gateway: Mapping[str, Any] | None = None
-    """Counts of the endpoint that a program asked, and how its process ended."""
+    """Counts of the endpoint that an agent program called, and how its process ended."""
     question: str | None = None
-    """The question that the environment asked in place of the row's."""
+    """The environment's question, if it replaced the row's."""
     evaluated: Mapping[str, Any] | None = None
-    """The messages, tools and state that evaluators read."""
+    """The messages, tools and state for evaluators."""
     evaluation: bool | None = None
     """True for a sample of an evaluation."""
     fan_out: Mapping[str, Any] | None = None
-    """`part` (the main agent's is 0), `of` (number of samples) and `kind` of a sample of a fan-out."""
+    """With fan-out: `part` (0 for the main agent), `of` (number of samples) and `kind` of the sample."""
     episode_number: int | None = None
-    """Number of the episode in its job, until its reward is known."""
+    """Number of the episode in its job; removed when its reward is known."""
     reward_ahead: Mapping[str, Any] | None = None
-    """The reward that an episode worker has computed, until slime asks for it."""
+    """The reward that an episode worker computed; removed when slime requests it."""
     score_s: float | None = None
-    """Seconds in the reward function, where an episode worker has called it."""
+    """Seconds of the reward function in an episode worker."""
     queue_s: float | None = None
     """Seconds waiting for an episode worker."""
     reward: Mapping[str, Any] | None = None
-    """The result of `reward_func`, where slime is given only its number."""
+    """The result of `reward_func`, if slime receives only its number."""
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EpisodeFacts:
-        """Facts from metadata, which is not trusted: a value of another type, or an infinite number, is unknown."""
+        """Read facts from untrusted metadata; values of a wrong type and infinite numbers are unknown."""
         known = {
             name: value
-            for name, kind in _kinds_of_facts().items()
-            if name in given and (value := _read(given[name], kind)) is not None
+            for name, kind in _fact_types().items()
+            if name in given and (value := _read_fact(given[name], kind)) is not None
         }
         return cls(**known)
 
     def to_metadata(self) -> dict[str, Any]:
-        """The known facts by name, and null for the error of an episode that had none and a parser without a name."""
-        values = {name: getattr(self, name) for name in _kinds_of_facts()}
-        is_null = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
-        return {name: value for name, value in values.items() if value is not None or is_null.get(name)}
+        """Return the known facts by name; `error` and `tool_parser` may be None, which means there was none."""
+        values = {name: getattr(self, name) for name in _fact_types()}
+        keeps_none = {"error": self.stop_reason is not None, "tool_parser": self.template_kwargs is not None}
+        return {name: value for name, value in values.items() if value is not None or keeps_none.get(name)}
 
 
 @functools.cache
-def _kinds_of_facts() -> dict[str, type]:
-    """Classes of the facts by name, from their annotations `KIND | None`."""
+def _fact_types() -> dict[str, type]:
+    """Return the classes of the facts by name, from their annotations `TYPE | None`."""
     kinds = {name: get_args(hint)[0] for name, hint in get_type_hints(EpisodeFacts).items()}
     return {name: get_origin(kind) or kind for name, kind in kinds.items()}
 
 
-def _read(value: object, kind: type) -> Any:  # noqa: ANN401 - of that kind
+def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance of `kind`
+    """Return the value if it is an instance of `kind`, else None; a whole float is read as an int."""
     if kind is bool or kind not in (int, float):
         return value if isinstance(value, kind) else None
     number = finite(value)
@@ -382,53 +385,54 @@ def _read(value: object, kind: type) -> Any:  # noqa: ANN401 - of that kind
 
 
 def facts_of(sample: object) -> EpisodeFacts:
-    """The facts of the sample's episode; none are known of a foreign sample."""
+    """Return the facts of the sample's episode; all unknown for a foreign sample."""
     return EpisodeFacts.read(recorded_facts(getattr(sample, "metadata", None)))
 
 
 def recorded_facts(metadata: object) -> Mapping[str, Any]:
-    """The facts as they stand in a sample's metadata, other programs' keys included; empty where there are none."""
+    """Return the raw mapping of facts in a sample's metadata, unknown keys included; empty if there is none."""
     facts = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
     return facts if isinstance(facts, Mapping) else {}
 
 
 def add_facts(sample: SampleLike, added: EpisodeFacts) -> None:
-    """Add to a sample facts that are known only after its episode has been written."""
+    """Add facts to a sample that are known only after its episode has been written."""
     sample.metadata[METADATA_KEY] = {**recorded_facts(sample.metadata), **added.to_metadata()}
 
 
 def take_fact(sample: object, name: Literal["episode_number", "reward_ahead"]) -> Any:  # noqa: ANN401 - of either kind
-    """Remove a fact that one call leaves for a later one, and return it; None where there is none."""
+    """Remove and return a fact that an earlier call left for this one; None if there is none."""
     facts = recorded_facts(getattr(sample, "metadata", None))
     return facts.pop(name, None) if isinstance(facts, dict) else None
 
 
 PART_PREFIX: Final = "parts/"
-"""Before the names of a reward's further numbers, in its dict."""
+"""Prefix of the keys of a reward's parts in its dict."""
 REWARD_FAILED: Final = "error"
+"""The method of a reward whose function failed."""
 NO_JUDGE: Final = "no_judge"
-"""The method of a reward whose judge failed: an outage."""
+"""The method of a reward whose judge is unavailable."""
 FAILED_METHODS: Final = frozenset({REWARD_FAILED, NO_JUDGE})
-"""The methods of rewards that say nothing of the answer: the sample is not trained."""
+"""The methods of failed rewards, whose samples are not trained on."""
 UNGRADED_METHODS: Final = FAILED_METHODS | {"no_label"}
-"""The methods of rewards that don't tell a right answer from a wrong one: an evaluation does not count the sample."""
-_LARGEST_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: more would be infinite there
-_ROLLOUT_IDS: Final = ("rollout_id", "group_id")  # the second is slime 0.3.0's name for it
+"""The methods of rewards without a verdict on the answer, whose samples an evaluation does not count."""
+_MAX_FLOAT32: Final = 3.4028234663852886e38  # the trainer's tensors are float32: larger numbers are infinite there
+_ROLLOUT_ID_FIELDS: Final = ("rollout_id", "group_id")  # group_id: the name in slime 0.3.0
 
 
 def rollout_id_field(sample: object) -> str | None:
-    """The field that the siblings of a fan-out share; None where a Sample has none, as slime's before 0.3.0."""
-    return next((name for name in _ROLLOUT_IDS if hasattr(sample, name)), None)
+    """Return the name of the field that a fan-out's siblings share; None if there is none, as before slime 0.3.0."""
+    return next((name for name in _ROLLOUT_ID_FIELDS if hasattr(sample, name)), None)
 
 
 def rollout_id_of(sample: object) -> int | None:
-    """What the siblings of a fan-out share."""
+    """Return the rollout id, which the siblings of a fan-out share."""
     name = rollout_id_field(sample)
     return None if name is None else getattr(sample, name)
 
 
 def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """The last user message of a prompt."""
+    """Return the text of the last user message of a prompt."""
     if isinstance(prompt, str):
         return prompt
     texts = [str(message.get("content", "")) for message in prompt if message.get("role") == "user"]
@@ -436,9 +440,9 @@ def question_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
 
 
 def usable_number(value: object) -> float | None:
-    """A number that a trainer can compute with, as a float; None for text, and for what is not finite in float32.
+    """Return the value as a float; None for strings, and for numbers that are not finite in float32.
 
-    Takes whatever converts to a float: bool, Decimal, Fraction, scalars of NumPy and torch.
+    Accepts anything that converts to a float: bool, Decimal, Fraction, scalars of NumPy and torch.
     """
     if isinstance(value, str | bytes | bytearray):
         return None
@@ -446,23 +450,23 @@ def usable_number(value: object) -> float | None:
         number = float(value)  # type: ignore[arg-type]
     except Exception:  # a foreign number's conversion may raise anything
         return None
-    return number if abs(number) <= _LARGEST_FLOAT32 else None
+    return number if abs(number) <= _MAX_FLOAT32 else None
 
 
 def fan_out_part(sample: object) -> int | None:
-    """Which of its fan-out's siblings the sample is, the main agent being 0; None for a sample of no fan-out."""
+    """Return the sample's number in its fan-out, 0 for the main agent; None without fan-out."""
     part = (facts_of(sample).fan_out or {}).get("part")
     return part if isinstance(part, int) else None
 
 
 def reward_details(sample: object) -> Mapping[str, Any]:
-    """The dict of the sample's reward function; empty where it gave nothing but a number."""
+    """Return the dict that the reward function returned; empty if it returned only a number."""
     reward = getattr(sample, "reward", None)
     return reward if isinstance(reward, Mapping) else facts_of(sample).reward or {}
 
 
 def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The values of each part of several rewards, by its key `parts/NAME`."""
+    """Return the values of each part in several rewards, by its key `parts/NAME`."""
     values: dict[str, list[float]] = {}
     for key, value in (entry for reward in rewards for entry in reward.items()):
         if key.startswith(PART_PREFIX) and (number := finite(value)) is not None:
@@ -470,27 +474,27 @@ def parts_of(rewards: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     return values
 
 
-# the spans that slime 0.3 opens around a reward function (slime/rollout/sglang_rollout.py)
+# the spans that slime 0.3 traces around a reward function (slime/rollout/sglang_rollout.py)
 _SCORE_SPANS: Final = frozenset({"reward_model", "group_reward_model"})
 _INTEGER: Final = re.compile(r"-?\d{1,18}")
 
 
 def run_metric(name: str, compute: Callable[[], T], *, of_sample: bool = False) -> T | None:
-    """Compute a metric; None where it fails, with one warning in the process's life.
+    """Compute a metric; if it fails, log a warning once per process and return None.
 
-    `of_sample` says that it is one sample's part of a metric, for which the other samples still count.
+    `of_sample` means that `compute` is about a single sample, without which the metric is still logged.
     """
     try:
         return compute()
-    except Exception as e:  # a training run must not end for want of a metric, nor a metric for one odd sample
-        lost = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
-        words = f"{lost} name=%s error=%s"
-        log_once(logger, logging.WARNING, words, name, type(e).__name__, exc_info=e)
+    except Exception as e:  # a failing metric must not end a training run
+        problem = "metric failed for a sample and left it out" if of_sample else "metric failed and was left out"
+        message = f"{problem} name=%s error=%s"
+        log_once(logger, logging.WARNING, message, name, type(e).__name__, exc_info=e)
         return None
 
 
-def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
-    """`read` with None where the sample can't be read."""
+def _none_if_unreadable(read: Callable[P, T]) -> Callable[P, T | None]:
+    """Return `read`, changed to log a warning and return None if it raises."""
 
     @functools.wraps(read)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -501,69 +505,69 @@ def _readable(read: Callable[P, T]) -> Callable[P, T | None]:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSample:
-    """A read-only view of a sample; what it lacks, or can't be read, is None, never a guess."""
+    """A read-only view of a sample; values that are missing or unreadable are None."""
 
-    sample: Any  # slime's Sample, ours, or anything else
+    sample: Any  # slime's Sample, this package's, or any object
     facts: EpisodeFacts
 
     @property
-    @_readable
+    @_none_if_unreadable
     def status(self) -> str | None:
-        """The value of slime's status: "completed", "truncated" ..."""
+        """Value of slime's status, such as "completed"."""
         status = getattr(self.sample, "status", None)
         return None if status is None else str(getattr(status, "value", status))
 
     @property
     def is_ungraded(self) -> bool:
-        """Whether its reward could not tell a right answer from a wrong one, as while a judge is away."""
+        """Whether the reward has no verdict on the answer, for example because the judge was unavailable."""
         return self.graded.get("method") in UNGRADED_METHODS
 
     @property
     def is_missing(self) -> bool:
-        """Whether it says nothing of the policy: its episode or its reward failed, by no fault of the policy's."""
+        """Whether the episode or its reward failed because of the infrastructure, so that the sample counts nowhere."""
         return self.status in ("failed", "aborted") or self.is_ungraded
 
     @property
     def graded(self) -> Mapping[str, Any]:
-        """What the reward function found; empty where it gave nothing but a number."""
+        """The dict that the reward function returned; empty if it returned only a number."""
         return run_metric("graded", lambda: reward_details(self.sample), of_sample=True) or {}
 
     @property
-    @_readable
+    @_none_if_unreadable
     def is_removed(self) -> bool:
-        """Whether the sample is kept out of training."""
+        """Whether the sample is excluded from training."""
         return bool(getattr(self.sample, "remove_sample", False))
 
     @property
     def weight_versions(self) -> list[str]:
-        """Distinct weight versions that it was sampled with, as far as the engine named them, in order."""
+        """Distinct weight versions that the engine reported for the sampled tokens, in order."""
         known = self.facts.weight_versions or []
         return list(dict.fromkeys(str(version) for version in known if version is not None))
 
     @property
     def weight_version_spread(self) -> int | None:
-        """Newest less oldest weight version; None unless all are integers, and counted by one run."""
+        """Newest minus oldest weight version; None unless all are integers of the same version numbering."""
         versions, numberings = self.weight_versions, self.facts.version_numberings or ()
         if len(numberings) > 1 or not versions or not all(map(_INTEGER.fullmatch, versions)):
             return None
         return max(map(int, versions)) - min(map(int, versions))
 
     @property
-    @_readable
+    @_none_if_unreadable
     def response_length(self) -> float | None:
-        """Tokens after the prompt."""
+        """Number of tokens after the prompt."""
         return finite(getattr(self.sample, "response_length", None))
 
     @property
     def turn_bounds(self) -> list[tuple[int, int]] | None:
-        """Where each turn that sampled any begins and ends in the tokens; None where the facts don't say."""
+        """Start and end position of each turn that sampled tokens; None if unknown."""
         bounds = self.bounds_by_turn
         return None if bounds is None else [(start, end) for start, end in bounds.values() if end > start]
 
     @property
-    @_readable
+    @_none_if_unreadable
     def bounds_by_turn(self) -> dict[int, tuple[int, int]] | None:
-        """By the turn's number from 0, where it begins and ends in the tokens; None where the facts don't say."""
+        """Start and end position of each turn, by its number from 0; None if unknown."""
         spans, tokens = self.facts.spans, getattr(self.sample, "tokens", None)
         if spans is None or not isinstance(tokens, list):
             return None
@@ -576,9 +580,9 @@ class FinishedSample:
         return bounds
 
     @property
-    @_readable
+    @_none_if_unreadable
     def score_s(self) -> float | None:
-        """Seconds in the reward function, by slime's trace and in an episode worker; None where nobody says."""
+        """Seconds in the reward function, from slime's trace and the episode worker; None if unknown."""
         trace = getattr(self.sample, "trace", None)
         events = trace.get("events") if isinstance(trace, Mapping) else None
         starts: dict[object, float] = {}
@@ -592,9 +596,9 @@ class FinishedSample:
                 seconds.append(event["ts"] - starts.pop(span_id))
         return finite(sum(seconds)) if seconds else None
 
-    @_readable
+    @_none_if_unreadable
     def reward(self, key: str | None) -> float | None:
-        """The reward, or its entry `key` where it is a dict."""
+        """Return the reward's number; if the reward is a dict, its value at `key`."""
         reward = getattr(self.sample, "reward", None)
         if isinstance(reward, Mapping):
             reward = reward.get(key)
@@ -602,7 +606,7 @@ class FinishedSample:
 
 
 def finished_samples(samples: object) -> list[FinishedSample]:
-    """Views of all samples of a step, in order; lists of samples (a fan-out) may be nested."""
+    """Return views of all samples of a step, in order; lists may be nested, as with fan-out."""
     if samples is None:
         return []
     if isinstance(samples, list | tuple):
@@ -612,7 +616,7 @@ def finished_samples(samples: object) -> list[FinishedSample]:
 
 
 def finite(value: object) -> float | None:
-    """A finite number as a float; None for anything else, a bool included."""
+    """Return a finite number as a float; None for anything else, including bools."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     with suppress(OverflowError):

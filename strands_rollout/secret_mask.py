@@ -1,7 +1,7 @@
-"""Secrets in nested plain values, masked: by their key in a mapping, by their place in a text, or by their value.
+"""Mask secrets in nested plain values: by the key in a mapping, by the position in a text, or by value.
 
-A text's secrets are the user and password and the parameters of a URL, a bearer token, and of a command's arguments
-those whose name means a secret (`--api-key x`, `TOKEN=x`).
+Secrets in a text are the user, password and secret parameters of a URL, bearer tokens, and arguments of a command whose
+name means a secret (`--api-key x`, `TOKEN=x`).
 """
 
 import os
@@ -39,46 +39,49 @@ _HARMLESS_HEADERS: Final = (
 _NO_SECRETS: Final = (None, "", True, False)
 
 
-def masked(value: object, secret_key: re.Pattern[str]) -> Json:
-    """The value with its secrets masked: those under a key in which `secret_key` is found, and those within texts."""
+def mask(value: object, secret_key: re.Pattern[str]) -> Json:
+    """Return the value with secrets masked: values whose key matches `secret_key`, and secrets in texts."""
     if isinstance(value, Mapping):
         is_secret = {key: secret_key.search(str(key)) and item not in _NO_SECRETS for key, item in value.items()}
-        return {key: MASK if is_secret[key] else masked(item, secret_key) for key, item in value.items()}
+        return {key: MASK if is_secret[key] else mask(item, secret_key) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [masked(item, secret_key) for item in value]
+        items = [mask(item, secret_key) for item in value]
         return items if isinstance(value, list) else tuple(items)
-    return masked_text(value) if isinstance(value, str) else value
+    return mask_text(value) if isinstance(value, str) else value
 
 
-def masked_text(text: str) -> str:
-    """The text with the secrets of its URLs, and bearer tokens, masked."""
+def mask_text(text: str) -> str:
+    """Return the text with bearer tokens and the secrets of URLs masked."""
     text = _USER_INFO.sub(rf"\g<1>{MASK}@", text)
     text = _PARAMETER.sub(lambda found: f"{found[1]}={MASK}" if _NAME.search(found[1]) else found[0], text)
     return _BEARER.sub(rf"\g<1>{MASK}", text)
 
 
-def masked_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
-    """As `masked`, for settings: also all variables of an `env`, all headers, and secrets in commands.
+def mask_settings(value: object, secret_key: re.Pattern[str] = _NAME) -> Json:
+    """Return settings with secrets masked; references to environment variables (`${NAME}`) stay.
 
-    References to variables (`${NAME}`) stay.
+    Masks, in addition to `mask`, all variables in `env`, all headers, and secrets in commands.
     """
     if isinstance(value, Mapping):
         return {key: _masked_setting(str(key), item, secret_key) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [masked_settings(item, secret_key) for item in value]
-        for place, (item, secret) in enumerate(_arguments(value)):
-            if secret == item:  # else `masked_settings` has masked it within the item
-                items[place] = MASK
+        items = [mask_settings(item, secret_key) for item in value]
+        for i, (item, secret) in enumerate(_find_in_arguments(value)):
+            if secret == item:  # a secret within an item is masked already
+                items[i] = MASK
         return items if isinstance(value, list) else tuple(items)
     if not isinstance(value, str) or _REFERENCE.fullmatch(value):
         return value
-    words = [MASK.join(word.rsplit(secret, 1)) if secret else word for word, secret in _arguments(_SPACES.split(value))]
-    return masked_text("".join(words))
+    words = [
+        MASK.join(word.rsplit(secret, 1)) if secret else word
+        for word, secret in _find_in_arguments(_SPACES.split(value))
+    ]
+    return mask_text("".join(words))
 
 
-def _arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
-    """Each word of a command with the secret in it, by the name in it or before it; "" for none."""
-    is_awaited = False
+def _find_in_arguments(words: Iterable[Any]) -> Iterator[tuple[Any, str]]:
+    """Yield each word of a command and the secret in it, which its own name or the flag before it tells; else ""."""
+    is_awaited = False  # the word before is the name of a secret
     for word in words:
         bare = word.strip("\"'") if isinstance(word, str) else ""
         assigned, flag = _ASSIGNED.fullmatch(bare), _FLAG.fullmatch(bare)
@@ -106,13 +109,13 @@ def _masked_setting(key: str, item: Json, secret_key: re.Pattern[str]) -> Json:
         }
     if secret_key.search(key) or (isinstance(item, str) and _NAME.search(key)):
         return MASK if item not in _NO_SECRETS else item
-    return masked_settings(item, secret_key)
+    return mask_settings(item, secret_key)
 
 
-def secret_values(*named: Json) -> frozenset[str]:
-    """The secrets of 8 characters or more in mappings, such as the environment and settings.
+def find_secrets(*named: Json) -> frozenset[str]:
+    """Return the secrets of 8 or more characters in mappings, such as the environment and settings.
 
-    They are what a secret's name stands for, and what `masked_text` masks.
+    Secrets are values whose key means a secret, and the parts of texts that `mask_text` masks.
     """
     return frozenset(text for value in named for text in _secrets(value) if len(text) >= 8)
 
@@ -122,36 +125,35 @@ def _secrets(value: object, key: str = "") -> Iterator[str]:
         for name, item in value.items():
             is_header = key.lower() == "headers" and str(name).lower() not in _HARMLESS_HEADERS
             if isinstance(item, str) and (is_header or _NAME.search(str(name))):
-                # what `${NAME}` stands for, whatever the variable is called
                 text = os.path.expandvars(item).strip()
                 yield text
-                yield text.split()[-1] if text else ""  # of "Bearer ..." the token alone too
+                yield text.split()[-1] if text else ""  # the token of "Bearer ..." by itself too
             else:
                 yield from _secrets(item, str(name))
     elif isinstance(value, list | tuple):
-        yield from (os.path.expandvars(secret) for _, secret in _arguments(value))
+        yield from (os.path.expandvars(secret) for _, secret in _find_in_arguments(value))
         for item in value:
             yield from _secrets(item, key)
     elif isinstance(value, str):
         yield from (found[1] for found in _PASSWORD.finditer(value))
         yield from (found[2] for found in _PARAMETER.finditer(value) if _NAME.search(found[1]))
         yield from (found[2] for found in _BEARER.finditer(value))
-        yield from (secret for _, secret in _arguments(_SPACES.split(value)))
+        yield from (secret for _, secret in _find_in_arguments(_SPACES.split(value)))
 
 
-def without_values(value: object, secrets: Collection[str]) -> Json:
-    """The value with each of these texts masked wherever it stands, within mappings and lists too."""
+def mask_values(value: object, secrets: Collection[str]) -> Json:
+    """Return the value with each occurrence of the secrets masked, in keys and values of mappings and in lists too."""
     if not secrets:
         return value
     secret = re.compile("|".join(map(re.escape, sorted(secrets, key=len, reverse=True))))
 
-    def replaced(part: object) -> Json:
+    def replace(part: object) -> Json:
         if isinstance(part, str):
             return secret.sub(MASK, part)
         if isinstance(part, Mapping):
-            return {replaced(key): replaced(item) for key, item in part.items()}
+            return {replace(key): replace(item) for key, item in part.items()}
         if isinstance(part, list | tuple):
-            return list(map(replaced, part)) if isinstance(part, list) else tuple(map(replaced, part))
+            return list(map(replace, part)) if isinstance(part, list) else tuple(map(replace, part))
         return part
 
-    return replaced(value)
+    return replace(value)

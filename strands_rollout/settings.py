@@ -31,7 +31,7 @@ from pydantic_core import ErrorDetails
 from strands_rollout.errors import ConfigError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.files.yaml_files import yaml_text
-from strands_rollout.secret_mask import MASK, masked_settings
+from strands_rollout.secret_mask import MASK, mask_settings
 from strands_rollout.validation import explain_fault
 
 SYSTEM_PROMPT: Final = (
@@ -103,7 +103,7 @@ class McpServer(_Settings):
     @property
     def shown_name(self) -> str:
         """The server's name for messages, without secrets."""
-        return self.name or str(masked_settings(self.url or self.command))
+        return self.name or str(mask_settings(self.url or self.command))
 
     def as_strands_config(self) -> dict[str, Any]:
         """Return the server's entry in an `mcpServers` mapping."""
@@ -523,7 +523,7 @@ def _explain(fault: ErrorDetails, model: type[BaseModel], root: str) -> str:
     if path and path[-1].endswith(".py"):  # `- tools.py: name`, which YAML reads as a mapping
         return f"got the mapping {path[-1]}: in {root}.{path[0]}; remove the space: {path[-1]}:NAME"
     name = path[-1] if path else ""
-    shown = MASK if {"env", "headers"} & {*path[:-1]} else masked_settings({name: fault["input"]})[name]
+    shown = MASK if {"env", "headers"} & {*path[:-1]} else mask_settings({name: fault["input"]})[name]
     masked: ErrorDetails = {**fault, "loc": tuple(path), "input": shown}
     return explain_fault(masked, model, root=root, noun="setting")
 

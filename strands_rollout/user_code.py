@@ -1,6 +1,6 @@
-"""Finds a user's code by its dotted path, or by the path of a Python file; errors say where it was looked for.
+"""Load a user's code by its dotted path, or by the path of a Python file.
 
-The one resolver of all settings and options that name code.
+Every setting and option that names code is resolved here. Errors name the folders that were searched.
 """
 
 import difflib
@@ -22,65 +22,72 @@ from strands_rollout.errors import ToolError
 from strands_rollout.exits import exits_as_errors
 
 _FILE: Final = re.compile(r"(?P<file>.+\.py)(?::(?P<names>[^\W\d]\w*(?:\.[^\W\d]\w*)*))?")
-_SHOWN: Final = 8
-_folders: Final[list[Path]] = []  # of configurations that were used, the last one's first
-_modules: Final[dict[Path, ModuleType]] = {}  # by their files, whose links are resolved
-_importing: Final = threading.RLock()
+_MAX_NAMES_SHOWN: Final = 8
+_folders: Final[list[Path]] = []  # searched folders: those of used configurations, the latest first
+_modules: Final[dict[Path, ModuleType]] = {}  # imported files, by resolved path
+_import_lock: Final = threading.RLock()
 
 
-def search_beside(path: str | Path | None) -> None:
-    """Find modules and files in a configuration's folder, then in the working directory, as from a script's own."""
+def add_config_folder(path: str | Path | None) -> None:
+    """Search modules and files in a configuration's folder, then in the working directory, as for a script."""
     own = [] if path is None else [Path(path).absolute().parent, Path(path).resolve().parent]
     folders = list(dict.fromkeys([*own, Path.cwd()]))
     if folders != _folders[: len(folders)]:
-        # where no configuration is named, one that was used before goes before the working directory
+        # without a configuration, the folders of earlier ones stay before the working directory
         _folders[:] = dict.fromkeys([*folders, *_folders] if own else [*_folders, *folders])
     sys.path[:0] = [str(folder) for folder in folders if str(folder) not in sys.path]
 
 
-def beside(path: str) -> Path:
-    """What a configuration names: relative to its folder, else to the working directory."""
-    return next((place for place in _places(path) if place.exists()), Path(path))
+def find_file(path: str) -> Path:
+    """Return an existing file or folder that a configuration names, relative to its folder or the working directory.
+
+    Returns `path` itself if neither has it.
+    """
+    return next((candidate for candidate in _candidates(path) if candidate.exists()), Path(path))
 
 
 def resolve(path: str) -> object:
-    """What is at a path.
+    """Import and return the module or attribute at a path.
 
     Args:
-        path: `package.module.attribute` or `package.module:attribute`; or, of a file, `./file.py` or
+        path: `package.module.attribute` or `package.module:attribute`; or, for a file, `./file.py` or
             `./file.py:attribute`, relative to the configuration's folder or the working directory. A file is imported
-            once, under its own name where an import statement would find it by that.
+            once, under its own name if an import statement would find it by that name.
 
     Raises:
-        ToolError: Nothing can be found or imported there. The message says where it was looked for, or what is nearest.
+        ToolError: The path does not exist or can't be imported. The message names the folders that were searched, or
+            the nearest existing name.
     """
     if isinstance(path, str) and (match := _FILE.fullmatch(path)):
-        found: object = _file_module(match["file"], path)
+        found: object = _import_file(match["file"], path)
         names: Sequence[str] = match["names"].split(".") if match["names"] else []
     else:
-        found, names = _dotted(path)
+        found, names = _import_dotted(path)
     for name in names:
         if not hasattr(found, name):
             owner = getattr(found, "__name__", type(found).__name__)
-            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{nearest(name, found)}")
+            raise ToolError(f"can't load {path!r}: {owner!r} has no attribute {name!r}{suggest_name(name, found)}")
         found = getattr(found, name)
     return found
 
 
-def source_of(path: str) -> Path | None:
-    """The Python file that a path names, or names something in; None of a module without one.
+def source_file(path: str) -> Path | None:
+    """Return the Python file of the module in a path; None for a module without a file.
 
     Raises:
         ToolError: As `resolve`.
     """
     match = _FILE.fullmatch(path)
-    module = _file_module(match["file"], path) if match else _dotted(path)[0]
+    module = _import_file(match["file"], path) if match else _import_dotted(path)[0]
     file = getattr(module, "__file__", None)
     return None if file is None else Path(file)
 
 
-def nearest(name: str, owner: object) -> str:
-    """A hint: the closest public name, else what the module defines, and where: another may go by a user's name."""
+def suggest_name(name: str, owner: object) -> str:
+    """Return a hint for a missing attribute: the closest public name, else the module's file and what it defines.
+
+    The file shows whether the module is the user's or another one of the same name.
+    """
     inside = [module.name for module in pkgutil.iter_modules(getattr(owner, "__path__", ()))]
     public = [known for known in [*dir(owner), *inside] if not known.startswith("_")]
     if close := difflib.get_close_matches(name, public, n=1):
@@ -88,11 +95,13 @@ def nearest(name: str, owner: object) -> str:
     if not isinstance(owner, ModuleType):
         return ""
     own = [known for known in public if getattr(getattr(owner, known, None), "__module__", "") == owner.__name__]
-    return f"; {getattr(owner, '__file__', None) or owner.__name__} holds {', '.join(own[:_SHOWN]) or 'none'}"
+    return (
+        f"; {getattr(owner, '__file__', None) or owner.__name__} defines {', '.join(own[:_MAX_NAMES_SHOWN]) or 'none'}"
+    )
 
 
-def _dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
-    """As much of a dotted path as is modules, and the attributes that follow."""
+def _import_dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
+    """Import the innermost module of a dotted path; return it and the names of attributes after it."""
     if not isinstance(path, str) or not all(part.isidentifier() for part in path.replace(":", ".").split(".")):
         raise ToolError(f"{path!r} is not a dotted path; expected 'package.module.name' or './file.py:name'")
     module_path, _, attributes = path.partition(":")
@@ -102,71 +111,73 @@ def _dotted(path: str) -> tuple[ModuleType, Sequence[str]]:
     while depth < len(names):
         module_path = ".".join(names[: depth + 1])
         if found is not None and not hasattr(found, "__path__") and module_path not in sys.modules:
-            break  # no package, so that what follows are attributes
-        if (module := _import(module_path, path)) is None:
+            break  # not a package: the following names are attributes
+        if (module := _import_module(module_path, path)) is None:
             break
         found = module
         depth += 1
     if found is None or (attributes and depth < len(names)):
         missing = ".".join(names[: depth + 1])
-        raise ToolError(f"can't load {path!r}: there is no module {missing!r}{_nearest_module(names[depth], found)}")
+        raise ToolError(f"can't load {path!r}: there is no module {missing!r}{_suggest_module(names[depth], found)}")
     return found, [*names[depth:], *(attributes.split(".") if attributes else [])]
 
 
-def _import(module_path: str, path: str) -> ModuleType | None:
-    """The module, or None where no such module exists; a module that exists but fails to import is an error."""
+def _import_module(module_path: str, path: str) -> ModuleType | None:
+    """Import a module; return None if it does not exist, and raise ToolError if it exists but its import fails."""
     try:
         with exits_as_errors("it"):
             return importlib.import_module(module_path)
     except Exception as e:  # a user's module may raise anything while it is imported
         if isinstance(e, ModuleNotFoundError) and e.name is not None and f"{module_path}.".startswith(f"{e.name}."):
             return None
-        raise _failed(path, module_path, e) from e
+        raise _import_error(path, module_path, e) from e
 
 
-def _failed(path: str, module: str, error: Exception) -> ToolError:
-    """The error of a module that exists and can't be imported."""
-    if isinstance(error, ToolError) and error.__cause__ is not None:  # what sys.exit() was made into
+def _import_error(path: str, module: str, error: Exception) -> ToolError:
+    """Return the error for a module that exists but whose import raised `error`."""
+    if isinstance(error, ToolError) and error.__cause__ is not None:  # from `exits_as_errors`: sys.exit() was called
         return ToolError(f"can't load {path!r}: importing {module!r} raised {error.__cause__!r}")
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         needed = f"needs {error.name!r}, and there is no such module{_remedy(error.name)}"
         return ToolError(f"can't load {path!r}: importing {module!r} {needed}")
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.name == "<module>"]
-    # of a SyntaxError or ImportError the message says where
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, ImportError) else ""
-    return ToolError(f"can't load {path!r}: importing {module!r} raised {type(error).__name__}: {error}{place}")
+    # messages of SyntaxError and ImportError have the file and line already
+    location = f" ({own[-1].filename}, line {own[-1].lineno})" if own and not isinstance(error, ImportError) else ""
+    return ToolError(f"can't load {path!r}: importing {module!r} raised {type(error).__name__}: {error}{location}")
 
 
-def _file_module(name: str, path: str) -> ModuleType:
-    places = _places(name)
-    file = next((place for place in places if place.is_file()), None)
+def _import_file(name: str, path: str) -> ModuleType:
+    """Import a Python file, once per process; `path` is the whole path for messages."""
+    candidates = _candidates(name)
+    file = next((candidate for candidate in candidates if candidate.is_file()), None)
     if file is None:
-        beside = [other.stem for place in places for other in place.parent.glob("*.py") if other.is_file()]
-        near = difflib.get_close_matches(Path(name).stem, beside, n=1)
+        existing = [other.stem for file in candidates for other in file.parent.glob("*.py") if other.is_file()]
+        near = difflib.get_close_matches(Path(name).stem, existing, n=1)
         hint = f"; did you mean {name.removesuffix(Path(name).name)}{near[0]}.py?" if near else ""
-        raise ToolError(f"can't load {path!r}: there is no file {' or '.join(map(str, places))}{hint}")
+        raise ToolError(f"can't load {path!r}: there is no file {' or '.join(map(str, candidates))}{hint}")
     try:
-        with exits_as_errors("it"), _importing:
+        with exits_as_errors("it"), _import_lock:
             if (file := file.resolve()) not in _modules:
-                _modules[file] = _imported(file)
+                _modules[file] = _import_resolved(file)
             return _modules[file]
     except Exception as e:  # a user's file may raise anything
-        raise _failed(path, name, e) from e
+        raise _import_error(path, name, e) from e
 
 
-def _imported(file: Path) -> ModuleType:
+def _import_resolved(file: Path) -> ModuleType:
+    """Import a file under its own name if an import statement would find it, else under a name with its path's hash."""
     folder, name, origin = file.parent, file.stem, None
     while (folder / "__init__.py").is_file():
         folder, name = folder.parent, f"{folder.name}.{name}"
     if str(folder) not in sys.path:
-        sys.path.append(str(folder))  # for what lies beside it
+        sys.path.append(str(folder))  # so that the file can import its neighbours
     importlib.invalidate_caches()
     with suppress(Exception):  # a user's package may raise anything when it is imported, and a module may have no spec
         origin = getattr(importlib.util.find_spec(name), "origin", None)
     if origin is not None and Path(origin).resolve() == file:
         return importlib.import_module(name)
-    # by that name another file is found
+    # an import statement would find another file of this name
     name = f"{file.stem}_{hashlib.blake2b(str(file).encode(), digest_size=4).hexdigest()}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None  # noqa: PT018, S101
@@ -178,13 +189,14 @@ def _imported(file: Path) -> ModuleType:
     return module
 
 
-def _places(file: str) -> list[Path]:
+def _candidates(file: str) -> list[Path]:
+    """Return the paths of a file in all searched folders."""
     return list(dict.fromkeys(folder / Path(file).expanduser() for folder in [*_folders, Path.cwd()]))
 
 
-def _nearest_module(name: str, package: ModuleType | None) -> str:
-    """A hint where a module is missing: the closest one, or where it was looked for."""
-    folders = [str(place) for place in _places("")] if package is None else list(getattr(package, "__path__", ()))
+def _suggest_module(name: str, package: ModuleType | None) -> str:
+    """Return a hint for a missing module: the closest name, else the searched folders."""
+    folders = [str(folder) for folder in _candidates("")] if package is None else list(getattr(package, "__path__", ()))
     if close := difflib.get_close_matches(name, [module.name for module in pkgutil.iter_modules(folders)], n=1):
         return f"; did you mean {close[0]!r}?"
     return f", installed or in {' or '.join(folders)}{_remedy(name)}"

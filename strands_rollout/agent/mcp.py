@@ -25,9 +25,9 @@ from strands.types.tools import AgentTool, ToolGenerator, ToolUse
 
 from strands_rollout.agent.tool_call import WrappedTool, callable_names
 from strands_rollout.errors import SandboxError, ToolError
-from strands_rollout.secret_mask import masked_text
+from strands_rollout.secret_mask import mask_text
 from strands_rollout.settings import McpServer
-from strands_rollout.user_code import beside
+from strands_rollout.user_code import find_file
 
 # beginning of an error result that Strands' client makes itself (strands/tools/mcp/mcp_client.py)
 _CLIENT_ERROR_PREFIX: Final = "Tool execution failed"
@@ -61,7 +61,7 @@ def mcp_tools(server: McpServer) -> ToolProvider:
         ToolError: The server's settings are invalid.
     """
     if server.cwd is not None:
-        server = server.model_copy(update={"cwd": str(beside(server.cwd))})
+        server = server.model_copy(update={"cwd": str(find_file(server.cwd))})
     return _client(server) if server.per_episode else _shared_client(server.model_dump_json())
 
 
@@ -81,7 +81,7 @@ def _client(server: McpServer) -> ToolProvider:
     try:
         [client] = MCPClient.load_servers({name: server.as_strands_config()})
     except ValueError as e:
-        raise ToolError(f"the MCP server {name!r} can't be used: {masked_text(str(e))}") from e
+        raise ToolError(f"the MCP server {name!r} can't be used: {mask_text(str(e))}") from e
     return GuardedMcpClient(client, name, is_shared=not server.per_episode)
 
 
@@ -139,7 +139,7 @@ class GuardedMcpClient(ToolProvider):
             except Exception as e:  # Strands wraps whatever the connection raised
                 is_late = self._is_late or time.monotonic() >= began_at + self._startup_s
                 late = f"it did not answer within startup_timeout={self._startup_s:g} s, or was ended"
-                reason = late if is_late else masked_text(_first_cause(e))
+                reason = late if is_late else mask_text(_first_cause(e))
                 self._failure = f"the MCP server {self._name!r} did not start: {reason}"
                 self._failed_at = time.monotonic()
                 raise SandboxError(self._failure) from e
@@ -169,7 +169,7 @@ class GuardedMcpClient(ToolProvider):
                 self._consumers.discard(consumer_id)
                 self._client.remove_consumer(consumer_id, **kwargs)
         except Exception as e:  # the kind depends on how the connection ended
-            _LOGGER.warning("the MCP server %r could not be stopped: %s", self._name, masked_text(_first_cause(e)))
+            _LOGGER.warning("the MCP server %r could not be stopped: %s", self._name, mask_text(_first_cause(e)))
 
     def _with_start_timeout(
         self, transport: Callable[[], AbstractAsyncContextManager[Any]]
@@ -238,7 +238,7 @@ class GuardedMcpClient(ToolProvider):
     def on_connection_lost(self, error: Exception) -> SandboxError:
         """Mark the connection as possibly lost, and return the error for the call to raise."""
         self.may_be_lost = True
-        return SandboxError(f"the MCP server {self._name!r} was lost: {masked_text(str(error))}")
+        return SandboxError(f"the MCP server {self._name!r} was lost: {mask_text(str(error))}")
 
 
 class _GuardedTool(WrappedTool):

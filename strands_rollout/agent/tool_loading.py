@@ -39,7 +39,7 @@ from strands_rollout.errors import (
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.own_thread import in_own_thread
 from strands_rollout.settings import McpServer
-from strands_rollout.user_code import nearest, resolve
+from strands_rollout.user_code import resolve, suggest_name
 from strands_rollout.watchdog import plays_episodes
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def load_function(path: str, what: str | None = None, given: Sequence[str] | Non
         raise ToolError(_not_a_factory_message(path, found, what))
     expected = "a function" if what is None else f"a class or function that makes {what}"
     if not callable(found):
-        hint = nearest("", found)
+        hint = suggest_name("", found)
         raise ToolError(f"{path!r} is a {type(found).__name__}; expected {expected}{hint}")
     if given is not None:
         try:
@@ -260,8 +260,9 @@ def _load_tools_at(path: str) -> list[AgentTool | ToolProvider]:
         try:
             return list(load_tools_from_module(found, name))
         except (AttributeError, TypeError) as e:
+            hint = suggest_name("", found)
             raise ToolError(
-                f"{path!r} is a module without Strands tools{nearest('', found)}; decorate functions with @strands.tool"
+                f"{path!r} is a module without Strands tools{hint}; decorate functions with @strands.tool"
             ) from e
     if isinstance(found, ToolProvider):
         return [_guard_mcp_client(found, path)]

@@ -22,7 +22,7 @@ from typer.models import ArgumentInfo, CommandInfo, OptionInfo, ParameterInfo
 
 from strands_rollout.errors import ConfigError, RolloutError
 from strands_rollout.play.options import Changes
-from strands_rollout.secret_mask import MASK, masked_settings
+from strands_rollout.secret_mask import MASK, mask_settings
 from strands_rollout.validation import expectation
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def format_settings(settings: RolloutSettings) -> str:
 
 def mask_secrets(settings: RolloutSettings) -> dict[str, Any]:
     """Return all settings as JSON values, with secrets masked."""
-    return {name: masked_settings(value, _SECRET_KEY) for name, value in settings.model_dump(mode="json").items()}
+    return {name: mask_settings(value, _SECRET_KEY) for name, value in settings.model_dump(mode="json").items()}
 
 
 def has_secrets(settings: RolloutSettings) -> bool:
@@ -313,4 +313,4 @@ def _format_fields(settings: BaseModel, indent: str) -> Iterator[str]:
             yield from _format_fields(value, indent + "  ")
         else:
             note = "" if value == default else f"  # default: {json.dumps(default, default=str)}"
-            yield f"{indent}{name}: {json.dumps(masked_settings(value, _SECRET_KEY), default=str)}{note}"
+            yield f"{indent}{name}: {json.dumps(mask_settings(value, _SECRET_KEY), default=str)}{note}"

@@ -14,7 +14,7 @@ from strands_rollout.aio import LoopCache
 from strands_rollout.client.retry import Fault, FaultKind, RetriesExhaustedError, RetryPolicy, with_retries
 from strands_rollout.client.transport import fault_of_status
 from strands_rollout.errors import EngineResponseError, EngineUnavailableError
-from strands_rollout.secret_mask import masked_text
+from strands_rollout.secret_mask import mask_text
 
 _CLIENTS: Final[LoopCache[httpx.AsyncClient]] = LoopCache()
 _MAX_CONNECTIONS: Final = 256
@@ -51,7 +51,7 @@ class ChatApi:
             EngineResponseError: The answer is not a chat completion.
         """
         url = f"{self.base_url.rstrip('/')}/chat/completions"
-        masked_url = masked_text(url)
+        masked_url = mask_text(url)
         client = _CLIENTS.get("chat", lambda: httpx.AsyncClient(limits=httpx.Limits(max_connections=_MAX_CONNECTIONS)))
         body = {**self.params, "model": self.model, "messages": list(messages)}
         body |= {"tools": list(tools)} if tools else {}
@@ -62,7 +62,7 @@ class ChatApi:
             try:
                 answer = await client.post(url, json=body, headers=headers, timeout=limits)
             except (httpx.HTTPError, httpx.InvalidURL) as e:
-                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {masked_text(str(e))}")
+                return Fault(FaultKind.UNREACHABLE, f"{type(e).__name__}: {mask_text(str(e))}")
             if answer.status_code == httpx.codes.OK:
                 return answer
             return fault_of_status(answer.status_code, answer.content, answer.headers, url=masked_url, endpoint="")

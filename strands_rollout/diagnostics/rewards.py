@@ -49,7 +49,7 @@ from strands_rollout.samples import (
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import ROW_SETTINGS_KEY, SLIME_TOOLS_KEY, with_row_settings
 from strands_rollout.slime_plugin.reward import reward_func
-from strands_rollout.user_code import search_beside
+from strands_rollout.user_code import add_config_folder
 
 ANSWER_FORMS: Final = ("\\boxed{{label}}", "Answer: {label}")
 """Texts of a correct answer, with the label at the placeholder."""
@@ -149,7 +149,7 @@ def load_reward(
     from strands_rollout.settings import read_config_file
     from strands_rollout.slime_plugin.own_reward import check_reward, takes_args_and_sample
 
-    search_beside(config)
+    add_config_folder(config)
     try:
         function: Callable[..., object] = reward_func if path is None else load_function(path)
         if path is not None and not takes_groups and not takes_args_and_sample(function):

@@ -167,9 +167,9 @@ def _check_workers(settings: RolloutSettings) -> Iterator[Finding]:
 def _load_named(path: Path | None, settings: RolloutSettings) -> Iterator[Finding]:
     """An error for each setting whose named thing can't be loaded, or whose server can't be reached."""
     from strands_rollout.slime_plugin.inputs import find_load_errors
-    from strands_rollout.user_code import search_beside
+    from strands_rollout.user_code import add_config_folder
 
-    search_beside(path)
+    add_config_folder(path)
     faults = asyncio.run(find_load_errors(settings, connects=True))
     for name, fault in faults:
         yield error(f"config: {name}", str(fault), _REACHABLE if isinstance(fault, SandboxError) else _IMPORTABLE)

@@ -34,7 +34,7 @@ from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.files.safe_files import open_regular, write_whole
 from strands_rollout.samples import SampleLike
-from strands_rollout.secret_mask import secret_values
+from strands_rollout.secret_mask import find_secrets
 
 # No sample is so long, and gzip makes one of a thousandth of its bytes.
 _MAX_LINE_BYTES: Final = 1 << 28
@@ -184,7 +184,7 @@ class DumpWriter:
     """
 
     def __init__(self, path: Path, secrets: Collection[str] | None = None) -> None:
-        self._secrets = secret_values(os.environ) if secrets is None else secrets
+        self._secrets = find_secrets(os.environ) if secrets is None else secrets
         if not path.name.endswith(_LINES):
             raise DumpError(f"got the dump {path}; expected a name that ends in .jsonl or .jsonl.gz")
         self.path = path

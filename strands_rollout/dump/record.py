@@ -28,7 +28,7 @@ import orjson
 from strands_rollout.errors import ConfigError, DumpError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import METADATA_KEY, EpisodeFacts, Sample, SampleLike, finite, recorded_facts
-from strands_rollout.secret_mask import masked, without_values
+from strands_rollout.secret_mask import mask, mask_values
 from strands_rollout.template.tokens import is_byte_level, token_bytes
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ def shown_values(sample: Mapping[str, Any], secrets: Collection[str] = ()) -> di
     named = {name: sample[name] for name in _MASKED if isinstance(sample.get(name), Mapping)}
     texts = {name: sample[name] for name in _TEXTS if name in sample}
     shown = {name: without_secrets(values) for name, values in named.items()} | texts
-    return {**sample, **{name: without_values(value, secrets) for name, value in shown.items()}}
+    return {**sample, **{name: mask_values(value, secrets) for name, value in shown.items()}}
 
 
 def read_line(line: bytes, where: str) -> DumpRecord:
@@ -439,7 +439,7 @@ def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
 
     An aborted episode's saved messages are what the policy read: they stay, so that it can be resumed.
     """
-    cleaned: dict[str, Any] = masked(values, _SECRET)
+    cleaned: dict[str, Any] = mask(values, _SECRET)
     facts = recorded_facts(values)
     if "resume" in facts:
         cleaned[METADATA_KEY] = {**cleaned[METADATA_KEY], "resume": facts["resume"]}

@@ -33,7 +33,7 @@ from strands_rollout.grading.comparison import compare
 from strands_rollout.play.options import EvalOptions
 from strands_rollout.play.rows import json_line
 from strands_rollout.samples import parts_of
-from strands_rollout.secret_mask import masked_settings
+from strands_rollout.secret_mask import mask_settings
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.validation import explain_fault
 
@@ -74,7 +74,7 @@ def settings_identity(settings: RolloutSettings) -> dict[str, Any]:
 
     without_effect = {"dump_dir", "dump_samples", "episode_workers", "journal_dir", "mismatch_check"}
     values = settings.model_dump(mode="json", exclude=without_effect)
-    values["reward"] = masked_settings(values["reward"])
+    values["reward"] = mask_settings(values["reward"])
     tools = {name: [without_options(tool) for tool in values[name]] for name in ("tools", "row_tools")}
     return {**values, "executor": without_options(values["executor"]), **tools}
 

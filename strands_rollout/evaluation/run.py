@@ -54,7 +54,7 @@ from strands_rollout.play.options import DemoOptions, EvalOptions, all_changes, 
 from strands_rollout.play.player import Outcome, Player, playing
 from strands_rollout.play.rows import read_rows, shipped_rows
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
-from strands_rollout.secret_mask import secret_values, without_values
+from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.drift import DriftMeter, evenly_spread, measure_some
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
@@ -199,7 +199,7 @@ class EvaluationSession:
             log.print(f"code runs with isolation {await start_executor(settings.executor)!r}")
         earlier = [result.is_right for result in self.scored]
         drift_of = {key for chosen in self._sets.values() for key in evenly_spread(list(chosen.sample_keys()))}
-        secrets = secret_values(os.environ, settings.model_dump(mode="json"))
+        secrets = find_secrets(os.environ, settings.model_dump(mode="json"))
         async with playing(
             base_url,
             tokenizer_dir,
@@ -217,7 +217,7 @@ class EvaluationSession:
                     if key in drift_of:  # stays None where nothing was sampled, or it can't be measured
                         found = measure_some(finished_samples(outcome.sample), meter)
                         line["drift"] = found[0].counts if found else None
-                    line = without_values(line, secrets)
+                    line = mask_values(line, secrets)
                     if options.keeps_tokens:
                         line["sample"] = shown_values(outcome.sample.to_dict(), secrets)
                         line["tokenizer"] = asdict(TokenizerIdentity.of(player.tokenizer))

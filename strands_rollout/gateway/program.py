@@ -38,7 +38,7 @@ from strands_rollout.own_loop import OwnLoop
 from strands_rollout.record.branch import Conversation, Reply, StrandsMessages
 from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.settings import AgentCommand
-from strands_rollout.user_code import beside
+from strands_rollout.user_code import find_file
 
 logger = logging.getLogger(__name__)
 
@@ -391,7 +391,7 @@ async def play_command(command: AgentCommand, task: Task, endpoint: Endpoint) ->
         env = {name: value for name, value in os.environ.items() if _INHERITED.fullmatch(name)}
         env |= {"HOME": scratch, "TMPDIR": scratch, _MARK: mark, **endpoint.env}
         env |= {name: filled(os.path.expandvars(value)) for name, value in command.env.items()}
-        cwd = str(beside(command.cwd)) if command.cwd is not None else scratch
+        cwd = str(find_file(command.cwd)) if command.cwd is not None else scratch
         ended = await _process(argv, env, cwd, filled(command.stdin), mark)
     finally:  # in a thread, since the policy may have left many files
         await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)

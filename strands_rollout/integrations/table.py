@@ -18,7 +18,7 @@ from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.files.safe_files import replaced
 from strands_rollout.integrations.conversion import FinishedEpisode, finished_episodes
 from strands_rollout.samples import FinishedSample, Sample
-from strands_rollout.secret_mask import secret_values
+from strands_rollout.secret_mask import find_secrets
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.metrics import SAMPLE_COLUMNS, TEXT_COLUMNS, Table, sample_row
 
@@ -188,7 +188,7 @@ def sample_table(dump: Path, *, reward_key: str, with_contents: bool) -> Table:
     With contents prompt, response and label come along, long ones cut in the middle.
     """
     count = len(SAMPLE_COLUMNS) - (0 if with_contents else len(TEXT_COLUMNS))
-    rows, secrets = [], secret_values(os.environ)
+    rows, secrets = [], find_secrets(os.environ)
     for record in read_dump(dump):
         sample = FinishedSample(SimpleNamespace(**record.values), record.facts)
         rows.append(sample_row(sample, sample.reward(reward_key), secrets)[:count])

@@ -31,7 +31,7 @@ from strands_rollout.dump.record import Step, steps_of
 from strands_rollout.errors import ConfigError, ExportError
 from strands_rollout.model.sampling import turn_params
 from strands_rollout.samples import FinishedSample, finite
-from strands_rollout.secret_mask import masked_text, secret_values, without_values
+from strands_rollout.secret_mask import find_secrets, mask_text, mask_values
 from strands_rollout.slime_plugin.metrics import MAX_LABEL_CHARS, MAX_PROMPT_CHARS, MAX_RESPONSE_CHARS, bounded_text
 
 Attribute = str | bool | int | float | list[str]
@@ -271,7 +271,7 @@ def _episode_contents(record: DumpRecord, secrets: Collection[str]) -> dict[str,
         "gen_ai.output.messages": _json([_message("assistant", answer, MAX_RESPONSE_CHARS, secrets)]),
         "strands_rollout.label": bounded_text(values.get("label"), MAX_LABEL_CHARS, secrets),
         # the error of a file that is not our dump may hold the password of a URL
-        "strands_rollout.error": without_values(masked_text(facts.error), secrets) if facts.error is not None else None,
+        "strands_rollout.error": mask_values(mask_text(facts.error), secrets) if facts.error is not None else None,
     }
 
 
@@ -336,7 +336,7 @@ def send_dump(
         DumpError: It can't be read.
         ExportError: The collector doesn't take what is sent.
     """
-    sender, samples, secrets = _Sender(exporter), 0, secret_values(os.environ)
+    sender, samples, secrets = _Sender(exporter), 0, find_secrets(os.environ)
     for file in dump_files(dump) or [dump]:  # a folder without any is refused by `read_dump`
         start_ns = _ns(file.stat().st_mtime if start_s is None else start_s)
         for record in read_dump(file):

@@ -17,7 +17,7 @@ from strands_rollout.errors import ToolError
 from strands_rollout.samples import METADATA_KEY, SampleLike, SlimeArgs
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import GenerateCall, tokenizer_of
-from strands_rollout.user_code import source_of
+from strands_rollout.user_code import source_file
 
 # settings that are no conditions: where an episode is played, when it is given up, how it is saved, and what happens
 # to it afterwards. A row's choice from `row_tools` counts as part of the episode's `tools`
@@ -140,6 +140,6 @@ def _tokenizer_digest(tokenizer: Any) -> str:  # noqa: ANN401 - a foreign class
 def _code_digest(path: str) -> str:
     """Return the digest of the file with the code at a path, read once: this process runs the code of that moment."""
     with suppress(ToolError, OSError):
-        file = source_of(path)
+        file = source_file(path)
         return "" if file is None else hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     return ""  # the episode itself fails with the reason

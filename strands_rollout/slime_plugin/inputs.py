@@ -36,7 +36,7 @@ from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
 from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
-from strands_rollout.user_code import search_beside
+from strands_rollout.user_code import add_config_folder
 
 logger = logging.getLogger(__name__)
 SLIME_TOOLS_KEY: Final = "tools"  # the metadata key of a row's tool schemas (slime's `--tool-key`)
@@ -55,7 +55,7 @@ ROW_SETTINGS: Final = (
     "tools",
 )
 _ABSENT: Final = object()
-_search_beside: Final = functools.cache(search_beside)
+_add_config_folder: Final = functools.cache(add_config_folder)
 Message = dict[str, Any]
 
 
@@ -66,7 +66,7 @@ def run_settings(args: SlimeArgs) -> RolloutSettings:
         ConfigError: The settings can't be used.
     """
     settings = settings_from_args(args)
-    _search_beside(getattr(args, "custom_config_path", None))
+    _add_config_folder(getattr(args, "custom_config_path", None))
     return settings
 
 
@@ -95,7 +95,7 @@ async def check_loadable(path: Path | None, settings: RolloutSettings, changes: 
     Raises:
         ConfigError: Some code can't be loaded; the message has a line for each setting.
     """
-    search_beside(path)
+    add_config_folder(path)
     changed = {re.split(r"[.=]", change.strip().removeprefix("strands_rollout."))[0] for change in changes or ()}
     file_errors: list[str] = []
     command_errors: list[str] = []

@@ -25,7 +25,7 @@ from strands_rollout.code_tool.sandbox.code_runner import shorten
 from strands_rollout.dump import TokenTexts, write_dump
 from strands_rollout.log_once import log_once
 from strands_rollout.samples import FinishedSample, SlimeArgs, finished_samples, finite, parts_of, run_metric
-from strands_rollout.secret_mask import secret_values, without_values
+from strands_rollout.secret_mask import find_secrets, mask_values
 from strands_rollout.settings import settings_from_args
 from strands_rollout.slime_plugin import workers
 from strands_rollout.slime_plugin.drift import DriftMeter, EpisodeDrift, measure_some, totals_of
@@ -169,7 +169,7 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         reward_key = getattr(args, "eval_reward_key", None) or reward_key
     numbers: Metrics = {}
     tables: dict[str, Table] = {}
-    secrets = secret_values(os.environ, getattr(args, "strands_rollout", None))
+    secrets = find_secrets(os.environ, getattr(args, "strands_rollout", None))
     for prefix, given in samples_by_prefix.items():
         samples = run_metric("samples", functools.partial(finished_samples, given)) or []
         groups = {name: functools.partial(group, samples) for name, group in GROUPS.items()}
@@ -540,7 +540,7 @@ def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError):  # JSON has no form for a value's keys, nor for a value within itself
         text = repr(value)
-    return shorten(without_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
+    return shorten(mask_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
 
 def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) -> Path | None:
@@ -565,7 +565,7 @@ def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) 
     path = Path(settings.dump_dir) / f"{name}_{rollout_id:06d}.jsonl.gz"
     chosen = [one.sample for one in _first_groups(samples, settings.dump_samples)]
     path.unlink(missing_ok=True)
-    secrets = secret_values(os.environ, settings.model_dump(mode="json"))
+    secrets = find_secrets(os.environ, settings.model_dump(mode="json"))
     write_dump(path, chosen, TokenTexts(tokenizer_of(args, chosen[0])), secrets)
     return path
 

@@ -249,7 +249,7 @@ async def _built_in(settings: RewardSettings, sample: object) -> RewardDict:
 async def _user_reward(settings: RewardSettings, sample: object, args: object) -> RewardDict:
     # imported here, since the built-in reward works without Strands
     from strands_rollout.slime_plugin.own_reward import GradedAnswer, parse_score, user_reward
-    from strands_rollout.user_code import search_beside
+    from strands_rollout.user_code import add_config_folder
 
     async def built_in() -> Scored:
         details = await _built_in(settings, sample)
@@ -257,7 +257,7 @@ async def _user_reward(settings: RewardSettings, sample: object, args: object) -
             raise RolloutError(str(details["error"]))
         return parse_score({name.removeprefix(PART_PREFIX): value for name, value in details.items()}, "the grade")
 
-    search_beside(getattr(args, "custom_config_path", None))
+    add_config_folder(getattr(args, "custom_config_path", None))
     answer = GradedAnswer(args, sample, _answer_text(sample), getattr(sample, "label", None))
     scored = await user_reward(settings, answer, built_in)
     method = "parts" if settings.parts else "function" if settings.function else "evaluator"

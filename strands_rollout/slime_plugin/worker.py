@@ -38,7 +38,7 @@ from strands_rollout.slime_plugin.episode import play_sample
 from strands_rollout.slime_plugin.inputs import find_load_errors
 from strands_rollout.slime_plugin.reward import grade_ahead
 from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR, GenerateCall, within_spans
-from strands_rollout.user_code import search_beside
+from strands_rollout.user_code import add_config_folder
 
 Ray: TypeAlias = Any
 """The module, or a handle of an actor: Ray's own types are of little use."""
@@ -307,7 +307,7 @@ class EpisodeWorker:
             asyncio.get_running_loop().call_soon_threadsafe, self._outbox.send_soon
         )
         given = self._args[number]
-        search_beside(getattr(given, "custom_config_path", None))
+        add_config_folder(getattr(given, "custom_config_path", None))
         ray = importlib.import_module("ray")
         versions = {"python": platform.python_version(), "ray": ray.__version__, "strands-rollout": __version__}
         faults = [f"{name}: {error}" for name, error in await find_load_errors(settings_from_args(given))]

@@ -63,7 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(user_code, "_folders", [])
     before = set(sys.modules)
-    user_code.search_beside(folder / "rollout.yaml")
+    user_code.add_config_folder(folder / "rollout.yaml")
     yield folder
     for name in set(sys.modules) - before:
         if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
@@ -100,7 +100,7 @@ def test_a_file_is_one_module_however_it_is_named(project: Path) -> None:
         ("./dangling.py", "there is no file"),
         ("./found tools.py:ordr", "has no attribute 'ordr'; did you mean 'order'"),
         ("./found tools.py:World", "is the class World, expected a Strands tool"),
-        ("./found_hook.py", r"without Strands tools; \S*/my project/found_hook.py holds Hook, late; decorate"),
+        ("./found_hook.py", r"without Strands tools; \S*/my project/found_hook.py defines Hook, late; decorate"),
         ("./found_syntax.py:f", r"raised SyntaxError: invalid syntax \(found_syntax.py, line 1\)"),
         ("./found_zero.py:f", r"ZeroDivisionError: division by zero \(\S*/my project/found_zero.py, line 3\)"),
         ("./found_exit.py", r"importing './found_exit.py' raised SystemExit\(3\)"),
@@ -110,7 +110,7 @@ def test_a_file_is_one_module_however_it_is_named(project: Path) -> None:
         ("zzz.tool", "no module 'zzz', installed or in"),
         ("found_pack.iner", "did you mean 'inner'"),
         ("./code.py::look_up", "is not a dotted path; expected 'package.module.name' or './file.py:name'"),
-        ("zlib.look_up", r"'zlib' has no attribute 'look_up'; \S*zlib\S* holds adler32"),
+        ("zlib.look_up", r"'zlib' has no attribute 'look_up'; \S*zlib\S* defines adler32"),
         (
             "found_agent.agent",
             "is a Agent, expected a Strands tool; build and ask the agent in a function with @strands.tool",

@@ -49,7 +49,7 @@ def test_rescore_with_own_reward_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_rescore_out_changes_only_the_reward(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)}))
+    dump = write_sample_dump(tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)}))
     out = tmp_path / "out" / "new.jsonl.gz"
     first, second, totals = lines_of(dump, "--reward", "test_rewards.destroying_length", "--out", out)
     assert (first["old"], first["new"], second["old"], second["new"]) == (5.0, 4.0, 4.0, 9.0)
@@ -86,7 +86,7 @@ def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
     ],
 )
 def test_rescore_keeps_the_old_reward_without_a_new_number(reward, why, tmp_path) -> None:
-    dump, out = dump_of(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
+    dump, out = write_sample_dump(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
     result = rescore(dump, "--reward", f"test_rewards.{reward}", "--out", out)
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]
@@ -255,7 +255,7 @@ def test_validate_ignores_row_tools_without_a_configuration(tmp_path: Path) -> N
 
 
 def test_rescore_merges_equal_errors(tmp_path: Path) -> None:
-    dump = dump_of(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
+    dump = write_sample_dump(tmp_path, *(sample(index, RIGHT, None, label=str(index)) for index in range(20)))
     words = [
         line for line in rescore(dump, "--reward", "test_rewards.of_the_world").stdout.splitlines() if "could" in line
     ]

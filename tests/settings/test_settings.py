@@ -18,7 +18,7 @@ from strands_rollout.cli.options import format_settings
 from strands_rollout.errors import ConfigError
 from strands_rollout.evaluation.plan import read_eval_config
 from strands_rollout.play.options import Sampling
-from strands_rollout.secret_mask import secret_values
+from strands_rollout.secret_mask import find_secrets
 from strands_rollout.settings import RewardSettings, RolloutSettings, read_config_file, settings_from_args
 from strands_rollout.validation import expectation
 
@@ -238,7 +238,7 @@ def test_a_refusal_does_not_tell_secrets(line: str, tmp_path: Path) -> None:
 
 def test_a_dump_knows_all_of_them_by_value(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FROM_ENV", "s3cretRRRR")
-    known = secret_values(read_config_file(written(tmp_path, LEAKY)).model_dump(mode="json"))
+    known = find_secrets(read_config_file(written(tmp_path, LEAKY)).model_dump(mode="json"))
     assert {f"s3cret{letter * 4}" for letter in "ABCDEFGHIJKNPQR"} <= known
     assert not {"application/json", "tools.example", "plain"} & known
 

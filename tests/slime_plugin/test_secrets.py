@@ -13,7 +13,7 @@ from test_metrics import Wandb, wandb  # noqa: F401 - a fixture
 from strands_rollout import Sample, log_rollout
 from strands_rollout.dump import TokenTexts, read_dump, write_dump
 from strands_rollout.integrations.traces import episode_spans
-from strands_rollout.secret_mask import secret_values, without_values
+from strands_rollout.secret_mask import find_secrets, mask_values
 
 KEY, PASSWORD, OF_SERVER = "sk-live-5f1e02c7", "hunter22hunter", "tvly-77aa88bb"
 ENVIRONMENT = {
@@ -61,9 +61,9 @@ def test_secrets_are_what_stands_under_a_secrets_name_and_passwords_in_urls() ->
         "MONKEY": "chimpanzee",
         "max_tokens": 12345678,
     }
-    assert secret_values(named) == {"0123456789", "abcdefghij", "Bearer 9876543210", "9876543210", "pass-of-mine"}
-    assert without_values({"a": ("x 9876543210", 3)}, {"9876543210"}) == {"a": ("x ***", 3)}
-    assert without_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
+    assert find_secrets(named) == {"0123456789", "abcdefghij", "Bearer 9876543210", "9876543210", "pass-of-mine"}
+    assert mask_values({"a": ("x 9876543210", 3)}, {"9876543210"}) == {"a": ("x ***", 3)}
+    assert mask_values("abcdefgh-more", {"abcdefgh", "abcdefgh-more"}) == "***"
 
 
 def test_a_dump_holds_them_in_its_tokens_alone_and_wandbs_table_nowhere(
@@ -90,7 +90,7 @@ def test_traces_hold_none(shipped_tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
     write_dump(path, [leaky(shipped_tokenizer)], TokenTexts(shipped_tokenizer), secrets=())  # as one of 0.1.0
     (record,) = read_dump(path)
-    secrets = secret_values({**ENVIRONMENT, **SERVER})
+    secrets = find_secrets({**ENVIRONMENT, **SERVER})
     spans = episode_spans(record, reward_key="score", with_contents=True, secrets=secrets)
     shown = repr([span.attributes for span in spans])
     assert "done" in shown

@@ -398,7 +398,7 @@ class RolloutSettings(_Settings):
     then the run ends with the last error. null or 0 never ends it."""
     max_staleness: int | None = Field(default=None, ge=0)
     """Maximum age of a trained token, in weight versions before the version of the sample's last token; older tokens
-    are masked."""
+    are not trained on."""
     max_sample_staleness: int | None = Field(default=None, ge=0)
     """Maximum age of a trained sample, in weight versions of its last token before the newest known version; older
     samples, which waited long in a fully asynchronous rollout, are not trained on. Needs slime's

@@ -38,6 +38,6 @@ def test_the_doctor_says_what_the_installed_strands_lacks(monkeypatch, tmp_path,
     if names is not None:
         monkeypatch.setattr(strands_names, "LOOP_NAMES", names)
     [found] = check_strands(DoctorOptions({}, tmp_path))
-    has_all = names is None and not losses(IMPORT_FAULT)
+    has_all = names is None and not find_losses(IMPORT_FAULT)
     assert strands_version() in found.found
     assert ("lacks" in found.found) == (not has_all)

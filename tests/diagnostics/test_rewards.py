@@ -49,7 +49,9 @@ def test_rescore_with_own_reward_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_rescore_out_changes_only_the_reward(tmp_path: Path) -> None:
-    dump = write_sample_dump(tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)}))
+    dump = write_sample_dump(
+        tmp_path, sample(0, "four", {"score": 5.0}), sample(1, "seventeen", 4.0, metadata={"x": (1,)})
+    )
     out = tmp_path / "out" / "new.jsonl.gz"
     first, second, totals = lines_of(dump, "--reward", "test_rewards.destroying_length", "--out", out)
     assert (first["old"], first["new"], second["old"], second["new"]) == (5.0, 4.0, 4.0, 9.0)
@@ -86,7 +88,10 @@ def test_rescore_does_not_compare_with_failed_rewards(tmp_path: Path) -> None:
     ],
 )
 def test_rescore_keeps_the_old_reward_without_a_new_number(reward, why, tmp_path) -> None:
-    dump, out = write_sample_dump(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")), tmp_path / "new.jsonl"
+    dump, out = (
+        write_sample_dump(tmp_path, sample(0, RIGHT, 0.5), sample(1, RIGHT, 0.5, label="13")),
+        tmp_path / "new.jsonl",
+    )
     result = rescore(dump, "--reward", f"test_rewards.{reward}", "--out", out)
     assert (result.exit_code, f"sample 1 could not be scored: {why}" in " ".join(result.stdout.split())) == (1, True)
     assert [record.values["reward"] for record in read_dump(out)] == [1.0, 0.5]

@@ -15,7 +15,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Final, cast
 
 from opentelemetry import trace
@@ -169,6 +169,7 @@ class DirectInvocation:
         self._hooks = agent.hooks if listeners is None else hooks.HookRegistry()
         for listener in listeners or ():
             self._hooks.add_hook(listener)
+        self._callbacks: dict[type, list[Any]] = {}  # the listeners', by the event's class
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._given_specs: list[ToolSpec] = []
         self._simple = {} if listeners is None else agent.tool_registry.registry
@@ -497,7 +498,7 @@ class DirectInvocation:
     async def _fire_hooks(self, event: hooks.BaseHookEvent) -> list[Interrupt]:
         """Call the hooks of an event, as Strands' registry does; return the interrupts that they raise."""
         interrupts: dict[str, Interrupt] = {}
-        for callback in self._hooks.get_callbacks_for(event):
+        for callback in self._callbacks_for(event):
             try:
                 returned = callback(event)
                 if returned is not None and inspect.iscoroutinefunction(callback):
@@ -507,6 +508,15 @@ class DirectInvocation:
                     raise ValueError(f"got the interrupt {e.interrupt.name!r} twice; expected unique names") from e
                 interrupts[e.interrupt.name] = e.interrupt
         return [*interrupts.values()]
+
+    def _callbacks_for(self, event: hooks.BaseHookEvent) -> Iterable[Any]:
+        """Return the callbacks of an event in their order, which is looked up once where nobody can add any."""
+        if self._is_observed:
+            return self._hooks.get_callbacks_for(event)
+        kind = type(event)
+        if kind not in self._callbacks:
+            self._callbacks[kind] = [*self._hooks.get_callbacks_for(event)]
+        return self._callbacks[kind]
 
 
 def can_run_directly(agent: Agent) -> bool:

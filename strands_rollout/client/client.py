@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import secrets
 import sys
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, cast
@@ -183,7 +183,7 @@ class SGLangClient:
             EngineAbortedError: An attempt failed, and `should_abort` returned True.
             ConfigError: `sampling_params` or `extra` can't be sent, or the client belongs to another event loop.
         """
-        ids, rid = self._encode(input_ids), rid or uuid.uuid4().hex
+        ids, rid = self._encode(input_ids), rid or secrets.token_hex(16)
         request = GenerateRequest(ids, sampling_params, rid=rid, return_logprob=return_logprob, extra=extra)
         return await self._generate(request, headers, flight or Flight(), control or Control(should_abort))
 

@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from strands_rollout import errors
@@ -48,13 +48,16 @@ ROUTING_HEADER: Final = "X-SMG-Routing-Key"
 _PARTIAL_GRACE_S: Final = 4.0
 
 
-async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> SampleLike | list[SampleLike]:
+async def play_sample(
+    call: GenerateCall, sink: RecordSink | None = None, *, settings: RolloutSettings | None = None
+) -> SampleLike | list[SampleLike]:
     """Play the episode of a call of `generate`, and fill its sample; write a failure to the sample.
 
     Args:
         call: slime's call, or the call that a worker was sent.
         sink: Keeps the records of the episode's steps, and holds those of an attempt whose process died. By default the
             journal in the folder of the setting `journal_dir`.
+        settings: Those of the run, where the caller has read them from `call.args` already.
 
     Returns:
         The sample, or a list of samples, as `generate` does.
@@ -62,7 +65,9 @@ async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> Sam
     sample = call.sample
     try:
         with exits_as_errors("the episode", RuntimeError):
-            settings = with_row_settings(run_settings(call.args), sample.metadata)
+            of_run = settings or run_settings(call.args)
+            fans_out = _fans_out(call, of_run)
+            settings = with_row_settings(of_run, sample.metadata)
             conditions = functools.partial(episode_conditions, call, settings)
             sink = sink or await open_journal(sample, settings, conditions, evaluation=call.evaluation)
             was_aborted = sample.status is statuses_of(sample).ABORTED
@@ -72,7 +77,7 @@ async def play_sample(call: GenerateCall, sink: RecordSink | None = None) -> Sam
             key = getattr(sample, "session_id", None) or uuid.uuid4().hex
             grace_s = functools.partial(_engine_grace_s, call.args, settings)
             control = slime_adapter.rollout_control(call.args, call.sample, settings.should_abort, grace_s)
-            return await _play_and_fill(RolloutJob(call, settings, start, _fans_out(call), key, control, sink))
+            return await _play_and_fill(RolloutJob(call, settings, start, fans_out, key, control, sink))
     except Exception as e:  # a training run must survive every failure of one sample
         return fail_sample(call, e)
     finally:
@@ -92,7 +97,7 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
     try:
         with exits_as_errors("reading args", RuntimeError):
             may_abort = slime_adapter.may_return_aborted(args, sample)
-            fans_out = _fans_out(call)
+            fans_out = _fans_out(call, settings_from_args(args))
     except Exception:  # args may be unreadable, and the episode failed because of that
         logger.debug("args can't be read", exc_info=True)
     rules = WritingRules(may_abort=may_abort, fans_out=fans_out, evaluation=call.evaluation)
@@ -109,13 +114,12 @@ def fail_sample(call: GenerateCall, error: Exception) -> SampleLike | list[Sampl
     return [sample] if sample_writer.is_fan_out(sample, rules) else sample
 
 
-def _fans_out(call: GenerateCall) -> bool:
+def _fans_out(call: GenerateCall, settings: RolloutSettings) -> bool:
     """Return whether slime gets a list, by the settings of the run, not of the row.
 
     slime takes lists from all episodes or from none.
     """
-    wants = settings_from_args(call.args).fan_out
-    return wants and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
+    return settings.fan_out and sample_writer.may_fan_out(call.args, call.sample, evaluation=call.evaluation)
 
 
 async def _play_and_fill(job: RolloutJob) -> SampleLike | list[SampleLike]:
@@ -215,7 +219,8 @@ async def _run_episode(job: RolloutJob) -> EndedEpisode:
                     episode = await play(job, model, task, self_timed, None, journal)
     models = (model, *sub_agents.created)
     # an aborted request is awaited for a grace period, so that the engine's last tokens are kept
-    await asyncio.gather(*(each.finish(job.control.engine_grace_s(each.sent_at or 0.0)) for each in models))
+    finishing = [each.finish(job.control.engine_grace_s(each.sent_at or 0.0)) for each in models]
+    await (asyncio.gather(*finishing) if len(finishing) > 1 else finishing[0])
     if score is None and episode.program is not None:
         score = episode.program.score
     is_evaluated = settings.reward.has_evaluator and episode.stop_reason in sample_writer.TRAINED_REASONS
@@ -335,7 +340,14 @@ async def _play_program(
 
 
 def _episode_limits(settings: RolloutSettings) -> EpisodeLimits:
-    return EpisodeLimits(**{limit.name: getattr(settings, limit.name) for limit in fields(EpisodeLimits)})
+    return EpisodeLimits(
+        max_tool_iterations=settings.max_tool_iterations,
+        max_tool_calls=settings.max_tool_calls,
+        max_parallel_tool_calls=settings.max_parallel_tool_calls,
+        max_user_turns=settings.max_user_turns,
+        tool_timeout_s=settings.tool_timeout_s,
+        episode_timeout_s=settings.episode_timeout_s,
+    )
 
 
 def build_tools(settings: RolloutSettings, code_tool: object) -> list[object]:

@@ -76,4 +76,4 @@ async def _play(call: GenerateCall) -> SampleLike | list[SampleLike]:
         raise
     except Exception as e:  # a training run must survive every failure of one sample
         return fail_sample(call, e)
-    return await play_sample(call)
+    return await play_sample(call, settings=settings)

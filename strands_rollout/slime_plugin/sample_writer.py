@@ -137,9 +137,8 @@ def write_episode(
     returned = segments if rules.fans_out and status in (statuses.COMPLETED, statuses.TRUNCATED) else ()
     samples = [sample, *(_build_sibling(args, sample, segment, rules) for segment in returned)]
     dropped = 0 if returned else sum(each.segment.trajectory.sampled_length for each in segments)
-    facts = _episode_facts(ended, rules)
     dropped_tokens = ended.start.dropped_tokens + dropped
-    write_facts(sample, replace(facts, stale_tokens=stale_tokens, dropped_sampled_tokens=dropped_tokens, resume=resume))
+    write_facts(sample, _episode_facts(ended, rules, stale_tokens, dropped_tokens, resume))
     if dropped and not (rules.evaluation or rules.fans_out):
         warn_about_dropped_tokens(sample, segments)
     if is_fan_out(sample, rules):
@@ -466,7 +465,9 @@ def _build_sibling(args: SlimeArgs, sample: SampleLike, source: SiblingSegment, 
     return sibling
 
 
-def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
+def _episode_facts(
+    ended: EndedEpisode, rules: WritingRules, stale_tokens: int, dropped_tokens: int, resume: dict[str, Any] | None
+) -> EpisodeFacts:
     """Return the facts of an episode, over all of its attempts."""
     model, episode = ended.model, ended.episode
     own = [conversation for conversation in model.record if conversation.kind != "agent"]
@@ -485,6 +486,9 @@ def _episode_facts(ended: EndedEpisode, rules: WritingRules) -> EpisodeFacts:
         code=asdict(ended.code_calls),
         duration_s=episode.duration_s,
         segments=len(model.conversation.branches),
+        stale_tokens=stale_tokens,
+        dropped_sampled_tokens=dropped_tokens,
+        resume=resume,
         budgets=_budgets_used(model, episode),
         aborts=ended.start.aborts,
         resumes=ended.start.resumes,

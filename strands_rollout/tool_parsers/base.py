@@ -15,7 +15,7 @@ Parsers never raise over what a model wrote and never repair it: what does not f
 import json
 import math
 import re
-import uuid
+import secrets
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -158,7 +158,7 @@ NewId = Callable[[], str]
 
 def random_id() -> str:
     """An id that no other call has, in any episode."""
-    return f"call_{uuid.uuid4().hex}"
+    return f"call_{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True)

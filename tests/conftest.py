@@ -29,21 +29,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on real engines may start them first, on machines that do other work besides."""
+    """Give tests on real engines more time, since they may start an engine first."""
     for item in items:
         if item.get_closest_marker("real") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(_REAL_LIMIT_S))
 
 
 @pytest.fixture(autouse=True)
-def _nothing_logged_yet() -> None:
-    """What is logged once in a process's life is logged once in each test's."""
+def _reset_log_once() -> None:
+    """Reset `log_once`, so that each test gets the messages that are logged once per process."""
     log_once._LOGGED.clear()
 
 
 @pytest.fixture(scope="session")
 def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
-    """The URL of the real SGLang with the shipped model, which all tests share: leave it as it was found."""
+    """Return the URL of the real SGLang with the shipped model, which all tests share; leave it as it was."""
     given = pytestconfig.getoption("--sglang-base-url")
     if given:
         yield given.rstrip("/")
@@ -55,7 +55,7 @@ def sglang_server(pytestconfig: pytest.Config) -> Iterator[str]:
 
 @pytest.fixture
 def sglang(sglang_server: str, request: pytest.FixtureRequest) -> str:
-    """The same, for one test, which is counted as one that ran there."""
+    """Return the same URL, and count the test as one that ran on it."""
     note_engine(request.node, f"SGLang {version_of(sglang_server)}")
     return sglang_server
 
@@ -68,7 +68,7 @@ def _load(folder: Path) -> Any:
 
 @pytest.fixture
 def retry_waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Clients wait for an engine in no time; the seconds that they would have waited."""
+    """Make the retries of clients wait no time, and return the list of seconds that they would have waited."""
     from strands_rollout.client.client import SGLangClient
 
     waits: list[float] = []
@@ -88,7 +88,7 @@ def shipped_tokenizer() -> Any:
 
 @pytest.fixture(scope="session")
 def qwen3_tokenizer() -> Any:
-    """Qwen3's real vocabulary and Qwen3-8B's chat template, where they are at hand."""
+    """Return Qwen3's real tokenizer with Qwen3-8B's chat template, or skip the test."""
     if not QWEN3_TOKENIZER.is_dir():
         pytest.skip("needs Qwen3's tokenizer: set QWEN3_TOKENIZER to a folder that holds it")
     return _load(QWEN3_TOKENIZER)

@@ -1,4 +1,4 @@
-"""What the README and the pages of docs/ promise is what the code does: examples, tables, commands, links, sizes."""
+"""The README and the pages of docs/ agree with the code: examples, tables, commands, links."""
 
 import ast
 import functools
@@ -55,7 +55,7 @@ def page(name: str) -> str:
 
 
 def code_blocks(language: str) -> list[Any]:
-    """Each block of all documents as a test's parameter, named by where it stands."""
+    """Return each code block of all documents as a test parameter, named by page and number."""
     return [
         pytest.param(block, id=f"{name}-{number}")
         for name, text in TEXTS.items()
@@ -69,7 +69,7 @@ def block_with(word: str, text: str) -> str:
 
 
 def table_rows(text: str, title: str) -> list[list[str]]:
-    """The cells of the table whose first heading is `title`."""
+    """Return the cells of the table whose first heading is `title`."""
     lines = text.split(f"\n| {title} |", 1)[1].splitlines()[2:]
     rows = []
     for line in lines:
@@ -79,7 +79,7 @@ def table_rows(text: str, title: str) -> list[list[str]]:
     return rows
 
 
-# What holds for every page
+# Every page
 
 
 @functools.cache
@@ -115,13 +115,13 @@ def test_readme_links_every_page() -> None:
 
 
 SOURCE = re.compile(r"(?<![\w/.<{$-])((?:[\w.-]+/)*[\w.-]+\.(?:py|sh|ya?ml|md|toml|jinja|js))(?![\w/])")
-MADE = {"data", "models", "checkpoints"}  # folders that a run makes here
-OF_USERS = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.sh"}  # the last two are slime's
+RUN_FOLDERS = {"data", "models", "checkpoints"}  # a run creates them in the repository
+USERS_FILES = {"my.yaml", "my_script.sh", "agents/tools.py", "qwen3-4B.sh", "NAME.sh"}  # the last two are slime's
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name != "CHANGELOG.md"])
 def test_named_files_exist(name: str) -> None:
-    """Named from the repository, the package or Strands on, or by their name alone."""
+    """Paths may begin at the repository, the package or Strands, or be a file name alone."""
     roots = [REPOSITORY, REPOSITORY / "strands_rollout", Path(strands.__file__).parent]
     if not HAS_MIDDLEWARE:
         pytest.skip("this Strands lacks files that the newest has")
@@ -129,16 +129,16 @@ def test_named_files_exist(name: str) -> None:
     for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)):
         for path in (path for word in span.split() for path in SOURCE.findall(word)):
             is_there = any((root / path).exists() for root in roots) or path in file_names()
-            missing += [] if is_there or path in OF_USERS else [path]
-        is_ours = span.partition("/")[0] in FOLDERS - MADE and re.fullmatch(r"[\w.]+/[\w./-]+", span)
+            missing += [] if is_there or path in USERS_FILES else [path]
+        is_ours = span.partition("/")[0] in FOLDERS - RUN_FOLDERS and re.fullmatch(r"[\w.]+/[\w./-]+", span)
         missing += [span] if is_ours and not (REPOSITORY / span).exists() else []
     assert missing == []
 
 
 @functools.cache
 def file_names() -> set[str]:
-    """Of the repository's own folders, and of Strands."""
-    folders = [REPOSITORY / name for name in FOLDERS - MADE if not name.startswith(".")]
+    """Return the names of all files in the repository's folders and in Strands."""
+    folders = [REPOSITORY / name for name in FOLDERS - RUN_FOLDERS if not name.startswith(".")]
     return {path.name for folder in (*folders, Path(strands.__file__).parent) for path in folder.rglob("*.*")}
 
 
@@ -146,7 +146,7 @@ def file_names() -> set[str]:
 def test_dotted_paths_resolve(name: str) -> None:
     prose = re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)
     for path in re.findall(r"[`(/ ](strands_rollout(?:\.\w+)+)", prose):
-        if path != "strands_rollout.times":  # an attribute of a trace
+        if path != "strands_rollout.times":  # an attribute of traces
             if "torchrl" in path and find_spec("torchrl") is None:
                 path = path.rpartition(".")[0].rpartition(".")[0]
             assert pkgutil.resolve_name(path) is not None
@@ -220,7 +220,7 @@ async def test_code_execution_example_prints_its_result() -> None:
 
 
 def shell_commands() -> Iterator[list[str]]:
-    """The commands of all examples and those in the text, one by one, without their variables."""
+    """Yield each command of the examples and of the text, without its environment variables."""
     for text in (text for name, text in TEXTS.items() if name != "CHANGELOG.md"):
         lines = "\n".join(re.findall(r"```bash\n(.*?)```", text, re.DOTALL)).splitlines()
         lines += re.findall(r"`((?:bash|python|strands-rollout|[A-Z_]+=\S+ bash) [^`]*)`", text)
@@ -235,18 +235,18 @@ def shell_commands() -> Iterator[list[str]]:
 
 @functools.cache
 def settings_of(script: str) -> list[str]:
-    """The names of a launch script's settings, with those of the files that it may source."""
+    """Return the settings of a launch script and of the files that it may source."""
     sources = [REPOSITORY / script, *(REPOSITORY / "scripts/launch").iterdir()]
     return [name for path in sources for name in re.findall(r"^ *setting ([A-Z_]+) ", path.read_text(), re.MULTILINE)]
 
 
 def options_of(command: str) -> set[str]:
-    """The options of a script, or of a command of `strands-rollout`."""
+    """Return the options of a script, or of a command of `strands-rollout`."""
     if command == "scripts/demo.sh":
         command = "demo"
     if "/" not in command:
         return set(options_in(get_command(app).commands[command]).split())  # type: ignore[attr-defined]
-    if command.startswith("data_prep/"):  # all have these, most of them named like a parameter
+    if command.startswith("data_prep/"):  # all have these options, most of them named like a parameter
         files = [REPOSITORY / "data_prep/preparation" / name for name in ("command_line.py", "request.py")]
         source = "\n".join(file.read_text() for file in files)
         names = re.findall(r"^    (\w+): ", source, re.MULTILINE)
@@ -265,7 +265,7 @@ def test_commands_exist_with_their_options() -> None:
     for program, command, *rest in shell_commands():
         if program == "python" and command == "-m":
             assert find_spec(rest[0]) is not None, rest
-            if rest[0] in FOLDERS:  # its options stand before its command or after
+            if rest[0] in FOLDERS:  # options may be before or after the command
                 group: Any = get_command(importlib.import_module(f"{rest[0]}.__main__").app)
                 known = options_in(group, *(group.commands[word] for word in rest[1:] if word in group.commands))
                 assert {word for word in rest if word.startswith("--")} <= {*known.split(), "--help"}, rest
@@ -273,9 +273,9 @@ def test_commands_exist_with_their_options() -> None:
         if command.startswith("-"):
             assert (program, command) in {("python", "-c"), ("python", "-I"), ("bash", "--help")}
             continue
-        if command == "run_slime.sh":  # of the project that `init` writes
+        if command == "run_slime.sh":  # in the project that `init` writes
             command = f"strands_rollout/data/project/{command}"
-        own = itertools.takewhile(lambda word: word != "--", rest)  # what follows is slime's
+        own = itertools.takewhile(lambda word: word != "--", rest)  # the rest are arguments of slime
         options = {re.sub("=.*", "", word) for word in own if word.startswith("--")} - {"--help"}
         seen.add(command)
         if program == "strands-rollout":
@@ -305,7 +305,7 @@ def test_changelog_begins_with_this_version() -> None:
 
 
 def flags(text: str, word: str) -> dict[str, str]:
-    """slime's flags in the block that has a word."""
+    """Return slime's flags in the block with a word."""
     words = block_with(word, text).split()
     return dict(zip(words[::2], words[1::2], strict=True))
 
@@ -399,7 +399,7 @@ async def test_rewards_example_scores(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.syspath_prepend(tmp_path)
     args = SimpleNamespace(**yaml.safe_load(block_with("reward: reward.score", page("rewards"))))
     reward = await reward_func(args, Sample(response="It is 4", label="4"))
-    del sys.modules["reward"]  # others may have one
+    del sys.modules["reward"]  # another test may have a module of this name
     assert isinstance(reward, dict)
     assert (reward["score"], reward["acc"], reward["parts/brevity"], reward["error"]) == (1.0, 1.0, 0.25, "")
 
@@ -444,7 +444,7 @@ def test_sglang_model_page_names_every_argument() -> None:
 def test_engine_page_lists_served_endpoints() -> None:
     from strands_rollout.engine.http_server import engine_app
 
-    engine: Any = None  # routes are made without asking it
+    engine: Any = None  # the routes don't use it
     served = {resource.canonical for resource in engine_app(engine).router.resources()}
     text = page("engine").partition("## The embedded engine")[2].partition("\n## ")[0]
     listed = set(re.findall(r"`(/[\w/]+)`", text))

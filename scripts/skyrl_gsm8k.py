@@ -17,7 +17,7 @@ import typer
 
 from strands_rollout.cli.options import run_command
 from strands_rollout.integrations.skyrl import StrandsGenerator
-from strands_rollout.play.engine import served_engine, served_tokenizer
+from strands_rollout.play.engine import fetch_tokenizer_folder, served_engine
 from strands_rollout.play.rows import Row, load_rows
 from strands_rollout.settings import read_config_file
 
@@ -66,7 +66,7 @@ async def play(
 ) -> dict[str, Any]:
     """One GeneratorOutput of these problems."""
     async with served_engine(base_url, None) as url:
-        generator = StrandsGenerator(url, tokenizer or await served_tokenizer(url), settings=settings)
+        generator = StrandsGenerator(url, tokenizer or await fetch_tokenizer_folder(url), settings=settings)
         return await generator.generate(generator_input(rows, repetitions, sampling_params))
 
 

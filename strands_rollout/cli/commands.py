@@ -38,7 +38,7 @@ from strands_rollout.play.options import (
     TrainOptions,
     TryOptions,
     UpdateSettings,
-    checked_url,
+    check_url,
 )
 
 app = typer.Typer(
@@ -176,7 +176,7 @@ def serve(
 
 
 def gateway(
-    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=checked_url)],
+    base_url: Annotated[str, typer.Option(help="URL of an SGLang server or router.", callback=check_url)],
     tokenizer: Annotated[str, typer.Option(help="The policy's tokenizer: a folder, or an id on the Hugging Face Hub.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free port.", min=0, max=65535)] = 8700,

@@ -21,7 +21,7 @@ from strands_rollout.cli import options
 from strands_rollout.cli.options import OptionValues, add_field_options, build_options, check_engine_options
 from strands_rollout.diagnostics import Diagnosis, DoctorOptions, find_repository
 from strands_rollout.errors import ConfigError, DumpError
-from strands_rollout.play.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, existing_data
+from strands_rollout.play.options import DATA_HELP, BaseUrl, Changes, Model, RewardPath, check_data_exists
 
 if TYPE_CHECKING:
     from strands_rollout.view.sample import Retokeniser
@@ -204,7 +204,7 @@ def rescore(
 
 
 def validate(
-    data: Annotated[Path, typer.Argument(help=f"{DATA_HELP}.", dir_okay=False, callback=existing_data)],
+    data: Annotated[Path, typer.Argument(help=f"{DATA_HELP}.", dir_okay=False, callback=check_data_exists)],
     config: options.Config = None,
     changes: Changes = None,
     reward: RewardPath = None,

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from typer import Option
 
 from strands_rollout.files.json_codec import Json
-from strands_rollout.play.options import Changes, checked_url
+from strands_rollout.play.options import Changes, check_url
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,7 @@ class DoctorOptions:
         Option(
             "--base-url",
             help="URL of an SGLang server or router to check; may be repeated.",
-            callback=checked_url,
+            callback=check_url,
         ),
     ] = None
     max_context_length: Annotated[

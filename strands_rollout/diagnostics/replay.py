@@ -29,7 +29,7 @@ from strands_rollout.dump.terminal import counter, make_console, show_next
 from strands_rollout.errors import ConfigError, DumpError, EngineResponseError, EngineUnavailableError
 from strands_rollout.files.json_codec import Json
 from strands_rollout.model.sampling import turn_params
-from strands_rollout.play.engine import ask_engine, check_is_engine, served_engine, served_tokenizer
+from strands_rollout.play.engine import check_is_engine, fetch_engine_info, fetch_tokenizer_folder, served_engine
 from strands_rollout.play.options import slime_sampling_params
 from strands_rollout.play.rows import json_line
 from strands_rollout.samples import FinishedSample
@@ -280,9 +280,9 @@ async def run_replay(
         raise DumpError(f"{episode.record.where} has images, which replay does not send; choose an episode of text")
     params = _params(episode, temperature, seed)
     async with served_engine(base_url, model_dir) as url:
-        check_is_engine(await ask_engine(url), url)
+        check_is_engine(await fetch_engine_info(url), url)
         recorded = episode.record.tokenizer and episode.record.tokenizer.folder
-        folder = tokenizer_dir or recorded or await served_tokenizer(url)
+        folder = tokenizer_dir or recorded or await fetch_tokenizer_folder(url)
         tokenizer = load_tokenizer(str(folder))
         check_tokenizer(episode.record, TokenTexts(tokenizer), str(folder))
         vocab_size = vocab_size_of(SimpleNamespace(hf_checkpoint=str(folder))) or len(tokenizer)

@@ -35,7 +35,7 @@ from strands_rollout.exits import exits_as_errors
 from strands_rollout.files.json_codec import Json
 from strands_rollout.grading import container_label, label_texts
 from strands_rollout.play.options import Changes
-from strands_rollout.play.rows import Row, each_row, json_line
+from strands_rollout.play.rows import Row, iter_rows, json_line
 from strands_rollout.samples import (
     FAILED_METHODS,
     METADATA_KEY,
@@ -276,7 +276,7 @@ async def run_validate(
     Raises:
         PromptError: The file can't be read, or is empty.
     """
-    lines = list(each_row(path, prompt_key=prompt_key, label_key=label_key))
+    lines = list(iter_rows(path, prompt_key=prompt_key, label_key=label_key))
     unreadable = [(number, error) for number, error in lines if isinstance(error, PromptError)]
     faults = [RowFault(number, None, str(error).removeprefix(f"{path}:{number}: ")) for number, error in unreadable]
     readable = [row for _, row in lines if isinstance(row, Row)]

@@ -24,7 +24,7 @@ from strands_rollout.errors import ConfigError, PromptError, RolloutError, Sandb
 from strands_rollout.files.json_files import MAX_JSON_BYTES
 from strands_rollout.files.safe_files import read_regular
 from strands_rollout.files.yaml_files import yaml_text
-from strands_rollout.play.rows import Row, each_row
+from strands_rollout.play.rows import Row, iter_rows
 from strands_rollout.settings import KEY, RolloutSettings, read_config_file
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _check_file(path: Path, options: DoctorOptions, *, needed: bool) -> Iterator
         template = ChatTemplate(load_tokenizer_folder(diagnostics.SHIPPED_TOKENIZER))
     settings = _settings(options)
     try:
-        rows = list(islice(each_row(path, needs_label=settings.needs_labels), _ROWS))
+        rows = list(islice(iter_rows(path, needs_label=settings.needs_labels), _ROWS))
     except PromptError as e:
         yield error(name, str(e), prepare)
         return

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strands_rollout.play.player import Outcome, playing
+from strands_rollout.play.player import Outcome, open_player
 from strands_rollout.play.rows import Row
 from strands_rollout.samples import Sample, finished_samples
 from strands_rollout.settings import REWARD_KEY
@@ -79,7 +79,7 @@ async def evaluate(
     """
     gate = asyncio.Semaphore(plan.concurrency)
     settings = {**(plan.settings or {}), "max_failed_groups": None}  # nothing is trained: every row is played
-    async with playing(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
+    async with open_player(plan.base_url, plan.tokenizer_dir, settings, audited=True) as player:
 
         async def run(index: int, row: Row) -> Outcome:
             sample = row.sample(index=index, group_index=index)

@@ -41,17 +41,17 @@ from strands_rollout.evaluation.results import (
 )
 from strands_rollout.files.json_files import write_json
 from strands_rollout.play.engine import (
-    SHIPPED_MODELS_EXECUTOR,
-    ask_engine,
+    SHIPPED_MODEL_EXECUTOR,
+    fetch_engine_info,
+    fetch_tokenizer_folder,
     load_settings,
     served_engine,
-    served_tokenizer,
     shipped_model_note,
     start_executor,
     tokenizer_folder,
 )
-from strands_rollout.play.options import DemoOptions, EvalOptions, all_changes, slime_sampling_params
-from strands_rollout.play.player import Outcome, Player, playing
+from strands_rollout.play.options import DemoOptions, EvalOptions, merge_changes, slime_sampling_params
+from strands_rollout.play.player import Outcome, Player, open_player
 from strands_rollout.play.rows import read_rows, shipped_rows
 from strands_rollout.samples import PART_PREFIX, Sample, finished_samples, question_of
 from strands_rollout.secret_mask import find_secrets, mask_values
@@ -109,7 +109,7 @@ def run_evaluation(options: EvalOptions) -> int:
 
 
 async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) -> dict[str, Any]:
-    changes = all_changes(options.changes, options.reward)
+    changes = merge_changes(options.changes, options.reward)
     settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
     sets = load_sets(options, settings, note)
     if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
@@ -122,7 +122,7 @@ async def _run(options: EvalOptions, log: Console, note: Callable[[str], None]) 
                 note(f"{chosen.name}: no pass@{k}, since each problem has {samples} samples")
     model_dir = options.model_dir.resolve() if options.model_dir else None
     async with served_engine(options.base_url, model_dir) as base_url:
-        info = await ask_engine(base_url)
+        info = await fetch_engine_info(base_url)
         tokenizer_dir = options.tokenizer_dir or tokenizer_folder(info, base_url)
         with ResultsFile(options.out, run_identity(options, sets, settings, info, tokenizer_dir)) as file:
             note(f"engine at {redacted(parse_base_url(base_url))}, results in {options.out}")
@@ -200,7 +200,7 @@ class EvaluationSession:
         earlier = [result.is_right for result in self.scored]
         drift_of = {key for chosen in self._sets.values() for key in evenly_spread(list(chosen.sample_keys()))}
         secrets = find_secrets(os.environ, settings.model_dump(mode="json"))
-        async with playing(
+        async with open_player(
             base_url,
             tokenizer_dir,
             settings.model_dump(exclude_unset=True),
@@ -351,10 +351,10 @@ async def _demo(options: DemoOptions) -> Summary:
     started = time.monotonic()
     async with served_engine(options.base_url, options.model_dir) as base_url:
         log.print(f"engine at {redacted(parse_base_url(base_url))} after {time.monotonic() - started:.1f} s")
-        tokenizer_dir = options.tokenizer_dir or await served_tokenizer(base_url)
+        tokenizer_dir = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
         # loading it imports transformers, which takes seconds: not while episodes wait on the loop
         tokenizer = load_tokenizer(str(tokenizer_dir))
-        executor = "local" if options.base_url or options.model_dir else SHIPPED_MODELS_EXECUTOR
+        executor = "local" if options.base_url or options.model_dir else SHIPPED_MODEL_EXECUTOR
         plan = RunPlan(
             base_url=base_url,
             tokenizer_dir=tokenizer_dir,

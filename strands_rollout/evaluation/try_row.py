@@ -40,14 +40,14 @@ from strands_rollout.evaluation.run import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_O
 from strands_rollout.files.yaml_files import yaml_text
 from strands_rollout.play.audit import local_server
 from strands_rollout.play.engine import (
+    fetch_tokenizer_folder,
     load_settings,
     served_engine,
-    served_tokenizer,
     shipped_model_note,
     start_executor,
 )
-from strands_rollout.play.options import SHIPPED_MODEL, TryOptions, all_changes, slime_sampling_params
-from strands_rollout.play.player import Outcome, playing
+from strands_rollout.play.options import SHIPPED_MODEL, TryOptions, merge_changes, slime_sampling_params
+from strands_rollout.play.player import Outcome, open_player
 from strands_rollout.play.rows import Row, load_rows, shipped_rows
 from strands_rollout.samples import Sample
 from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
@@ -433,7 +433,7 @@ async def _try(options: TryOptions) -> int:
     def note(words: str) -> None:
         log.print(words, markup=False, soft_wrap=True)
 
-    changes = all_changes(options.changes, options.reward)
+    changes = merge_changes(options.changes, options.reward)
     settings = await load_settings(options.config, changes, options.base_url, options.model_dir)
     row = _row(options, note, needs_label=settings.needs_labels)
     policy = _policy(options, note)
@@ -445,14 +445,14 @@ async def _try(options: TryOptions) -> int:
             if limits := shipped_model_note(settings, options.config, options.base_url, options.model_dir):
                 note(limits)
             base_url = await stack.enter_async_context(served_engine(options.base_url, options.model_dir))
-            folder = options.tokenizer_dir or await served_tokenizer(base_url)
+            folder = options.tokenizer_dir or await fetch_tokenizer_folder(base_url)
         else:
             folder = options.tokenizer_dir or SHIPPED_MODEL
             server = PolicyServer(policy, folder, settings, transcript)
             base_url = await stack.enter_async_context(server.running())
         # agents beside the main one ask under the same key, which the audit can't tell apart
         is_alone = settings.agent_factory is None and not settings.has_program
-        playing_it = playing(base_url, folder, _settings(settings, options), audited=is_alone)
+        playing_it = open_player(base_url, folder, _settings(settings, options), audited=is_alone)
         player = await stack.enter_async_context(playing_it)
         _CURRENT.set(transcript)
         most = _EMBEDDED_TOKENS if policy is None and options.base_url is None else _TOKENS

@@ -91,7 +91,7 @@ def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def recording(base_url: str) -> AsyncIterator[WireRecorder]:
+async def record_wire(base_url: str) -> AsyncIterator[WireRecorder]:
     """Run a proxy before the engine at `base_url`, on a free port of 127.0.0.1, until the block ends.
 
     When a client goes away, its request to the engine is cancelled too, as without the proxy.

@@ -18,7 +18,7 @@ from strands_rollout.play.options import SHIPPED_MODEL
 from strands_rollout.settings import RolloutSettings
 from strands_rollout.slime_plugin.inputs import read_checked_config
 
-SHIPPED_MODELS_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
+SHIPPED_MODEL_EXECUTOR: Final = {"name": "local", "isolation": "rlimits"}
 """Our own model's code needs no Linux to run; the strongest isolation there is is used in any case."""
 
 
@@ -34,11 +34,11 @@ async def served_engine(base_url: str | None, model_dir: Path | None) -> AsyncIt
             yield url
         return
     with suppress(EngineResponseError):  # it is busy, which may pass
-        await ask_engine(base_url)
+        await fetch_engine_info(base_url)
     yield base_url
 
 
-async def ask_engine(base_url: str) -> ServerInfo:
+async def fetch_engine_info(base_url: str) -> ServerInfo:
     """Ask the engine for its model, tokenizer and limits.
 
     Raises:
@@ -88,9 +88,9 @@ def tokenizer_folder(info: ServerInfo, base_url: str) -> Path:
     return Path(named)
 
 
-async def served_tokenizer(base_url: str) -> Path:
-    """Ask an engine for the folder of its tokenizer; see `ask_engine` and `tokenizer_folder` for what is raised."""
-    return tokenizer_folder(await ask_engine(base_url), base_url)
+async def fetch_tokenizer_folder(base_url: str) -> Path:
+    """Ask an engine for the folder of its tokenizer; see `fetch_engine_info` and `tokenizer_folder` for errors."""
+    return tokenizer_folder(await fetch_engine_info(base_url), base_url)
 
 
 async def start_executor(setting: str | Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ async def load_settings(
     """The settings of --config and --set, with the shipped model's executor where they name none and it is served."""
     settings = await read_checked_config(config, changes)
     if base_url is None and model is None and "executor" not in settings.model_fields_set:
-        return settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
+        return settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
     return settings
 
 

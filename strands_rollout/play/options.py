@@ -17,7 +17,7 @@ from strands_rollout.errors import ConfigError
 SHIPPED_MODEL: Final = Path(__file__).parents[1] / "engine" / "checkpoint"
 
 
-def checked_url(given: str | list[str] | None) -> str | list[str] | None:
+def check_url(given: str | list[str] | None) -> str | list[str] | None:
     """The URLs of an option, each of an engine; a BadParameter where one can't be."""
     from strands_rollout.client.transport import parse_base_url
 
@@ -31,7 +31,7 @@ def checked_url(given: str | list[str] | None) -> str | list[str] | None:
 
 BaseUrl: TypeAlias = Annotated[
     str | None,
-    Option(help="URL of an SGLang server or router. Default: start the embedded engine.", callback=checked_url),
+    Option(help="URL of an SGLang server or router. Default: start the embedded engine.", callback=check_url),
 ]
 Model: TypeAlias = Annotated[
     Path | None,
@@ -56,12 +56,12 @@ DATA_HELP: Final = (
 )
 
 
-def existing_data(given: Path | list[Path] | None) -> Path | list[Path] | None:
+def check_data_exists(given: Path | list[Path] | None) -> Path | list[Path] | None:
     """The data of an option, each of which is a file or may be on the hub; a BadParameter where it is neither."""
-    from strands_rollout.play.rows import is_of_hub
+    from strands_rollout.play.rows import is_hub_name
 
     for path in given if isinstance(given, list) else [given] if given else []:
-        if not path.exists() and not is_of_hub(path):
+        if not path.exists() and not is_hub_name(path):
             raise BadParameter(f"{path} does not exist; expected a file, or OWNER/NAME of a data set on the hub")
     return given
 
@@ -80,7 +80,7 @@ RewardPath: TypeAlias = Annotated[
 ]
 
 
-def all_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
+def merge_changes(changes: Sequence[str] | None, reward: str | None) -> list[str]:
     """The settings that --set and --reward change."""
     return [*(changes or ()), *([f"reward={reward}"] if reward else [])]
 
@@ -120,7 +120,7 @@ class DemoOptions:
     tokenizer_dir: Tokenizer
     data: Annotated[
         Path | None,
-        Option(help=f"{DATA_HELP}. Default: the shipped problems.", dir_okay=False, callback=existing_data),
+        Option(help=f"{DATA_HELP}. Default: the shipped problems.", dir_okay=False, callback=check_data_exists),
     ]
     samples: Annotated[int, Option(help="Number of episodes.", min=1)] = 32
     concurrency: Annotated[int, Option(help="Maximum episodes at once.", min=1)] = 16
@@ -146,7 +146,7 @@ class TryOptions:
         Option(
             help=f"{DATA_HELP}. Default: train.jsonl beside CONFIG if it exists, else the shipped problems.",
             dir_okay=False,
-            callback=existing_data,
+            callback=check_data_exists,
         ),
     ] = None
     input_key: InputKey = "prompt"
@@ -229,7 +229,7 @@ class EvalOptions:
         Option(
             help=f"{DATA_HELP}; may be repeated. Default on the embedded engine: 16 shipped problems.",
             dir_okay=False,
-            callback=existing_data,
+            callback=check_data_exists,
         ),
     ]
     input_key: InputKey = "prompt"
@@ -369,7 +369,7 @@ class TrainOptions:
         str | None,
         Option(
             help="URL of an SGLang server that serves --model and can read --out. Default: start the embedded engine.",
-            callback=checked_url,
+            callback=check_url,
         ),
     ] = None
     model_dir: Annotated[
@@ -386,7 +386,7 @@ class TrainOptions:
         Option(
             help=f"{DATA_HELP}. Default: the shipped problems.",
             dir_okay=False,
-            callback=existing_data,
+            callback=check_data_exists,
         ),
     ]
     held_out: Annotated[
@@ -394,7 +394,7 @@ class TrainOptions:
         Option(
             help="Rows to evaluate on, as --data. Default: the shipped held-out problems.",
             dir_okay=False,
-            callback=existing_data,
+            callback=check_data_exists,
         ),
     ]
     input_key: InputKey = "prompt"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from strands_rollout.agent.tool_loading import end_mcp_connections
 from strands_rollout.client.transport import parse_base_url
-from strands_rollout.play.audit import WireRecorder, recording, tito_violations
+from strands_rollout.play.audit import WireRecorder, record_wire, tito_violations
 from strands_rollout.samples import EpisodeFacts, Sample, facts_of, reward_details
 from strands_rollout.settings import REWARD_KEY
 from strands_rollout.slime_plugin.generate import generate
@@ -58,7 +58,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Player:
-    """Plays one sample after another on an engine; see `playing`, whose arguments it keeps."""
+    """Plays one sample after another on an engine; see `open_player`, whose arguments it keeps."""
 
     args: SimpleNamespace
     tokenizer: PreTrainedTokenizerBase
@@ -98,7 +98,7 @@ class Player:
 
 
 @asynccontextmanager
-async def playing(
+async def open_player(
     base_url: str,
     tokenizer_dir: Path,
     settings: Mapping[str, Any] | None,
@@ -132,7 +132,7 @@ async def playing(
     is_plain = url.scheme == "http" and url.path == "/" and not url.userinfo
     async with AsyncExitStack() as stack:
         stack.enter_context(local_workers(workers))
-        recorder = None if is_plain and not audited else await stack.enter_async_context(recording(base_url))
+        recorder = None if is_plain and not audited else await stack.enter_async_context(record_wire(base_url))
         reached = url if recorder is None else parse_base_url(recorder.url)
         args = _args(reached, tokenizer_dir, _with_workers(settings or {}, workers), max_context_tokens)
         args.custom_rm_path = "strands_rollout.reward_func" if reward in (None, reward_func) else None

@@ -65,14 +65,14 @@ def load_rows(
         PromptError: It can't be read, is empty, or a row lacks prompt or label, or has metadata that is none.
     """
     rows = []
-    for _, row in each_row(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
+    for _, row in iter_rows(path, prompt_key=prompt_key, label_key=label_key, needs_label=needs_label):
         if isinstance(row, PromptError):
             raise row
         rows.append(row)
     return rows
 
 
-def each_row(
+def iter_rows(
     path: Path, *, prompt_key: str = "prompt", label_key: str | None = None, needs_label: bool = True
 ) -> Iterator[tuple[int, Row | PromptError]]:
     """The number of each line or row, from 1, and its row, or what is wrong with it; blank lines are left out.
@@ -105,7 +105,7 @@ def each_row(
         raise PromptError(f"the data file {path} has no rows; expected {expected}")
 
 
-def is_of_hub(path: Path) -> bool:
+def is_hub_name(path: Path) -> bool:
     """Whether it is no file, and may be `OWNER/NAME[:CONFIG][@SPLIT]`."""
     is_file = path.suffix in (".jsonl", *_TABLES) or path.exists()
     return not is_file and _HUB.fullmatch(str(path)) is not None
@@ -120,7 +120,7 @@ def _found(path: Path) -> Iterable[tuple[int, bytes | Mapping[str, Any] | Prompt
     """What stands for each row, with the number of its line, or of the row where there are no lines."""
     if path.suffix == ".csv":
         return _csv_rows(path)
-    if path.suffix in _TABLES or is_of_hub(path):
+    if path.suffix in _TABLES or is_hub_name(path):
         return enumerate(_table(path), start=1)
     return _lines(path)
 
@@ -156,7 +156,7 @@ def _table(path: Path) -> Iterable[Mapping[str, Any]]:
             with parquet.ParquetFile(path) as table:
                 return [row for batch in table.iter_batches() for row in batch.to_pylist()]
         datasets.disable_progress_bars()
-        if is_of_hub(path):
+        if is_hub_name(path):
             return _hub_rows(datasets, path)
         files = glob.escape(str(path))
         with TemporaryDirectory() as cache:  # its own cache would keep a copy of each file for ever

@@ -27,9 +27,9 @@ from strands_rollout.dump.terminal import make_console, show_next
 from strands_rollout.errors import ConfigError, EngineError, EngineUnavailableError, TrajectoryError
 from strands_rollout.files.json_files import write_json
 from strands_rollout.integrations.table import check_wandb
-from strands_rollout.play.engine import SHIPPED_MODELS_EXECUTOR, served_engine, shipped_model_note, start_executor
-from strands_rollout.play.options import TrainOptions, all_changes
-from strands_rollout.play.player import Player, playing
+from strands_rollout.play.engine import SHIPPED_MODEL_EXECUTOR, served_engine, shipped_model_note, start_executor
+from strands_rollout.play.options import TrainOptions, merge_changes
+from strands_rollout.play.player import Player, open_player
 from strands_rollout.play.rows import Row, load_rows, shipped_rows
 from strands_rollout.samples import Sample, run_metric
 from strands_rollout.settings import CODE_TOOL_PATH, REWARD_KEY, RolloutSettings, settings_from_args
@@ -138,7 +138,7 @@ async def _run(options: TrainOptions, method: TrainingMethod, log: Console) -> d
         sync = await stack.enter_async_context(WeightSync(base_url))
         abort_flag = AbortFlag()
         given = {**settings.model_dump(exclude_unset=True), "should_abort": abort_flag}
-        play = functools.partial(playing, audited=False, generate=method.generate, workers=options.workers)
+        play = functools.partial(open_player, audited=False, generate=method.generate, workers=options.workers)
         player = await stack.enter_async_context(play(base_url, options.model_dir, given))
         player.args.n_samples_per_prompt = options.samples_per_prompt
         collector = RolloutCollector(
@@ -205,9 +205,9 @@ def _git(*words: str) -> str:
 
 
 async def _read_settings(options: TrainOptions, method: TrainingMethod, log: Console) -> RolloutSettings:
-    settings = await read_checked_config(options.config, all_changes(options.changes, options.reward))
+    settings = await read_checked_config(options.config, merge_changes(options.changes, options.reward))
     if options.config is None and "executor" not in settings.model_fields_set:
-        settings = settings.model_copy(update={"executor": SHIPPED_MODELS_EXECUTOR})
+        settings = settings.model_copy(update={"executor": SHIPPED_MODEL_EXECUTOR})
     if settings.fan_out and options.extra_prompts:
         raise ConfigError(
             f"{options.config} sets fan_out, which partial rollouts (--extra-prompts) don't support, as in slime; use "

@@ -32,7 +32,7 @@ from strands_rollout.integrations.conversion import finished_episodes
 from strands_rollout.integrations.verl import to_agent_loop_outputs
 from strands_rollout.model import images
 from strands_rollout.model.images import image_block as block_of
-from strands_rollout.play.audit import recording, tito_violations
+from strands_rollout.play.audit import record_wire, tito_violations
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.slime_plugin.inputs import to_episode_prompt
 
@@ -189,7 +189,7 @@ async def test_a_sample_has_its_images_as_the_trainer_takes_them(llava: tuple[An
 async def test_an_audited_episode_with_images_has_no_violations(llava: tuple[Any, Path]) -> None:
     processor, folder = llava
     engine = VisionEngine(processor, [CALL, ANSWER])
-    async with FakeSGLang(engine, context_length=8192) as fake, recording(fake.base_url) as recorder:
+    async with FakeSGLang(engine, context_length=8192) as fake, record_wire(fake.base_url) as recorder:
         args = args_for(recorder.url, processor.tokenizer, strands_rollout={"tools": [f"{__name__}.draw"]})
         args.hf_checkpoint = str(folder)
         sample = Sample(prompt=chat(picture()), index=0, session_id="one")

@@ -12,7 +12,7 @@ from fake_sglang import ROUTING_HEADER, FakeSGLang, Reply
 from processes import wait_until
 
 from strands_rollout.client.client import SGLangClient
-from strands_rollout.play.audit import Exchange, WireRecorder, recording, tito_violations
+from strands_rollout.play.audit import Exchange, WireRecorder, record_wire, tito_violations
 
 PARAMS = {"max_new_tokens": 4}
 
@@ -30,7 +30,7 @@ class Line:
 async def line(script: Sequence[Reply], **server: Any) -> AsyncIterator[Line]:
     async with (
         FakeSGLang(script, **server) as fake,
-        recording(fake.base_url) as recorder,
+        record_wire(fake.base_url) as recorder,
         SGLangClient(recorder.url, backoff_base_s=0.001) as client,
     ):
         yield Line(client, recorder, fake)

@@ -12,7 +12,7 @@ import aiohttp
 from harness import args_for
 
 from strands_rollout import Sample, generate
-from strands_rollout.play.audit import WireRecorder, recording, tito_violations
+from strands_rollout.play.audit import WireRecorder, record_wire, tito_violations
 from strands_rollout.play.options import slime_sampling_params
 from strands_rollout.play.rows import read_rows, shipped_rows
 from strands_rollout.slime_plugin.reward import reward_func
@@ -169,7 +169,7 @@ async def until_idle(*engine_urls: str) -> float:
 
 @asynccontextmanager
 async def episodes_on(engine_url: str, tokenizer: Any, **args: Any) -> AsyncIterator[EpisodeStage]:
-    async with recording(engine_url) as recorder:
+    async with record_wire(engine_url) as recorder:
         yield EpisodeStage(engine_url, recorder, tokenizer, args)
 
 

@@ -253,7 +253,7 @@ async def test_the_demo_prints_a_table_a_transcript_and_one_line_of_json(shipped
     assert len(list((tmp_path / "demo_dump").glob("*.jsonl"))) == 1
     for name, found in (("diagnostics", "context: what the chat template renders"), ("viewer", "34")):
         page = (Path(REPOSITORY) / f"docs/{name}.md").read_text()
-        (line,) = re.findall(r"^strands-rollout ((?:drift|view) demo_dump.*)$", page, re.MULTILINE)
+        (line,) = re.findall(r"^(?:\| `)?strands-rollout ((?:drift|view) demo_dump[^`\n]*)", page, re.MULTILINE)
         words = [*line.split(), *(["--text"] if name == "viewer" else [])]
         shown = await asyncio.to_thread(subprocess.run, [*command[:3], *words], **options)
         assert shown.returncode == 0, shown.stderr

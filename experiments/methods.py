@@ -16,9 +16,9 @@ from strands_rollout.samples import Sample, recorded_facts
 from strands_rollout.settings import REWARD_KEY, RolloutSettings
 from strands_rollout.template.tokens import (
     Drift,
-    encoded_again,
-    placed_again,
-    placed_tokens,
+    place_reencoded,
+    place_tokens,
+    reencode,
     shared_length,
     token_bytes,
 )
@@ -173,9 +173,9 @@ def retokenise(sample: Any, tokenizer: Any) -> Retokenised:
     """
     tokens, prompt_length = sample.tokens, len(sample.tokens) - sample.response_length
     bytes_of = token_bytes(tokenizer)
-    old = [(place[:2], place[3]) for place in placed_tokens(tokens, bytes_of)]
-    again = encoded_again(tokens, tokenizer)
-    new = [(place[:2], place[3]) for place in placed_again(tokens, again, tokenizer, bytes_of)]
+    old = [(place[:2], place[3]) for place in place_tokens(tokens, bytes_of)]
+    again = reencode(tokens, tokenizer)
+    new = [(place[:2], place[3]) for place in place_reencoded(tokens, again, tokenizer, bytes_of)]
     if len(new) < 2:
         raise TrajectoryError(
             f"got a sample whose text encodes to {len(new)} tokens; expected one of the prompt and one of the response"

@@ -35,7 +35,7 @@ from strands_rollout.agent.strands_names import missing_loop_names, report_losse
 from strands_rollout.agent.tool_call import BoundedTool
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.record.branch import Answer
-from strands_rollout.template.messages import error_result, error_words
+from strands_rollout.template.messages import error_message, error_result
 
 try:
     from strands.agent._agent_delegation import AgentDelegation
@@ -444,7 +444,7 @@ class DirectInvocation:
         except InterruptException as e:
             return self._register_interrupts([e.interrupt])
         except Exception as e:  # any exception of a tool, or of a hook after it, is a tool result for the policy
-            result, seconds = _error_tool_result(call, f"Error: {error_words(e)}"), time.monotonic() - started
+            result, seconds = _error_tool_result(call, f"Error: {error_message(e)}"), time.monotonic() - started
             after = hooks.AfterToolCallEvent(agent, tool, call, state, result, e, duration=seconds)
             await self._fire_hooks(after)
         return after

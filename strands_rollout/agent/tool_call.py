@@ -27,7 +27,7 @@ from strands_rollout.errors import SandboxError, ToolError, UnplayableAgentError
 from strands_rollout.exits import exits_as_errors
 from strands_rollout.log_once import log_once
 from strands_rollout.own_thread import in_own_thread
-from strands_rollout.template.messages import error_result, error_words, plain_result
+from strands_rollout.template.messages import error_message, error_result, normalize_tool_result
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +217,7 @@ class BoundedTool(WrappedTool):
             except InterruptException:
                 raise
             except Exception as e:  # a tool may raise anything; Strands makes the same result of it and fires hooks
-                self._count(call, error_result(call_id, f"Error: {error_words(e)}"), e)
+                self._count(call, error_result(call_id, f"Error: {error_message(e)}"), e)
                 raise
         self._count(call, result, getattr(result, "exception", None))
         if result is not None:
@@ -234,7 +234,7 @@ class BoundedTool(WrappedTool):
             await _abandon(task)
             if task.done() and not task.cancelled():  # a resumed episode must not run it again
                 error = task.exception()
-                result = task.result() if error is None else error_result(call.id, f"Error: {error_words(error)}")
+                result = task.result() if error is None else error_result(call.id, f"Error: {error_message(error)}")
                 self._count(call, result, error or getattr(result, "exception", None))
             raise
         if not done:
@@ -315,8 +315,10 @@ def _plain_event(event: object, call_id: str) -> Any:  # noqa: ANN401
     if event is None or isinstance(event, ToolInterruptEvent):
         return event
     if isinstance(event, ToolResultEvent):
-        return ToolResultEvent(cast("ToolResult", plain_result(event.tool_result, call_id)), exception=event.exception)
-    return plain_result(event, call_id)
+        return ToolResultEvent(
+            cast("ToolResult", normalize_tool_result(event.tool_result, call_id)), exception=event.exception
+        )
+    return normalize_tool_result(event, call_id)
 
 
 def _with_own_thread(tool: AgentTool) -> AgentTool:

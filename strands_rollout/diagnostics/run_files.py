@@ -256,7 +256,7 @@ def _row_fault(row: Row | PromptError, template: ChatTemplate, settings: Rollout
     except (PromptError, ConfigError) as e:
         return str(e)
     contents = [message["content"] for message in prompt] if isinstance(prompt, list) else []
-    if any(isinstance(text, str) and template.is_rendered(text) for text in contents):
+    if any(isinstance(text, str) and template.looks_rendered(text) for text in contents):
         return "a message of the prompt was already rendered by a chat template"
     if not settings.needs_labels:
         return None

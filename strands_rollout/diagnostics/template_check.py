@@ -28,11 +28,11 @@ from strands_rollout.files.safe_files import read_regular
 from strands_rollout.model.sglang_model import SGLangModel
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template import probe
-from strands_rollout.template.chat_template import ChatTemplate, renderer_of
+from strands_rollout.template.chat_template import ChatTemplate, make_renderer
 from strands_rollout.template.messages import ChatMessage
-from strands_rollout.template.render import SHIPPED, TemplateRenderer, TurnEnds, TurnRenderer, own_template
+from strands_rollout.template.render import SHIPPED_TEMPLATES, TemplateRenderer, TurnEnds, TurnRenderer, template_advice
 from strands_rollout.template.tokens import TokenEncoder
-from strands_rollout.tool_parsers import AUTO, ToolCall, for_tool_specs, format_of_call, get_parser
+from strands_rollout.tool_parsers import AUTO, ToolCall, bind_tool_specs, detect_format, get_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -88,12 +88,14 @@ def read_object(file: Path) -> dict[str, Json]:
 
 def template_text(given: Path) -> str:
     """The template of a file, or the name of one of this package; a ConfigError where it is neither."""
-    if str(given) in SHIPPED:
+    if str(given) in SHIPPED_TEMPLATES:
         return str(given)
     try:
         return given.read_text(encoding="utf-8")
     except OSError as e:
-        raise ConfigError(f"got the template {given}: {e}; expected a file, or one of {', '.join(SHIPPED)}") from e
+        raise ConfigError(
+            f"got the template {given}: {e}; expected a file, or one of {', '.join(SHIPPED_TEMPLATES)}"
+        ) from e
 
 
 def check_template(
@@ -111,9 +113,9 @@ def check_template(
     of this seed; not while an event loop is running.
     """
     kwargs = {} if chat_template is None else {"chat_template": chat_template}
-    rule, own = "template", own_template(chat_template or tokenizer.chat_template)
+    rule, own = "template", template_advice(chat_template or tokenizer.chat_template)
     try:
-        (template := renderer_of(tokenizer, kwargs)).render([_USER_TURN])  # so conversations begin
+        (template := make_renderer(tokenizer, kwargs)).render([_USER_TURN])  # so conversations begin
         rule = "end of turn"
         end_of_turn = probe.find_end_of_turn(template)
     except TemplateError as e:
@@ -146,7 +148,7 @@ def _rules(template: TemplateRenderer, ends: TurnEnds, tool_findings: Sequence[F
     yield from tool_findings
     yield from _tool_rules(template, turns, with_tools=with_tools)
     system_fault = probe.system_fault(template, turns, with_tools=with_tools)
-    remedy = f"set system_prompt to an empty text, or {own_template(template.source)}"
+    remedy = f"set system_prompt to an empty text, or {template_advice(template.source)}"
     yield _needed_by_some("system message", system_fault, remedy)
 
 
@@ -186,7 +188,7 @@ def _tool_rules(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: 
         note = notes.get(rule)
         yield good(rule, note) if note else _appends(rule, template, turns, conversation, tools=probe.TOOLS)
     fault = probe.user_turns_fault(template, turns)
-    remedy = f"let conversations with tools have one user's turn, or {own_template(template.source)}"
+    remedy = f"let conversations with tools have one user's turn, or {template_advice(template.source)}"
     yield _needed_by_some("user turns with tools", fault, remedy)
 
 
@@ -214,17 +216,17 @@ def _tried(rule: str, template: TemplateRenderer, check: Callable[[], object]) -
             around[side] = {"ids": part, "text": template.encoder.decode(part)}
         shown = "".join(f"\n  {side:<8} {part['ids']} {part['text']!r}" for side, part in around.items())
         facts = {f"{rule.replace(' ', '_')}_difference": {"position": e.position, **around}}
-        return Finding(rule, "error", f"{e}{shown}", own_template(template.source), facts)
+        return Finding(rule, "error", f"{e}{shown}", template_advice(template.source), facts)
     except TemplateError as e:
-        return error(rule, str(e), own_template(template.source))
+        return error(rule, str(e), template_advice(template.source))
     return good(rule, "append-only" if rule != "encoding" else "the tokenizer's own ids, piece by piece")
 
 
 def _calls(template: TemplateRenderer, ends: TurnEnds, tool_parser: str) -> Finding:
     """Which parser reads the call that the template writes."""
-    call = probe.find_written_call(template, ends)
+    call = probe.find_example_call(template, ends)
     try:
-        name = format_of_call(*call) if tool_parser == AUTO else tool_parser
+        name = detect_format(*call) if tool_parser == AUTO else tool_parser
         read = [segment for segment in get_parser(name).parse(call.turn) if isinstance(segment, ToolCall)]
     except ConfigError as e:
         return error("calls", str(e), _PARSER)
@@ -339,13 +341,13 @@ class RandomEpisode:
         self.model = SGLangModel(
             tokenizer, client=engine, tool_parser=tool_parser, chat_template_kwargs=kwargs, return_logprobs=False
         )
-        self._renderer = renderer_of(tokenizer, kwargs)
+        self._renderer = make_renderer(tokenizer, kwargs)
         self._tags = sorted({"<think>", *_TAG.findall(str(self._renderer.source)), *tokenizer.get_added_vocab()})
         has_tools = "tools" not in refused and "calls" not in refused
         names = [str(name) for name in self._rng.permutation([*_TOOLS] if has_tools else [])]
         self._tools = [_function(name) for name in names[: self._rng.integers(len(_TOOLS) + 1)]]
         self._specs = [{**tool, "inputSchema": {"json": tool["parameters"]}} for tool in self._tools]
-        self._parser = for_tool_specs(get_parser(tool_parser), self._specs)
+        self._parser = bind_tool_specs(get_parser(tool_parser), self._specs)
         self._system = self._text() if "system messages" not in refused and self._rng.integers(2) else ""
         self._most_users = 1 if self._tools and "more user turns with tools" in refused else 3
 
@@ -406,7 +408,7 @@ class RandomEpisode:
         said, thought = self._one_of(_SAID) + mark, self._one_of(("", "hm\n例")) if closing else ""
         opened = f"{'' if in_reasoning else opening}\n{thought}\n{closing}\n\n" if thought else ""
         for words in (opened + said, ""):
-            written, end_id = self.model.template.written_turn(words, calls)
+            written, end_id = self.model.template.write_turn(words, calls)
             read = [part for part in self._parser.parse(written, in_reasoning) if isinstance(part, ToolCall)]
             if [(call.name, call.arguments) for call in read] == calls:
                 shown = "" if calls and self._is_silent else words and said
@@ -474,7 +476,7 @@ def _random_episodes(
     try:
         template, other = (ChatTemplate(tokenizer, **variant) for variant in variants)
     except TemplateError as e:
-        own = own_template(kwargs.get("chat_template") or tokenizer.chat_template)
+        own = template_advice(kwargs.get("chat_template") or tokenizer.chat_template)
         return error(_RANDOM, f"none can be played: {shorten(str(e), 300)}", own)
     if template.render([_USER_TURN]) == other.render([_USER_TURN]):
         variants = [dict(kwargs)]
@@ -483,7 +485,7 @@ def _random_episodes(
         "system messages": lambda: template.prompt_ids([{"role": "system", "content": "x"}, _USER_TURN]),
         "more user turns with tools": lambda: template.turn_ids([_USER_TURN], probe.TOOLS, last_id=None),
     }
-    renderer, contexts, unread = renderer_of(tokenizer, kwargs), 0, ""
+    renderer, contexts, unread = make_renderer(tokenizer, kwargs), 0, ""
     tried = [_tried(name, renderer, attempt) for name, attempt in attempts.items()]
     refused = {one.name: one.found for one in [*tried, calls] if one.status == "error"}
     for seed in seeds:
@@ -506,6 +508,6 @@ def _with_history(found: Finding, episode: RandomEpisode, seed: int) -> Finding:
     arguments = {key: value for key, value in episode.model.template_kwargs.items() if key != "chat_template"}
     lines = [f"\n  {json.dumps(message, ensure_ascii=False):.200}" for message in episode.chat]
     told = f"\n  seed {seed}, template arguments {arguments}, after these messages:{''.join(lines)}"
-    remedy = f"see it again, with the whole messages: --episodes 1 --seed {seed} --json; {own_template()}"
+    remedy = f"see it again, with the whole messages: --episodes 1 --seed {seed} --json; {template_advice()}"
     facts = {**found.facts, "failed_episode": {"seed": seed, "messages": episode.chat}}
     return replace(found, found=found.found + told, remedy=remedy, facts=facts)

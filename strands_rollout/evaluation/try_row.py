@@ -54,7 +54,7 @@ from strands_rollout.settings import CODE_TOOL_PATH, RolloutSettings
 from strands_rollout.slime_plugin.slime_adapter import load_tokenizer
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import system_text, to_chat_messages, to_chat_tools, tool_result_text
-from strands_rollout.tool_parsers import AUTO, ToolCall, format_of_call, get_parser
+from strands_rollout.tool_parsers import AUTO, ToolCall, detect_format, get_parser
 
 _GUTTER: Final = 7
 _STYLES: Final = {"policy": "bold green", "call": "green", "result": "cyan", "error": "red", "thinks": "dim green"}
@@ -353,8 +353,8 @@ class PolicyServer:
     def __init__(self, policy: WrittenPolicy, folder: Path, settings: RolloutSettings, transcript: Transcript) -> None:
         thinking = {} if settings.enable_thinking is None else {"enable_thinking": settings.enable_thinking}
         self._template = ChatTemplate(load_tokenizer(str(folder)), **thinking)
-        call, name = self._template.written_call, settings.tool_parser
-        self._parser = get_parser(format_of_call(*call) if name == AUTO else name)
+        call, name = self._template.example_call, settings.tool_parser
+        self._parser = get_parser(detect_format(*call) if name == AUTO else name)
         self._policy, self._transcript = policy, transcript
         self.error: RolloutError | None = None
 
@@ -391,7 +391,7 @@ class PolicyServer:
 
     def _written(self, turn: WrittenTurn) -> tuple[str, int]:
         """The turn as the template writes it, and the token that ends it; PolicyEndedError where it can't be read."""
-        text, end_id = self._template.written_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
+        text, end_id = self._template.write_turn(turn.text, [(call.name, call.arguments) for call in turn.calls])
         segments = self._parser.segments(text, self._template.opens_reasoning)
         if len([one for one in segments if isinstance(one, ToolCall)]) < len(turn.calls):
             raise PolicyEndedError(

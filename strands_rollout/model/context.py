@@ -14,7 +14,7 @@ from strands_rollout.record.branch import Branch, Head, StrandsMessages, copied
 from strands_rollout.record.place import ExtendBranch
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage, system_text, to_chat_messages, to_chat_tools
-from strands_rollout.template.tokens import LONG_TEXT_CHARS, are_far_over, head_and_tail
+from strands_rollout.template.tokens import LONG_TEXT_CHARS, clearly_exceed, truncate_middle
 
 
 async def first_prompt(template: ChatTemplate, branch: Branch, head: Head, messages: StrandsMessages) -> list[int]:
@@ -104,14 +104,14 @@ def _fitted_turn_ids(
     if room.tokens is None or not tool_indices:
         return template.turn_ids(chat, tools, last_id=last_id)
     allowed = max(room.tokens - min_turn_tokens, 0)
-    if not are_far_over([texts[index] for index in tool_indices], allowed, template.encoder):
+    if not clearly_exceed([texts[index] for index in tool_indices], allowed, template.encoder):
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed:
             return ids
     cap = allowed
     while True:
         for index in tool_indices:
-            chat[index]["content"] = head_and_tail(texts[index], cap, template.encoder)
+            chat[index]["content"] = truncate_middle(texts[index], cap, template.encoder)
         ids = template.turn_ids(chat, tools, last_id=last_id)
         if len(ids) <= allowed or cap == 0:
             return ids

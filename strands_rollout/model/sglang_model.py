@@ -33,7 +33,7 @@ from strands_rollout.record.place import BeginBranch, ExtendBranch, RepeatTurn
 from strands_rollout.record.record import Record
 from strands_rollout.record.tokens import Trajectory
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, for_tool_specs, format_of_call, get_parser
+from strands_rollout.tool_parsers import AUTO, ParseFailure, ToolParser, bind_tool_specs, detect_format, get_parser
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
@@ -319,7 +319,7 @@ class SGLangModel(Model):
         """
         if conversation.parser is not None or not tool_specs:
             return
-        conversation.parser = for_tool_specs(self._parser, tool_specs)
+        conversation.parser = bind_tool_specs(self._parser, tool_specs)
         if conversation.parser is not self._parser and len(conversation.branches) == 1:
             self._reader(conversation).read_all(conversation.branch)
 
@@ -479,5 +479,5 @@ def _refusal(place: BeginBranch, got: int, read: int) -> str:
 
 
 def _format_name(name: str, template: ChatTemplate) -> str:
-    call = template.written_call
-    return format_of_call(*call) if name == AUTO else name
+    call = template.example_call
+    return detect_format(*call) if name == AUTO else name

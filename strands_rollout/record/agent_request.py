@@ -21,7 +21,7 @@ from strands_rollout.record.branch import (
     role_and_content,
 )
 from strands_rollout.record.place import BeginBranch, Match
-from strands_rollout.template.messages import cleaned, system_text, to_chat_tools
+from strands_rollout.template.messages import clean_message, system_text, to_chat_tools
 
 if TYPE_CHECKING:
     from strands_rollout.record.record import Record
@@ -104,7 +104,9 @@ class AgentRequest:
         answer = branch.nodes[-1].answer if branch.nodes else None
         if answer is None or not is_extended(branch, self.messages):
             return False
-        return cleaned(role_and_content(self.messages[branch.covered])) == cleaned(role_and_content(answer.message))
+        return clean_message(role_and_content(self.messages[branch.covered])) == clean_message(
+            role_and_content(answer.message)
+        )
 
     def _match(self, conversation: Conversation) -> Match:
         branch, messages, covered = conversation.branch, self.messages, conversation.branch.covered
@@ -141,7 +143,7 @@ class AgentRequest:
         return {
             index: (kept[0], copied(kept[1]))
             for index, (read, kept) in enumerate(pairs, start)
-            if kept != read and cleaned(kept) != cleaned(read)
+            if kept != read and clean_message(kept) != clean_message(read)
         }
 
 
@@ -167,7 +169,7 @@ def _begin_as_read(branch: Branch, messages: StrandsMessages) -> bool:
     for index, shown in branch.with_transient.items():  # a text that was shown once may be shown again
         if index < len(given) and given[index] == shown:
             given[index] = read[index]
-    return given == read or [*map(cleaned, given)] == [*map(cleaned, read)]
+    return given == read or [*map(clean_message, given)] == [*map(clean_message, read)]
 
 
 def head_changes(read: Head | None, asked: Head) -> list[str]:
@@ -195,7 +197,7 @@ def difference(branch: Branch, messages: StrandsMessages, changes: Sequence[str]
     read = branch.messages[: branch.covered]
     for number, (kept, given) in enumerate(zip(read, map(role_and_content, messages), strict=False)):
         shown = branch.with_transient.get(number, kept)
-        if cleaned(shown) != cleaned(given):
+        if clean_message(shown) != clean_message(given):
             before, now = _text_of(shown[1]), _text_of(given[1])
             only_text_differs = _without_text(shown[1]) == _without_text(given[1])
             if only_text_differs and (lines := lines_around(before, now)):

@@ -36,12 +36,12 @@ from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.template.messages import ChatMessage
 from strands_rollout.template.probe import TOOLS
 from strands_rollout.template.tokens import (
-    Placed,
-    decoded,
-    encoded_again,
+    PlacedToken,
+    decode_ids,
+    differing_tokens,
+    reencode,
     shared_length,
     token_bytes,
-    unlike_tokens,
 )
 
 if TYPE_CHECKING:
@@ -92,13 +92,13 @@ class TurnReading:
     ) -> None:
         self.template = ChatTemplate(tokenizer, **template_kwargs)
         self.parser: parsers.ToolParser | None = None
-        call = self.template.written_call
+        call = self.template.example_call
         self._tags = frozenset(self.template.encoder.encode_trusted(call.turn)) - self.template.end_ids
         if tool_parser != parsers.AUTO:
             self.parser = parsers.get_parser(tool_parser)
             return
         with suppress(ConfigError):  # an agent without tools needs no parser
-            self.parser = parsers.get_parser(parsers.format_of_call(*call))
+            self.parser = parsers.get_parser(parsers.detect_format(*call))
 
     def count_calls(self, ids: Sequence[int]) -> int | None:
         """Count the calls of a turn, malformed ones included; None without a parser."""
@@ -419,15 +419,15 @@ class DriftMeter:
         self._template_kwargs = dict(template_kwargs or {})
         self._tool_parser = tool_parser
         self._checks_context = checks_context
-        self._is_visible = functools.cache(lambda token: bool(decoded([token], tokenizer).strip()))
+        self._is_visible = functools.cache(lambda token: bool(decode_ids([token], tokenizer).strip()))
         self._checks: dict[str, RenderCheck | None] = {}
         self.template_fault: str | None = None
 
     def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
         """Measure one episode; `number` is its place among others."""
         tokens, turns = episode.tokens, episode.turns
-        again = encoded_again(tokens, self._tokenizer)
-        lost = _lost(*unlike_tokens(tokens, self._tokenizer, self._bytes_of, again))
+        again = reencode(tokens, self._tokenizer)
+        lost = _lost(*differing_tokens(tokens, self._tokenizer, self._bytes_of, again))
         lost_sampled = sum(bisect_left(lost, end) - bisect_left(lost, start) for start, end in turns)
         classes = Counter({"template": len(lost) - lost_sampled})
         for start, end in turns:
@@ -461,7 +461,7 @@ class DriftMeter:
 
     def _classes_of(self, ids: Sequence[int], before: int | None, episode: SampledEpisode) -> Counter[str]:
         """Count the drifted tokens of a turn by kind; without a template all of its words are text."""
-        sampled, again = unlike_tokens(ids, self._tokenizer, self._bytes_of, before=before)
+        sampled, again = differing_tokens(ids, self._tokenizer, self._bytes_of, before=before)
         drifted = _lost(sampled, again)
         if not drifted:
             return Counter()
@@ -490,11 +490,11 @@ class DriftMeter:
         return Divergence(
             position=position,
             turn=inside[0] if inside else None,
-            before=decoded(tokens[max(0, position - _DIVERGENCE_TOKENS) : position], self._tokenizer),
+            before=decode_ids(tokens[max(0, position - _DIVERGENCE_TOKENS) : position], self._tokenizer),
             got=got,
-            got_texts=[decoded([token], self._tokenizer) for token in got],
+            got_texts=[decode_ids([token], self._tokenizer) for token in got],
             again=other,
-            again_texts=[decoded([token], self._tokenizer) for token in other],
+            again_texts=[decode_ids([token], self._tokenizer) for token in other],
         )
 
 
@@ -517,7 +517,7 @@ def evenly_spread(items: Sequence[T], most: int = MAX_SAMPLES) -> list[T]:
     return [items[position * len(items) // count] for position in range(count)]
 
 
-def _lost(sampled: Sequence[Placed], again: Sequence[Placed]) -> list[int]:
+def _lost(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
     """List the positions of tokens that are not among the others, in ascending order."""
     found = set(again)
     return [at for at, placed in enumerate(sampled) if placed not in found]

@@ -35,7 +35,7 @@ from strands_rollout.slime_plugin.own_reward import check_reward
 from strands_rollout.slime_plugin.slime_adapter import load_should_abort
 from strands_rollout.template.chat_template import ChatTemplate
 from strands_rollout.tool_parsers import AUTO, get_parser
-from strands_rollout.tool_parsers.base import StrictJSONError, whole_value
+from strands_rollout.tool_parsers.base import StrictJSONError, decode_whole
 from strands_rollout.user_code import add_config_folder
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ def to_episode_prompt(
                 "slime makes it with --multimodal-keys and without --apply-chat-template"
             )
         _refuse_empty(prompt, "prompt")
-        if template is not None and template.is_rendered(prompt):
+        if template is not None and template.looks_rendered(prompt):
             raise PromptError(
                 f"got a prompt that a chat template has already rendered ({prompt[:60]!r}...); expected the plain text "
                 "or the chat. Remove --apply-chat-template from slime's arguments: the agent renders its conversation "
@@ -342,7 +342,7 @@ def _read_arguments(function: Mapping[str, Any]) -> str | Mapping[str, Any] | No
     parsed = arguments
     if isinstance(arguments, str):
         with suppress(StrictJSONError):
-            parsed = whole_value(arguments)
+            parsed = decode_whole(arguments)
     return arguments if isinstance(parsed, Mapping) else None
 
 

@@ -1,1 +1,1 @@
-"""Messages -> token ids by a tokenizer's chat template, token-exactly and append-only."""
+"""Chat templates: messages to token ids, token-exactly and append-only."""

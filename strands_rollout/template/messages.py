@@ -1,8 +1,8 @@
-"""Strands messages, tool results and tool specifications -> the dicts that chat templates read.
+"""Converts Strands messages, tool results and tool specifications to the dicts that chat templates read.
 
-Keeps all content of a message and its order. A content with images is a list of parts, as templates of vision-language
-models read it; any other is a string. `plain_result` makes a Strands tool result of whatever a tool gives: of plain
-values, which every later step can copy, compare, save and show.
+All content is kept, in order. Content with images becomes a list of parts, as templates of vision-language models
+expect; other content becomes a string. `normalize_tool_result` converts any value that a tool returns to a Strands tool
+result of plain JSON values, which every later step can copy, compare, save and show.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _MAX_INT_BITS: Final = 14_000  # Python writes integers of up to 4,300 digits
 _IGNORED_BLOCKS: Final = frozenset({"cachePoint", "guardContent"})
 _PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
 _BLANK: Final = "[blank text]"
-# what Strands shows of a call whose name is none to it (strands/event_loop/streaming.py)
+# Strands' replacement for an invalid tool name (strands/event_loop/streaming.py)
 _INVALID_NAME: Final = "INVALID_TOOL_NAME"
 _VALID_NAME: Final = re.compile(r"[a-zA-Z0-9_\-]{1,64}")
 
@@ -39,19 +39,19 @@ def to_chat_messages(
     *,
     answered: Mapping[str, Any] | None = None,
 ) -> list[ChatMessage]:
-    """Convert Strands messages, in order, one tool message per tool result, these in the order of their calls.
+    """Convert Strands messages, in order; each tool result becomes a tool message, in the order of the calls.
 
     Args:
         messages: Strands messages (`role` user or assistant, `content` a list of blocks).
-        tool_names: Tool name by tool-use id, for calls that are not among `messages`.
+        tool_names: Tool-use id -> tool name, for calls that are not in `messages`.
         answered: The assistant's message before `messages`, whose calls they may answer.
 
     Returns:
-        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without any
-        content becomes one with an empty string.
+        Messages of roles user, assistant and tool, as Hugging Face chat templates expect them. A message without
+        content gets an empty string.
 
     Raises:
-        PromptError: A block can't be expressed (a document, a video, an image of an assistant ...).
+        PromptError: A block can't be expressed: a document, a video, an image of an assistant, ...
     """
     names = dict(tool_names or {})
     unanswered = [(call_id, names.get(call_id, name)) for call_id, name in _calls(answered)] if answered else []
@@ -66,20 +66,20 @@ def to_chat_messages(
 
 
 def system_text(system_prompt: str | None, blocks: Sequence[Mapping[str, Any]] | None = None) -> str | None:
-    """The system prompt as one string; its text blocks, when given, win over the plain string."""
+    """Return the system prompt as one string; text blocks, if any, take precedence over the plain string."""
     texts = [block["text"] for block in blocks or () if "text" in block]
     text = "\n".join(texts) if texts else system_prompt
     return None if text is None else _encodable(text)
 
 
 def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
-    """Strands tool specifications in the form of OpenAI's `tools`, which chat templates read.
+    """Convert Strands tool specifications to OpenAI's `tools`, which chat templates read.
 
-    Only a property's own words are kept: Strands adds `"description": "Property x"` where there is none, as is.
+    Specifications are not edited, including the `"description": "Property x"` that Strands adds to properties without
+    one. A lone surrogate becomes a question mark, except in a name.
 
     Raises:
-        PromptError: A tool's name holds half of a surrogate pair, so that no policy can call it; elsewhere that becomes
-            a question mark.
+        PromptError: A tool's name contains a lone surrogate, so that no policy can call the tool.
     """
     return [_chat_tool(spec) for spec in tool_specs or ()]
 
@@ -87,7 +87,7 @@ def to_chat_tools(tool_specs: Iterable[Mapping[str, Any]] | None) -> list[dict[s
 def _chat_tool(spec: Mapping[str, Any]) -> dict[str, Any]:
     name = spec["name"]
     if _encodable(name) != name:
-        raise PromptError(f"got a tool named {name!r}; expected a name without halves of surrogate pairs: rename it")
+        raise PromptError(f"got a tool named {name!r}; expected a name without lone surrogates: rename the tool")
     parameters = spec["inputSchema"].get("json", spec["inputSchema"])
     function = {"name": name, "description": spec["description"], "parameters": parameters}
     return {"type": "function", "function": _all_encodable(function)}
@@ -101,8 +101,8 @@ def _all_encodable(value: Json) -> Json:
     return [_all_encodable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def cleaned(message: tuple[str, Any]) -> tuple[str, Any]:
-    """A message's role and content as Strands cleans them before it streams: see `_cleaned`, and names of calls."""
+def clean_message(message: tuple[str, Any]) -> tuple[str, Any]:
+    """Return a message's role and content as Strands cleans them before streaming: blank texts and invalid names."""
     role, content = message
     if role != "assistant":
         return message
@@ -110,7 +110,7 @@ def cleaned(message: tuple[str, Any]) -> tuple[str, Any]:
     shown = []
     for block in content or [{"text": ""}]:
         if "text" in block:
-            shown += [{**block, "text": text} for text in _cleaned(content, [block["text"]], has_calls=has_calls)]
+            shown += [{**block, "text": text} for text in _clean_texts(content, [block["text"]], has_calls=has_calls)]
         elif "toolUse" in block and not _VALID_NAME.fullmatch(block["toolUse"]["name"]):
             shown.append({**block, "toolUse": {**block["toolUse"], "name": _INVALID_NAME}})
         else:
@@ -119,18 +119,18 @@ def cleaned(message: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def take_images(message: ChatMessage) -> list[tuple[dict[str, Any], bytes]]:
-    """Take the bytes of the images out of a new message, whose parts stay; return each part with its bytes."""
+    """Remove the images' bytes from a message's parts; return each image part with its bytes."""
     content = message["content"]
     return [(part, part.pop("image")) for part in content if "image" in part] if isinstance(content, list) else []
 
 
 def tool_result_text(content: Iterable[Mapping[str, Any]]) -> str:
-    """All blocks of a tool result, in order, one per line; JSON blocks as JSON; "" when there is none."""
+    """Return all blocks of a tool result as text, in order, one per line; "" if there are none."""
     return "\n".join(map(_block_text, content))
 
 
 _Call = tuple[str, str]
-"""A call's id, which another one may have too, and its tool's name."""
+"""A call's id, which need not be unique, and its tool's name."""
 
 
 def _calls(message: Mapping[str, Any]) -> list[_Call]:
@@ -139,18 +139,20 @@ def _calls(message: Mapping[str, Any]) -> list[_Call]:
 
 
 def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Mapping[str, str]) -> list[ChatMessage]:
-    """A message's tool results in the order of the calls that they answer, which are no longer unanswered then.
+    """Convert a message's tool results, in the order of the calls that they answer; remove these from `unanswered`.
 
-    Strands puts the errors of calls whose names it refuses before all other results, and most templates show no ids.
-    Results of calls under one id stand in the order in which they came. A result under an id that no call has takes the
-    place, and the id, of a call that has no other.
+    The order matters because Strands puts errors of calls with invalid names before all other results, and most
+    templates show no ids. Results with the same id keep their order. A result whose id no call has is assigned to a
+    call without a result, and gets that call's id.
     """
-    given = [plain_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results]
-    if [result["toolUseId"] for result in given] == [call_id for call_id, _ in unanswered]:
-        ordered = [*zip(given, unanswered, strict=True)]
+    converted = [
+        normalize_tool_result(one, str(one.get("toolUseId")) if isinstance(one, Mapping) else "") for one in results
+    ]
+    if [result["toolUseId"] for result in converted] == [call_id for call_id, _ in unanswered]:
+        ordered = [*zip(converted, unanswered, strict=True)]
         unanswered.clear()
     else:
-        ordered = _in_order_of_calls(given, unanswered, names)
+        ordered = _in_order_of_calls(converted, unanswered, names)
     return [
         {"role": "tool", "name": name, "tool_call_id": call_id, "content": _user_content(result["content"])}
         for result, (call_id, name) in ordered
@@ -158,15 +160,15 @@ def _tool_messages(results: Iterable[object], unanswered: list[_Call], names: Ma
 
 
 def _in_order_of_calls(
-    given: Sequence[dict[str, Any]], unanswered: list[_Call], names: Mapping[str, str]
+    converted: Sequence[dict[str, Any]], unanswered: list[_Call], names: Mapping[str, str]
 ) -> list[tuple[dict[str, Any], _Call]]:
-    """Results, each with the call that it answers, which is no longer unanswered then."""
+    """Assign results to calls; return each result with its call, and remove that call from `unanswered`."""
     by_id: dict[str, deque[dict[str, Any]]] = {}
-    for result in given:
+    for result in converted:
         by_id.setdefault(result["toolUseId"], deque()).append(result)
     own = [by_id[call_id].popleft() if by_id.get(call_id) else None for call_id, _ in unanswered]
     left = {id(result) for results_left in by_id.values() for result in results_left}
-    others = deque(result for result in given if id(result) in left)
+    others = deque(result for result in converted if id(result) in left)
     ordered: list[tuple[dict[str, Any], _Call]] = []
     still_unanswered: list[_Call] = []
     for call, found in zip(unanswered, own, strict=True):
@@ -193,7 +195,10 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
             reasoning.append(block["reasoningContent"].get("reasoningText", {}).get("text", ""))
         elif _IGNORED_BLOCKS.isdisjoint(block):
             texts.append(_block_text(block))
-    message: ChatMessage = {"role": "assistant", "content": "".join(_cleaned(content, texts, has_calls=bool(calls)))}
+    message: ChatMessage = {
+        "role": "assistant",
+        "content": "".join(_clean_texts(content, texts, has_calls=bool(calls))),
+    }
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
     if calls:
@@ -201,8 +206,8 @@ def _assistant_message(content: Sequence[Mapping[str, Any]], names: dict[str, st
     return message
 
 
-def _cleaned(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
-    """The texts as Strands streams them to any model, so that a turn reads the same where it is asked directly."""
+def _clean_texts(content: Sequence[Mapping[str, Any]], texts: list[str], *, has_calls: bool) -> list[str]:
+    """Clean texts as Strands does before streaming, so that a turn is the same if the model is called directly."""
     if not content:
         return [_BLANK]
     return [text if text.strip() else _BLANK for text in texts if text.strip() or not has_calls]
@@ -231,7 +236,7 @@ def _part(block: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(data, bytes):
         raise PromptError(
             f"got an image block with the source {sorted(block['image'].get('source', {}))}; expected "
-            '{"format": ..., "source": {"bytes": ...}}: images that lie elsewhere are not fetched'
+            '{"format": ..., "source": {"bytes": ...}}: images at other locations are not fetched'
         )
     return {"type": "image", "image": data}
 
@@ -245,68 +250,70 @@ def _block_text(block: Mapping[str, Any]) -> str:
         return _encodable("".join(part.get("text", "") for part in block["citationsContent"].get("content", ())))
     raise PromptError(
         f"got a content block of kind {sorted(block)!r}; expected text or json, or an image of a user or a tool: this "
-        "model reads nothing else. Give the agent tools and prompts that return these."
+        "model reads nothing else. Use tools and prompts that return these."
     )
 
 
 def _encodable(text: str) -> str:
-    """The text with a question mark for each lone surrogate, which no tokenizer takes."""
+    """Replace each lone surrogate, which no tokenizer accepts, by a question mark."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 _RESULT_KEYS: Final = ("toolUseId", "status", "content")
 
 
-def plain_result(given: object, call_id: str) -> dict[str, Any]:
-    """A tool's result under the id of its call, in the form that Strands defines for one.
+def normalize_tool_result(returned: object, call_id: str) -> dict[str, Any]:
+    """Convert the value that a tool returned to a Strands tool result with the id of its call.
 
-    What is no such result (`{"status": "success" or "error", "content": [blocks]}`) is taken as a value that the tool
-    returned: text, or JSON as `json_text` writes it. A JSON block that is more than JSON becomes its text. What the
-    policy can't be shown makes an error result that says why: a value without a text, a document, a video.
+    A value that is not such a result (`{"status": "success" or "error", "content": [blocks]}`) becomes text: itself, or
+    JSON as `json_text` writes it. A JSON block with values that are not JSON becomes text too. A value that can't be
+    shown to the policy (it can't be converted, or is a document or a video) becomes an error result with the reason.
     """
     try:
-        if not _is_result(given):
-            value = {k: v for k, v in given.items() if k != "toolUseId"} if isinstance(given, Mapping) else given
+        if not _is_result(returned):
+            value = (
+                {k: v for k, v in returned.items() if k != "toolUseId"} if isinstance(returned, Mapping) else returned
+            )
             return {"toolUseId": call_id, "status": "success", "content": [{"text": _text(value)}]}
-        kept = {key: value for key, value in given.items() if key not in _RESULT_KEYS and _is_plain(value)}
-        content = [_plain_block(block) for block in given["content"]]
+        further = {key: value for key, value in returned.items() if key not in _RESULT_KEYS and _is_plain(value)}
+        content = [_plain_block(block) for block in returned["content"]]
     except Exception as e:  # a tool's own classes may fail in any way
-        return error_result(call_id, f"Error: the tool's result can't be shown: {error_words(e)}")
-    return {**kept, "toolUseId": call_id, "status": given["status"], "content": content}
+        return error_result(call_id, f"Error: the tool's result can't be shown: {error_message(e)}")
+    return {**further, "toolUseId": call_id, "status": returned["status"], "content": content}
 
 
 def error_result(call_id: str, text: str) -> dict[str, Any]:
-    """A tool result that reports an error."""
+    """Make a tool result that reports an error."""
     return {"toolUseId": call_id, "status": "error", "content": [{"text": text}]}
 
 
-def error_words(error: BaseException) -> str:
-    """An error's message; the name of its type where it has none that can be read."""
+def error_message(error: BaseException) -> str:
+    """Return an error's message, or the name of its type if `str` fails on it."""
     try:
         return str(error)
-    except Exception:  # an error of a user's tool may fail to say what it is
+    except Exception:  # `__str__` of a user's exception may raise anything
         return type(error).__name__
 
 
 def json_text(value: object) -> str:
-    """A value as JSON, and what JSON has no form for as JSON of something near.
+    """Write any value as JSON; a value that JSON can't express is converted.
 
-    Times are in ISO 8601; sets are lists in the order of their items' JSON; bytes are text, what is no UTF-8 in it
-    escaped; arrays and numbers of NumPy are lists and numbers; an enum's member is its value; dataclasses and models of
-    pydantic are objects; anything else is its `str`.
+    Times become ISO 8601; sets become lists, sorted by their items' JSON; bytes become text, with escapes for bytes
+    that are not UTF-8; NumPy arrays and numbers become lists and numbers; members of enums become their values;
+    dataclasses and pydantic models become objects; any other value becomes its `str`.
 
     Raises:
-        ValueError: It is nested deeper than 100 levels, holds itself, more than 200,000 values or an integer of more
-            than 4,300 digits.
+        ValueError: The value is nested deeper than 100 levels, contains itself, has more than 200,000 values, or has an
+            integer of more than 4,300 digits.
     """
     return json.dumps(value if _is_plain(value) else _Converter().convert(value, ()), ensure_ascii=False)
 
 
-def _is_result(given: object) -> TypeGuard[Mapping[str, Any]]:
-    """Whether it is what Strands defines as a tool's result, and not an object that has the same keys."""
-    if not isinstance(given, Mapping):
+def _is_result(returned: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is a tool result as Strands defines it, not just an object with the same keys."""
+    if not isinstance(returned, Mapping):
         return False
-    status, content = given.get("status"), given.get("content")
+    status, content = returned.get("status"), returned.get("content")
     if not isinstance(status, str) or status not in ("success", "error"):
         return False
     return isinstance(content, list | tuple) and all(isinstance(block, Mapping) and block for block in content)
@@ -334,21 +341,21 @@ def _text(value: object) -> str:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is JSON as Python's decoder makes it, of an ordinary size."""
+    """Return whether a value consists of the types of Python's JSON decoder, within the limits of `json_text`."""
     level: list[Any] = [value]
     count = 0
     for _ in range(_MAX_DEPTH + 1):
         below: list[Any] = []
-        for one in level:
-            kind = type(one)
-            if kind is dict and set(map(type, one)) - {str}:
+        for item in level:
+            kind = type(item)
+            if kind is dict and set(map(type, item)) - {str}:
                 return False
             if kind is dict or kind is list:
-                count += len(one)
-                if count > _MAX_VALUES:  # the same list may stand in many places
+                count += len(item)
+                if count > _MAX_VALUES:  # the same list may occur many times
                     return False
-                below += one.values() if kind is dict else one
-            elif kind not in _PLAIN_TYPES or (kind is int and one.bit_length() > _MAX_INT_BITS):
+                below += item.values() if kind is dict else item
+            elif kind not in _PLAIN_TYPES or (kind is int and item.bit_length() > _MAX_INT_BITS):
                 return False
         if not below:
             return True
@@ -357,13 +364,13 @@ def _is_plain(value: object) -> bool:
 
 
 class _Converter:
-    """Makes plain JSON of one value."""
+    """Converts one value to plain JSON, within limits of size and depth."""
 
     def __init__(self) -> None:
         self._left = _MAX_VALUES
 
     def convert(self, value: object, around: tuple[int, ...]) -> Json:
-        """The value as plain JSON; `around` are the ids of what holds it."""
+        """Convert a value to plain JSON; `around` are the `id`s of the containers that it is nested in."""
         self._left -= 1
         if self._left < 0:
             raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
@@ -377,28 +384,28 @@ class _Converter:
             if value.bit_length() > _MAX_INT_BITS:
                 raise ValueError("it holds an integer of more than 4,300 digits")
             return int(value)
-        return self._converted(value, (*around, id(value)))
+        return self._convert_object(value, (*around, id(value)))
 
-    def _converted(self, value: object, around: tuple[int, ...]) -> Json:
+    def _convert_object(self, value: object, around: tuple[int, ...]) -> Json:
         if isinstance(value, Mapping):
             return {self._key(key): self.convert(item, around) for key, item in value.items()}
         if isinstance(value, list | tuple | set | frozenset):
             items = [self.convert(item, around) for item in value]
-            in_order = isinstance(value, list | tuple)
-            return items if in_order else sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
+            is_ordered = isinstance(value, list | tuple)
+            return items if is_ordered else sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value).decode("utf-8", "backslashreplace")
         if isinstance(value, date | time):
             return value.isoformat()
-        held = _held(value)
-        return str(value) if held is value else self.convert(held, around)
+        content = _unwrap(value)
+        return str(value) if content is value else self.convert(content, around)
 
     def _key(self, key: object) -> str:
         return key if isinstance(key, str) else json.dumps(self.convert(key, ()), ensure_ascii=False).strip('"')
 
 
-def _held(value: object) -> object:
-    """What an object of a known kind consists of; any other object itself."""
+def _unwrap(value: object) -> object:
+    """Return the content of an enum's member, model, dataclass or array; any other object itself."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, BaseModel):
@@ -408,6 +415,6 @@ def _held(value: object) -> object:
     tolist = getattr(value, "tolist", None)
     if not callable(tolist):
         return value
-    if getattr(value, "nbytes", 0) > 8 * _MAX_VALUES:  # NumPy's, or a tensor
+    if getattr(value, "nbytes", 0) > 8 * _MAX_VALUES:  # a NumPy array or a tensor
         raise ValueError(f"it holds more than {_MAX_VALUES:,} values")
     return tolist()

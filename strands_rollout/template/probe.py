@@ -1,9 +1,9 @@
-"""Probes a chat template once: where an assistant's turn ends, and whether conversations only ever grow.
+"""Probes a chat template once: how it ends an assistant's turn, and whether it is append-only.
 
-Prompts that grow turn by turn are compared with whole ones, token by token. A template that rewrites what it rendered
-before, outside the assistant's own turns, is refused: the policy would have read other tokens than the trainer sees.
-What lies inside those turns is the policy's own and may differ, which is noted: words that a template leaves out or
-rewrites later, and what a generation prompt opens a turn with, after the assistant's header.
+Prompts that grow turn by turn are compared with whole prompts, token by token. A template that later changes text
+outside the assistant's turns is refused, because the trainer would see other tokens than the policy has read. Text
+inside these turns is sampled by the policy and may differ; differences are noted: text that the template later leaves
+out or rewrites, and text that the generation prompt adds after the assistant's header.
 """
 
 import re
@@ -27,7 +27,7 @@ _FUNCTION: Final = {"name": "probe", "description": "probed-tool-description", "
 TOOLS: Final[list[dict[str, Any]]] = [{"type": "function", "function": _FUNCTION}]
 _TAG: Final = re.compile(r"<[^<>]*>|\[[^\[\]\s]*\]")
 _CLOSING: Final = re.compile(r"\W*/|\W*(?:end|close)|<[^|]*\|>", re.IGNORECASE)
-# what a closing tag differs in from the one that it closes
+# the parts in which a closing tag differs from its opening tag
 _SIDES: Final = re.compile(r"start|end|open|close|[\W_]")
 _SYSTEM: Final[ChatMessage] = {"role": "system", "content": "Be brief."}
 _RESULT: Final = "probed-tool-result"
@@ -36,24 +36,27 @@ _OTHER_CALL: Final = "call00002"
 
 
 def user(text: str) -> ChatMessage:
-    """A user's turn."""
+    """Make a user turn."""
     return {"role": "user", "content": text}
 
 
 def tool(call_id: str, text: str) -> ChatMessage:
-    """The result of a call."""
+    """Make the result of a call."""
     return {"role": "tool", "name": _tool_name(call_id), "tool_call_id": call_id, "content": text}
 
 
 def _tool_name(call_id: str) -> str:
-    """Another tool for each digit that ids end with."""
+    """Return the name of the tool for a call; the id's last digit decides, so that parallel calls have other tools."""
     return f"probe_{call_id[-1]}"
 
 
 def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
-    """The assistant's turn of this index: words, and calls, with marks in both; `silent` has no words beside calls.
+    """Make the assistant's turn with this index: text and calls, each with a mark.
 
-    Call ids have 9 letters and digits, which some templates want.
+    Args:
+        index: Number of the turn, part of its marks.
+        call_ids: Ids of the calls. Some templates require 9 letters and digits.
+        silent: Leave out the text if there are calls.
     """
     message: ChatMessage = {"role": "assistant", "content": "" if silent and call_ids else mark(index)}
     calls = [
@@ -68,17 +71,17 @@ def assistant(index: int, *call_ids: str, silent: bool = False) -> ChatMessage:
 
 
 def mark(index: int, call_id: str | None = None) -> str:
-    """What stands in a turn's words, or in the arguments of one of its calls."""
+    """Return the mark in a turn's text, or in the arguments of one of its calls."""
     return f"probed-answer-{index}-end" if call_id is None else f"probed-argument-{index}-{call_id}-end"
 
 
 def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> tuple[int, int]:
-    """Where the first mark of the assistant's turn of this index begins, and its last one ends.
+    """Find the span from the first to the last mark of an assistant's turn.
 
-    Of a turn with calls, a template may leave words or calls out.
+    A template may leave out the text or calls of a turn with calls.
 
     Raises:
-        TemplateError: Words or calls of it are shown several times, or nothing of it is.
+        TemplateError: The text or a call is rendered several times, or nothing of the turn is rendered.
     """
     marks = [mark(index), *(mark(index, call_id) for call_id in call_ids)]
     counts = {part: rendered.count(part) for part in marks}
@@ -89,8 +92,8 @@ def span_of_answer(rendered: str, index: int, call_ids: Sequence[str] = ()) -> t
             f"the chat template renders {what} {max(counts.values())} times; expected exactly once, since earlier "
             "turns stay as they were sampled."
         )
-    places = [(rendered.index(part), part) for part in shown]
-    return min(places)[0], max(begin + len(part) for begin, part in places)
+    spans = [(rendered.index(part), part) for part in shown]
+    return min(spans)[0], max(begin + len(part) for begin, part in spans)
 
 
 USER_TURNS: Final = ([user("first")], [user("second")], [user("third\n")])
@@ -109,7 +112,7 @@ MIXED_TURNS: Final = (
     [tool("call00003", "3")],
     [user("third")],
 )
-"""Messages before each answer of the assistant."""
+"""Probed conversations, each as the messages before each answer of the assistant."""
 
 
 def check_append_only(
@@ -121,12 +124,18 @@ def check_append_only(
     tools: Tools = (),
     with_system: bool = False,
 ) -> None:
-    """Check that prompts which grow turn by turn are what the template makes of the whole conversation.
+    """Check that prompts which grow turn by turn equal the template's rendering of the whole conversation.
 
-    `conversation` has the messages before each answer of the assistant; `kind` names it in errors.
+    Args:
+        template: Renders whole conversations.
+        turns: Renders new messages.
+        kind: Name of the conversation for errors.
+        conversation: The messages before each answer of the assistant.
+        tools: The tools' specifications.
+        with_system: Begin with a system message.
 
     Raises:
-        TemplateError: They are not; a `TemplateDifferenceError` where tokens differ.
+        TemplateError: They differ; a `TemplateDifferenceError` if tokens differ.
     """
     calls = [[message["tool_call_id"] for message in turn if message["role"] == "tool"] for turn in conversation]
     head = [_SYSTEM] if with_system else []
@@ -141,12 +150,12 @@ def check_append_only(
         grown = rendered()
         is_last = index + 1 == len(conversation)
         first, last = (len(whole), 0) if is_last else span_of_answer(whole, index, calls[index + 1])
-        stands = whole[begin:first]
-        kept = grown == stands if is_last else stands.startswith(grown)
-        if not kept and (is_last or not _opens_turn(template, grown, stands, rendered(generation_prompt=False))):
+        later = whole[begin:first]
+        is_kept = grown == later if is_last else later.startswith(grown)
+        if not is_kept and (is_last or not _opens_turn(template, grown, later, rendered(generation_prompt=False))):
             encoder = template.encoder
             reason = f"the chat template is not append-only for {kind}: turn {index + 1} renders differently later on"
-            require_equal(encoder, encoder.encode_rendered(stands), encoder.encode_rendered(grown), reason)
+            require_equal(encoder, encoder.encode_rendered(later), encoder.encode_rendered(grown), reason)
         if not is_last:
             end = turns.ends.calls if calls[index + 1] else turns.ends.answer
             begin = whole.find(end, last)
@@ -155,17 +164,17 @@ def check_append_only(
 
 
 def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
-    """Check that the encoder's ids of a rendered prompt are the tokenizer's own.
+    """Check that the encoder encodes a rendered prompt like the tokenizer itself.
 
     Raises:
-        TemplateError: They don't.
+        TemplateDifferenceError: The ids differ.
     """
     tools = TOOLS if with_tools else ()
     text = "Zwölf Boxkämpfer jagen Viktor.  1,234\n\n\tx = 3;  "
     messages = [_SYSTEM, user(text)]
     try:
         rendered = template.render(messages, tools)
-    except TemplateError:  # a template may know no system role
+    except TemplateError:  # the template may not support system messages
         rendered = template.render(messages[1:], tools)
     require_equal(
         template.encoder,
@@ -176,7 +185,7 @@ def check_encoding(template: TemplateRenderer, *, with_tools: bool) -> None:
 
 
 def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[int], reason: str) -> None:
-    """Raise a TemplateDifferenceError that names the first differing token, unless there is none."""
+    """Raise a TemplateDifferenceError that names the first differing token if the ids differ."""
     if list(got) == list(expected):
         return
     index = shared_length(got, expected)
@@ -189,17 +198,24 @@ def require_equal(encoder: TokenEncoder, got: Sequence[int], expected: Sequence[
     )
 
 
-def _opens_turn(template: TemplateRenderer, grown: str, stands: str, bare: str) -> bool:
-    """Whether all that does not stand later on is what the generation prompt opens the assistant's turn with.
+def _opens_turn(template: TemplateRenderer, grown: str, later: str, bare: str) -> bool:
+    """Return whether only the generation prompt's opening of the assistant's turn is missing later.
 
-    That begins with a tag, after the header, if the turn has one. `grown` has the generation prompt, which `bare`
-    lacks; `stands` ends before the first words of the next turn.
+    That opening begins with a tag after the turn's header, if there is one.
+
+    Args:
+        template: Renders whole conversations.
+        grown: The prompt of a turn, with the generation prompt.
+        later: The later rendering of the same messages, up to the next turn's text.
+        bare: The prompt without the generation prompt.
     """
-    at = _departure(grown, stands)
-    left, is_replaced = grown[at:], _TAG.search(stands, at) is not None
-    prompt, question = (template.render([user("question")], generation_prompt=asked) for asked in (True, False))
+    at = _departure(grown, later)
+    left, is_replaced = grown[at:], _TAG.search(later, at) is not None
+    prompt, question = (
+        template.render([user("question")], generation_prompt=is_prompted) for is_prompted in (True, False)
+    )
     after_question = prompt.rpartition("question")[2]
-    if prompt == question:  # written unasked: what follows the end of the question and is never written later
+    if prompt == question:  # the template always adds a generation prompt: the text after the question's end
         ended = template.encoder.first_control(after_question.removesuffix(left))
         is_prompt = after_question.endswith(left) and ended is not None and not is_replaced
     else:
@@ -210,7 +226,7 @@ def _opens_turn(template: TemplateRenderer, grown: str, stands: str, bare: str) 
 
 
 def _departure(prompt: str, turn: str) -> int:
-    """Where a turn stops to be what the prompt is: before a tag, where both have one there that begins alike."""
+    """Return where a turn departs from a prompt; before the tag if that is inside a tag."""
     at = shared_length(prompt, turn)
     opened = max(prompt.rfind("<", 0, at), prompt.rfind("[", 0, at))
     is_within = opened >= 0 and at < len(prompt) and not re.search(r"[>\]\s]", prompt[opened:at])
@@ -222,29 +238,29 @@ def _shown(encoder: TokenEncoder, ids: Sequence[int], index: int) -> str:
 
 
 class CallTurn(NamedTuple):
-    """An assistant's turn with one call and nothing else, as a template writes it."""
+    """An assistant's turn with a single call, as a template writes it."""
 
     turn: str
-    """From the generation prompt to the end of the turn; "" where the template writes no calls."""
+    """Text between the generation prompt and the end of the turn; "" if the template can't write calls."""
     name: str
     arguments: Mapping[str, Any]
     shown: str = ""
-    """Where it writes none, what may tell their format: a prompt that shows a tool, and all control tokens."""
+    """Hints at the format if the template can't write calls: a prompt with a tool, and all control tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedTemplate:
-    """What the probe found.
+    """The results of the probe.
 
     Attributes:
-        ends: How it ends the assistant's turns.
-        opens_reasoning: Whether the generation prompt ends inside reasoning, which it has opened.
-        lead: What is written between the generation prompt and an answer's words, where reasoning is closed there.
-        tools_error: Why the template can't be used with tools; None if it can.
-        user_turns_error: Why a conversation with tools can't have a second user's turn; None if it can.
-        system_error: Why a conversation can't begin with a system message; None if it can.
-        written_call: How it writes a call.
-        notes: What it does to the assistant's own turns, which changes nothing here; for the log.
+        ends: The tokens that end the assistant's turns.
+        opens_reasoning: The generation prompt opens reasoning and does not close it.
+        lead: Text between the generation prompt and an answer's text, such as the end of empty reasoning.
+        tools_error: Reason why the template can't be used with tools, or None.
+        user_turns_error: Reason why a conversation with tools can't have a second user turn, or None.
+        system_error: Reason why a conversation can't begin with a system message, or None.
+        example_call: An example of a call as the template writes it.
+        notes: How it changes the assistant's own turns, for the log; sampled turns are not affected.
     """
 
     ends: TurnEnds
@@ -253,15 +269,15 @@ class ProbedTemplate:
     tools_error: str | None
     user_turns_error: str | None
     system_error: str | None
-    written_call: CallTurn
+    example_call: CallTurn
     notes: tuple[str, ...]
 
 
 def probe(template: TemplateRenderer) -> ProbedTemplate:
-    """Examine a template.
+    """Probe a template.
 
     Raises:
-        TemplateError: It fails, or is not append-only; a `TemplateDifferenceError` where tokens differ.
+        TemplateError: It fails, or is not append-only; a `TemplateDifferenceError` if tokens differ.
     """
     end_of_turn = find_end_of_turn(template)
     tools_error = next((fault for _, fault in tool_faults(template) if fault), None)
@@ -282,22 +298,25 @@ def probe(template: TemplateRenderer) -> ProbedTemplate:
         tools_error,
         None if tools_error else user_turns_fault(template, turns),
         system_fault(template, turns, with_tools=tools_error is None),
-        find_written_call(template, ends),
+        find_example_call(template, ends),
         () if tools_error else tuple(note for _, note in turn_notes(template, ends) if note),
     )
 
 
 def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
-    """Whether the generation prompt ends inside reasoning, and what is written between it and an answer's words.
+    """Return whether the generation prompt ends inside reasoning, and the text between it and an answer's text.
 
-    It does where a turn closes before its words what the prompt has opened, or is written without what the prompt has
-    opened and not closed itself.
+    The prompt ends inside reasoning if a turn, before its text, closes a tag that the prompt has opened; or if a turn
+    is written without a tag that the prompt has opened and not closed.
     """
     asks = "probed-question"
     prompt = template.render([user(asks)]).rpartition(asks)[2]
     leads, unclosed = [], []
-    for messages, asked in (([user(asks), assistant(0)], False), ([user(asks), assistant(0), user("next")], True)):
-        turn, shown, _ = template.render(messages, generation_prompt=asked).rpartition(mark(0))
+    for messages, generation_prompt in (
+        ([user(asks), assistant(0)], False),
+        ([user(asks), assistant(0), user("next")], True),
+    ):
+        turn, shown, _ = template.render(messages, generation_prompt=generation_prompt).rpartition(mark(0))
         if not shown:
             continue
         turn = turn.rpartition(asks)[2]
@@ -314,16 +333,16 @@ def find_lead(template: TemplateRenderer) -> tuple[bool, str]:
 
 
 def _is_open(prompt: str, tag: str) -> bool:
-    """Whether the last one of a prompt's tags that open or close the same as this one opens it."""
+    """Return whether the last of a prompt's tags with the same name as this tag is an opening tag."""
     words = _SIDES.sub("", tag.casefold())
     tags = [one for one in _TAG.findall(prompt) if _SIDES.sub("", one.casefold()) == words]
     return bool(tags) and not _CLOSING.match(tags[-1])
 
 
-def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
-    """How a template writes a call."""
+def find_example_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
+    """Find out how a template writes a call."""
     name, arguments = "probe", {"x": "probed-argument"}
-    turn, shown = written_calls(template, ends, [(name, arguments)]), ""
+    turn, shown = write_calls(template, ends, [(name, arguments)]), ""
     if not turn:
         with suppress(TemplateError):
             shown = template.encoder.unescape(template.render([user("question")], TOOLS))
@@ -331,10 +350,10 @@ def find_written_call(template: TemplateRenderer, ends: TurnEnds) -> CallTurn:
     return CallTurn(turn, name, arguments, shown)
 
 
-def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """A turn with these calls, names and arguments, and nothing else, without its end; "" where none are written."""
+def write_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """Write a turn that has only these calls (names and arguments), without its end; "" if none can be written."""
     question = "probed-question"
-    # as Kimi's templates write a call, its name is in its id alone; others want 9 letters and digits
+    # Kimi's templates write a call's name only as part of its id; others require 9 letters and digits
     for form in ("functions.{name}:{index}", "call{index:05}"):
         made = [
             {
@@ -353,13 +372,13 @@ def written_calls(template: TemplateRenderer, ends: TurnEnds, calls: Sequence[tu
         break
     else:
         return ""
-    # what follows the question: the generation prompt, which both begin with, then the turn
+    # both texts after the question begin with the generation prompt; the turn follows it in `whole`
     prompt, whole = (template.encoder.unescape(rendered).rpartition(question)[2] for rendered in (prompt, whole))
     return whole[_departure(prompt, whole) :].partition(ends.calls)[0]
 
 
 def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
-    """What tools need of a template: each rule, and why it does not hold; ends where no more can be found out."""
+    """Yield each requirement of tools with the reason why the template fails it, or None; may end early."""
     try:
         rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     except TemplateError as e:
@@ -372,31 +391,31 @@ def tool_faults(template: TemplateRenderer) -> Iterator[tuple[str, str | None]]:
 
 
 def turn_notes(template: TemplateRenderer, ends: TurnEnds) -> Iterator[tuple[str, str | None]]:
-    """What a template that is used with tools does to the assistant's own turns, which stay as they were sampled."""
+    """Yield topics and notes on how a template changes the assistant's turns; sampled turns are not affected."""
     rendered = template.render([user("question"), assistant(0, _CALL), tool(_CALL, _RESULT)], TOOLS)
     what = "moves behind their results" if ends.silent else "leaves out"
-    moved = f"the template {what} what an assistant says beside its calls; here it stays, as it was sampled"
+    moved = f"the template {what} an assistant's text beside its calls; sampled turns keep it"
     yield "text beside calls", moved if ends.silent or mark(0) not in rendered else None
-    opens = "these open what follows: the template has no token that closes a turn"
-    closes = "with calls by another token than without"
+    opens = "these tokens open the next part, since the template has no token that closes a turn"
+    closes = "a turn with calls has another end token"
     how = closes if _closes_turns(template) else opens
-    words = f"a turn ends with {ends.answer}, and with {ends.calls} where calls were made: {how}"
-    yield "end of a turn with calls", None if ends.calls == ends.answer else words
-    singly = "the template does not write several calls of a turn; results are shown as each is after a call alone"
-    yield "several calls", singly if ends.one_by_one else None
+    note = f"a turn ends with {ends.answer}, and with {ends.calls} if it has calls: {how}"
+    yield "end of a turn with calls", None if ends.calls == ends.answer else note
+    split = "the template can't write several calls in a turn; each result is rendered as after a single call"
+    yield "several calls", split if ends.one_by_one else None
 
 
 def user_turns_fault(template: TemplateRenderer, turns: TurnRenderer) -> str | None:
-    """Why a conversation with tools can't have a second user's turn."""
+    """Return the reason why a conversation with tools can't have a second user turn, or None."""
     return _fault(template, turns, "user turns in a conversation with tools", MIXED_TURNS, TOOLS)
 
 
 def system_fault(template: TemplateRenderer, turns: TurnRenderer, *, with_tools: bool) -> str | None:
-    """Why a conversation can't begin with a system message."""
+    """Return the reason why a conversation can't begin with a system message, or None."""
     for conversation, tools in [(USER_TURNS[:2], ()), *([(TOOL_TURNS, TOOLS)] if with_tools else [])]:
         try:
             template.render([{"role": "system", "content": "x"}, *conversation[0]], tools)
-        except TemplateError:  # a template that knows no system role says so itself
+        except TemplateError:  # a template without a system role raises its own error when it is used
             return None
         fault = _fault(template, turns, "system messages", conversation, tools, with_system=True)
         if fault is not None:
@@ -421,10 +440,10 @@ def _fault(
 
 
 def find_end_of_turn(template: TemplateRenderer) -> str:
-    """Text of the token that ends an assistant's turn without calls.
+    """Find the text of the token that ends an assistant's turn without calls.
 
     Raises:
-        TemplateError: It is no control token, or an assistant's words are not shown once.
+        TemplateError: It is not a control token, or an assistant's text is not rendered exactly once.
     """
     turn = [user("question"), assistant(0)]
     followed = template.render([*turn, user("next")])
@@ -442,10 +461,14 @@ def find_end_of_turn(template: TemplateRenderer) -> str:
 
 
 def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
-    """How a template that shows tools and results ends turns, with calls too; `end_of_turn` is of those without.
+    """Find the tokens that end turns, for a template that renders tools and results.
+
+    Args:
+        template: Renders whole conversations.
+        end_of_turn: The token that ends a turn without calls.
 
     Raises:
-        TemplateError: A turn with calls is not ended by a control token, or its calls are not shown once.
+        TemplateError: A turn with calls does not end with a control token, or its calls are not rendered once.
     """
     turn = [user("question"), assistant(0, _CALL)]
     followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
@@ -455,40 +478,46 @@ def find_ends(template: TemplateRenderer, end_of_turn: str) -> TurnEnds:
         followed = template.render([*turn, tool(_CALL, _RESULT)], TOOLS)
     followed = followed[span_of_answer(followed, 0, [_CALL])[1] :].partition(_RESULT)[0]
     one_by_one = not _shows_together(template, followed, silent=silent)
-    if one_by_one:  # then each result needs a text of its own, which ends before the generation prompt
+    if one_by_one:  # each result is then rendered separately, which needs renderings without a generation prompt
         answered = [*turn, tool(_CALL, _RESULT)]
-        prompted, bare = (template.render(answered, TOOLS, generation_prompt=asked) for asked in (True, False))
+        prompted, bare = (
+            template.render(answered, TOOLS, generation_prompt=is_prompted) for is_prompted in (True, False)
+        )
         if not prompted.startswith(bare) or prompted == bare:
-            raise TemplateError("it does not write several calls of a turn, nor results without a generation prompt")
+            raise TemplateError("it can't write several calls in a turn, nor results without a generation prompt")
     if end_of_turn in followed:
         return TurnEnds(end_of_turn, end_of_turn, one_by_one, silent)
     own = _own_controls(template, turn, followed, [_CALL])
     ends = (_controls(template, followed)[len(own) :][:1] if not _closes_turns(template) else []) or own[-1:]
     if not ends:
-        raise TemplateError("it ends an assistant's turn with calls by no control token")
+        raise TemplateError("it does not end an assistant's turn with calls with a control token")
     return TurnEnds(end_of_turn, ends[0], one_by_one, silent)
 
 
 def _own_controls(
     template: TemplateRenderer, messages: Messages, followed: str, call_ids: Sequence[str] = ()
 ) -> list[str]:
-    """The control tokens that belong to a conversation's last turn, after the last mark in it.
+    """Find the control tokens after the last mark that belong to a conversation's last turn itself.
 
-    `followed` is what stands after the mark where more messages follow; `call_ids` are of the turn's calls.
+    Args:
+        template: Renders whole conversations.
+        messages: The conversation.
+        followed: The text after the mark if further messages follow.
+        call_ids: Ids of the turn's calls.
     """
     alone = template.render(messages, TOOLS if call_ids else (), generation_prompt=False)
     try:
         alone = alone[span_of_answer(alone, 0, call_ids)[1] :]
-    except TemplateError:  # the last turn is written in another way
+    except TemplateError:  # the template writes the last turn differently
         return []
     return _controls(template, alone[: shared_length(followed, alone)])
 
 
 def _closes_turns(template: TemplateRenderer) -> bool:
-    """Whether a turn is known to be closed by tokens of its own; else what opens the next one may be what ends it."""
+    """Return whether turns end with control tokens of their own; otherwise the next part's opening ends them."""
     turn = [user("question"), assistant(0)]
-    prompted, alone = (template.render(turn, generation_prompt=asked) for asked in (True, False))
-    # equal where a template opens the next turn unasked
+    prompted, alone = (template.render(turn, generation_prompt=is_prompted) for is_prompted in (True, False))
+    # equal if a template always adds a generation prompt
     return prompted != alone and bool(_controls(template, alone.partition(mark(0))[2]))
 
 
@@ -498,9 +527,9 @@ def _controls(template: TemplateRenderer, text: str) -> list[str]:
 
 
 def _shows_together(template: TemplateRenderer, between: str, *, silent: bool) -> bool:
-    """Whether the results of several calls of a turn are shown, each under its own tool's name if at all.
+    """Return whether the results of several calls in a turn are rendered, each with its own tool's name if any.
 
-    `between` is the text between a call and its result.
+    `between` is the text between a call and its result, which tells whether names are rendered.
     """
     calls = (_CALL, _OTHER_CALL)
     results = [tool(_CALL, _RESULT), tool(_OTHER_CALL, f"other-{_RESULT}")]

@@ -1,9 +1,9 @@
-"""Messages -> the text that a tokenizer's chat template makes of them, with all of their own text escaped.
+"""Renders messages with a tokenizer's chat template, with all of the messages' own text escaped.
 
 `TemplateRenderer` renders whole conversations; `TurnRenderer` renders the text between the policy's turn and the next
-generation prompt. New messages are rendered after a short conversation whose last turn stands for the policy's: it has
-as many calls, with the same names and ids, and nothing else of it. What the template makes of an assistant's words is
-therefore never seen: the policy's turns stay as they were sampled.
+generation prompt. New messages are rendered after a short conversation whose last turn replaces the policy's: it has
+the same number of calls, with the same names and ids, and placeholder text. The template thus never rewrites the
+policy's turns, which stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -32,91 +32,100 @@ Messages = Sequence[ChatMessage]
 Tools = Sequence[Mapping[str, Any]]
 _MARK: Final = "strands-rollout-answer"
 _QUESTION: Final[ChatMessage] = {"role": "user", "content": "question"}
-SHIPPED: Final = {
+SHIPPED_TEMPLATES: Final = {
     "deepseek_r1_tools": ("tool▁sep", "```json"),
     "deepseek_v3_1_tools": ("tool▁sep",),
     "hermes_tools": ("<|im_start|>tool", "<tool_call>"),
 }
-"""The templates beside this file, by name, with what the text of those has in whose place they can stand."""
-_SANDBOX: Final = " transformers lets no template change a list or a mapping: use the model's own, if this is another"
+"""Name of a template in this folder -> texts that occur in the templates which it can replace."""
+_SANDBOX: Final = " transformers forbids templates to change a list or mapping: use the model's own template instead"
 
 
 class TemplateRenderer:
-    """A tokenizer's chat template with its arguments.
+    """Renders conversations with a tokenizer's chat template and fixed arguments.
 
     Attributes:
-        encoder: Of the tokenizer; escapes, and encodes what was rendered.
-        source: The template itself, whatever the tokenizer gets later; a text, or templates by name. A template of
-            this package is given by its name.
-        kwargs: Handed to the template at each rendering.
+        encoder: The tokenizer's encoder, which escapes texts and encodes rendered ones.
+        source: The template, unaffected by later changes of the tokenizer: a text, or templates by name. The argument
+            `chat_template` may be the name of a template of this package.
+        kwargs: Arguments for each rendering.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, encoder: TokenEncoder, kwargs: Mapping[str, Any]) -> None:
         self._tokenizer = tokenizer
         self.encoder = encoder
-        given = kwargs.get("chat_template") or tokenizer.chat_template
-        self.source: Any = _shipped(given) if isinstance(given, str) and given in SHIPPED else given
+        requested = kwargs.get("chat_template") or tokenizer.chat_template
+        self.source: Any = (
+            _read_shipped(requested) if isinstance(requested, str) and requested in SHIPPED_TEMPLATES else requested
+        )
         self.kwargs = {**kwargs, **({"chat_template": self.source} if kwargs.get("chat_template") else {})}
-        self._looked_for: dict[tuple[str, str], bool] = {}
+        self._handled_tags: dict[tuple[str, str], bool] = {}
 
     def render(
         self, messages: Messages, tools: Tools = (), *, escaped: bool = True, generation_prompt: bool = True
     ) -> str:
-        """The text of messages, at least one, and of what opens the next turn, where that is asked for.
+        """Render messages, and the generation prompt if requested.
 
-        A template that fails on the arguments of calls as they are is given them as JSON text, or as objects. With
-        `escaped`, control tokens in the messages' own text are hidden, also from the template.
+        If the template fails on the calls' arguments, rendering is repeated with JSON text and then with objects.
+
+        Args:
+            messages: At least one message.
+            tools: The tools' specifications.
+            escaped: Hide control tokens in the messages' own text, also from the template.
+            generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:
             TemplateError: The template refuses the messages.
         """
         try:
-            return self._rendered(messages, tools, escaped=escaped, generation_prompt=generation_prompt)
+            return self._render(messages, tools, escaped=escaped, generation_prompt=generation_prompt)
         except TemplateError:
             for form in (_as_text, _as_object):
-                shown = [_with_arguments(message, form) for message in messages]
-                if shown != list(messages):
+                converted = [_with_arguments(message, form) for message in messages]
+                if converted != list(messages):
                     with contextlib.suppress(TemplateError):
-                        return self._rendered(shown, tools, escaped=escaped, generation_prompt=generation_prompt)
+                        return self._render(converted, tools, escaped=escaped, generation_prompt=generation_prompt)
             raise
 
-    def _rendered(self, messages: Messages, tools: Tools, *, escaped: bool, generation_prompt: bool) -> str:
+    def _render(self, messages: Messages, tools: Tools, *, escaped: bool, generation_prompt: bool) -> str:
         if not escaped:
-            return self._applied(messages, tools, generation_prompt=generation_prompt)
+            return self._apply(messages, tools, generation_prompt=generation_prompt)
         words: set[str] = set()
-        rendered = self._applied(*self._escaped(messages, tools, words), generation_prompt=generation_prompt)
+        rendered = self._apply(*self._escape(messages, tools, words), generation_prompt=generation_prompt)
         if not any(token in rendered for word in words for token in self.encoder.tokens_of_word(word)):
             return rendered
-        # a template that writes a tag around a name, as in "<" + name + ">", makes a token of the name "think": such
-        # names are kept apart from it, unless the template then shows another text, since it compares with them
+        # a template that writes a tag around a name, as in "<" + name + ">", turns the name "think" into a token. An
+        # escape before such a name prevents that, but is not used if the template then renders another text, since it
+        # compares with the name
         try:
-            apart = self._applied(*self._escaped(messages, tools, None), generation_prompt=generation_prompt)
+            separated = self._apply(*self._escape(messages, tools, None), generation_prompt=generation_prompt)
         except TemplateError:
             return rendered
-        return apart if self.encoder.unescape(apart) == self.encoder.unescape(rendered) else rendered
+        return separated if self.encoder.unescape(separated) == self.encoder.unescape(rendered) else rendered
 
     @cached_property
     def _takes_xml_tools(self) -> bool:
-        """Whether it shows tools by no other name than `xml_tools`, as SmolLM3's does."""
+        """Return whether the template reads tools from the variable `xml_tools` only, as SmolLM3's does."""
         if "xml_tools" not in str(self.source):
             return False
-        shown = "probed-tool-description"
-        function = {"name": "probe", "description": shown, "parameters": {"type": "object", "properties": {}}}
-        given = {"tools": [{"type": "function", "function": function}]}
-        return shown not in self._tried([_QUESTION], generation_prompt=True, **given)
+        description = "probed-tool-description"
+        function = {"name": "probe", "description": description, "parameters": {"type": "object", "properties": {}}}
+        tools = {"tools": [{"type": "function", "function": function}]}
+        return description not in self._apply_once([_QUESTION], generation_prompt=True, **tools)
 
-    def _applied(self, messages: Messages, tools: Tools, *, generation_prompt: bool) -> str:
-        given = {"tools": list(tools) or None} | ({"xml_tools": list(tools)} if tools and self._takes_xml_tools else {})
+    def _apply(self, messages: Messages, tools: Tools, *, generation_prompt: bool) -> str:
+        arguments = {"tools": list(tools) or None}
+        arguments |= {"xml_tools": list(tools)} if tools and self._takes_xml_tools else {}
         try:
-            return self._tried(messages, generation_prompt=generation_prompt, **given)
+            return self._apply_once(messages, generation_prompt=generation_prompt, **arguments)
         except TemplateError:
             if tools:
                 raise
-            with contextlib.suppress(TemplateError):  # some templates want a list, if of no tools
-                return self._tried(messages, generation_prompt=generation_prompt, tools=[])
+            with contextlib.suppress(TemplateError):  # some templates need a list even without tools
+                return self._apply_once(messages, generation_prompt=generation_prompt, tools=[])
             raise
 
-    def _tried(self, messages: Messages, *, generation_prompt: bool, **tools: list[Any] | None) -> str:
+    def _apply_once(self, messages: Messages, *, generation_prompt: bool, **tools: list[Any] | None) -> str:
         try:
             rendered = self._tokenizer.apply_chat_template(
                 list(messages),
@@ -126,17 +135,20 @@ class TemplateRenderer:
             )
         except (JinjaError, TypeError, ValueError, KeyError, AttributeError) as e:
             roles = [message.get("role") for message in messages]
-            why = f"{type(e).__name__}: {e}{_SANDBOX if isinstance(e, SecurityError) else ''}"
-            raise TemplateError(f"the chat template fails on messages of roles {roles}: {why}") from e
+            reason = f"{type(e).__name__}: {e}{_SANDBOX if isinstance(e, SecurityError) else ''}"
+            raise TemplateError(f"the chat template fails on messages of roles {roles}: {reason}") from e
         return str(rendered)
 
-    def _escaped(self, messages: Messages, tools: Tools, words: set[str] | None) -> tuple[list[Any], list[Any]]:
-        """All texts of messages and tools escaped, but for the reasoning tags of the assistant's words.
+    def _escape(self, messages: Messages, tools: Tools, words: set[str] | None) -> tuple[list[Any], list[Any]]:
+        """Escape all texts of messages and tools, except for reasoning tags in the assistant's content.
 
-        `words` gets the texts that are the word of a control token; where it is None, these are kept apart.
+        Args:
+            messages: Messages to escape.
+            tools: Tools to escape.
+            words: Receives the texts that are the word of a control token. None to put an escape before them instead.
         """
 
-        def shown(value: object) -> Json:
+        def escape(value: object) -> Json:
             if isinstance(value, str):
                 if words is not None and self.encoder.tokens_of_word(value):
                     words.add(value)
@@ -144,24 +156,24 @@ class TemplateRenderer:
             if type(value) is int:
                 return self.encoder.escape_number(value)
             if isinstance(value, Mapping):
-                return {shown(key): shown(item) for key, item in value.items()}
+                return {escape(key): escape(item) for key, item in value.items()}
             if isinstance(value, list | tuple):
-                return tuple(map(shown, value)) if isinstance(value, tuple) else [shown(item) for item in value]
+                return tuple(map(escape, value)) if isinstance(value, tuple) else [escape(item) for item in value]
             return value
 
-        chat = [{shown(key): shown(item) for key, item in message.items() if key != "role"} for message in messages]
-        for message, one in zip(messages, chat, strict=True):
-            if "role" in message:  # many a template makes a token of its word
-                one["role"] = self.encoder.escape(str(message["role"]))
+        chat = [{escape(key): escape(item) for key, item in message.items() if key != "role"} for message in messages]
+        for message, escaped in zip(messages, chat, strict=True):
+            if "role" in message:  # many templates turn the role into a token
+                escaped["role"] = self.encoder.escape(str(message["role"]))
             if message.get("role") == "assistant" and isinstance(message.get("content"), str):
-                one["content"] = self._shown_words(message["content"], shown)
-        return chat, [shown(tool) for tool in tools]
+                escaped["content"] = self._escape_content(message["content"], escape)
+        return chat, [escape(tool) for tool in tools]
 
-    def _shown_words(self, text: str, shown: Callable[[str], str]) -> str:
-        """An assistant's words, escaped; the tags around the reasoning that they begin with are left for the template.
+    def _escape_content(self, text: str, escape: Callable[[str], str]) -> str:
+        """Escape an assistant's content, but keep the tags around reasoning at its beginning.
 
-        A template may leave reasoning out, which it finds by these tags. Of words with other tags than one such pair it
-        is shown the closing ones, where it looks for them.
+        By these tags a template finds reasoning, which it may leave out. If the content has other tags than one such
+        pair, only closing tags are kept, and only if the template handles them.
         """
         for opening, closing in self.encoder.tag_pairs:
             begin, closes, answer = text.partition(closing)
@@ -169,43 +181,43 @@ class TemplateRenderer:
             if not closes:
                 continue
             is_one_pair = not before.strip() and opening not in answer and closing not in answer
-            if is_one_pair and self._knows_reasoning(opens, closing):
-                return shown(before) + opens + shown(reasoning) + closing + shown(answer)
-            if self._knows_reasoning("", closing):
-                return closing.join(map(shown, text.split(closing)))
-        return shown(text)
+            if is_one_pair and self._are_reasoning_tags(opens, closing):
+                return escape(before) + opens + escape(reasoning) + closing + escape(answer)
+            if self._are_reasoning_tags("", closing):
+                return closing.join(map(escape, text.split(closing)))
+        return escape(text)
 
-    def _knows_reasoning(self, opening: str, closing: str) -> bool:
-        """Whether reasoning between these tags is known as such: by their name, or since the template looks for them.
+    def _are_reasoning_tags(self, opening: str, closing: str) -> bool:
+        """Return whether these tags enclose reasoning: by their name, or because the template handles them.
 
-        The opening one is "" where the generation prompt has it.
+        `opening` is "" if the generation prompt contains the opening tag.
         """
         if opening and "think" in closing.casefold():
             return True
-        if (opening, closing) not in self._looked_for:
-            words = f"{opening}probed-reasoning{closing}probed-words"
+        if (opening, closing) not in self._handled_tags:
+            content = f"{opening}probed-reasoning{closing}probed-words"
             question: ChatMessage = {"role": "user", "content": "probed-question"}
             try:
-                rendered = self._applied(
-                    [question, {"role": "assistant", "content": words}, question], (), generation_prompt=True
+                rendered = self._apply(
+                    [question, {"role": "assistant", "content": content}, question], (), generation_prompt=True
                 )
             except TemplateError:
-                rendered = words
-            self._looked_for[opening, closing] = words not in rendered
-        return self._looked_for[opening, closing]
+                rendered = content
+            self._handled_tags[opening, closing] = content not in rendered
+        return self._handled_tags[opening, closing]
 
 
 @cache
-def _shipped(name: str) -> str:
+def _read_shipped(name: str) -> str:
     return Path(__file__).with_name(f"{name}.jinja").read_text(encoding="utf-8")
 
 
-def own_template(source: object = "") -> str:
-    """What helps where a template can't be used: another one, by name if this package has it for such a template."""
-    fits = (name for name, parts in SHIPPED.items() if all(part in str(source) for part in parts))
+def template_advice(source: object = "") -> str:
+    """Return the advice to use another template, by name if this package has one that replaces `source`."""
+    fits = (name for name, parts in SHIPPED_TEMPLATES.items() if all(part in str(source) for part in parts))
     name = next(fits, None)
-    given = "...}" if name is None else f'"{name}"}}, which this package has'
-    return f'give the tokenizer a template that only appends: chat_template_kwargs={{"chat_template": {given}'
+    value = "...}" if name is None else f'"{name}"}}, which this package has'
+    return f'use a template that only appends: chat_template_kwargs={{"chat_template": {value}'
 
 
 def _with_arguments(message: ChatMessage, form: Callable[[Any], Any]) -> ChatMessage:
@@ -222,23 +234,23 @@ def _as_text(arguments: object) -> Json:
 
 def _as_object(arguments: object) -> Json:
     try:
-        found = json.loads(arguments) if isinstance(arguments, str) else arguments
+        decoded = json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return decoded if isinstance(decoded, dict) else arguments
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """How a template ends the assistant's turns; texts of control tokens.
+    """The control tokens, as texts, with which a template ends the assistant's turns.
 
     Attributes:
-        answer: Ends a turn without calls, before a user's.
-        calls: Ends a turn with calls, before their results. Where a template has no token that closes a turn, this and
-            `answer` open what follows.
-        one_by_one: Whether a turn with several calls is not written with all of them, so that each result has to be
-            rendered after a turn with its own call alone.
-        silent: Whether what stands for a turn with calls has no words, since they are shown behind the results.
+        answer: Ends a turn without calls, before a user turn.
+        calls: Ends a turn with calls, before their results. If a template has no token that closes a turn, this and
+            `answer` are the tokens that open the next part.
+        one_by_one: The template can't write a turn with several calls, so that each result must be rendered after a
+            turn with only its own call.
+        silent: The placeholder for a turn with calls must have no text, since the template moves text behind results.
     """
 
     answer: str
@@ -249,7 +261,7 @@ class TurnEnds:
 
 @dataclass(frozen=True, slots=True)
 class TurnRenderer:
-    """Renders new messages by a template whose ends are known."""
+    """Renders new messages with a template whose turn ends are known."""
 
     template: TemplateRenderer
     ends: TurnEnds
@@ -257,17 +269,20 @@ class TurnRenderer:
     def render(
         self, messages: Messages, tools: Tools = (), *, after: Messages = (), generation_prompt: bool = True
     ) -> str:
-        """The (escaped) text from the end of the assistant's turn, that token included, to the next generation prompt.
+        """Render the (escaped) text from the assistant's end-of-turn token through the next generation prompt.
 
-        The new messages are tool results in the order of their calls, and user turns; `after` are messages before the
-        assistant's turn, a question if none are given.
+        Args:
+            messages: The new messages: tool results in the order of their calls, and user turns.
+            tools: The tools of the first prompt.
+            after: Messages before the assistant's turn; a placeholder question if empty.
+            generation_prompt: Append the text that opens the assistant's turn.
 
         Raises:
             TemplateError: The template refuses the messages, or does not end the turn.
         """
         before = after or [_QUESTION]
         results = sum(1 for _ in takewhile(_is_result, messages)) if self.ends.one_by_one else 0
-        alone = max(results - 1, 0)  # the last result has what follows it
+        alone = max(results - 1, 0)  # the last result is rendered with the messages after it
         parts = [self._after_turn([message], tools, before, generation_prompt=False) for message in messages[:alone]]
         parts.append(self._after_turn(messages[alone:], tools, before, generation_prompt=generation_prompt))
         return parts[0] + "".join(part.removeprefix(self.ends.calls) for part in parts[1:])
@@ -275,8 +290,8 @@ class TurnRenderer:
     def _after_turn(self, messages: Messages, tools: Tools, before: Messages, *, generation_prompt: bool) -> str:
         mark = _MARK
         while mark in str(tools) or mark in str(messages):
-            mark += "-"  # untrusted text may hold it
-        # what stands for the policy's turn made the calls that are answered; its last mark is close to its end
+            mark += "-"  # untrusted text may contain the mark
+        # the placeholder for the policy's turn has the calls that are answered; its last mark is close to its end
         calls = [
             {
                 "type": "function",
@@ -285,18 +300,18 @@ class TurnRenderer:
             }
             for message in takewhile(_is_result, messages)
         ]
-        words = "" if calls and self.ends.silent else mark
-        turn: ChatMessage = {"role": "assistant", "content": words, **({"tool_calls": calls} if calls else {})}
+        content = "" if calls and self.ends.silent else mark
+        turn: ChatMessage = {"role": "assistant", "content": content, **({"tool_calls": calls} if calls else {})}
         rendered = self.template.render([*before, turn, *messages], tools, generation_prompt=generation_prompt)
         end = self.ends.calls if calls else self.ends.answer
         at = rendered.find(end, rendered.rfind(mark) + len(mark)) if mark in rendered else -1
         if at < 0:
-            raise TemplateError(f"the chat template does not end an assistant's turn with {end}, as it did when probed")
+            raise TemplateError(f"the chat template does not end this assistant turn with {end}, unlike when probed")
         return rendered[at:]
 
 
-def one_call_each(messages: Messages) -> list[ChatMessage]:
-    """The same conversation with a turn for each call, for templates that write no turn with several.
+def split_calls(messages: Messages) -> list[ChatMessage]:
+    """Split turns with several calls into turns with one call each, for templates that can't write several.
 
     Tool results must be in the order of their calls.
     """
@@ -312,8 +327,8 @@ def one_call_each(messages: Messages) -> list[ChatMessage]:
         results = list(takewhile(_is_result, messages[position:]))
         position += len(results)
         for number, call in enumerate(calls):
-            said = {"role": "assistant", "content": ""} if number else message
-            found += [{**said, "tool_calls": [call]}, *results[number : number + 1]]
+            turn = {"role": "assistant", "content": ""} if number else message
+            found += [{**turn, "tool_calls": [call]}, *results[number : number + 1]]
         found += results[len(calls) :]
     return found
 

@@ -1,4 +1,4 @@
-"""Sampled text -> tool calls or typed failures: one file per family of formats; `base.py` says how to add one."""
+"""Tool-call formats: sampled text to tool calls or typed failures. `base.py` describes how to add a format."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -54,15 +54,15 @@ __all__ = [
     "ToolCall",
     "ToolParser",
     "UntypedParser",
-    "for_tool_specs",
-    "format_of_call",
+    "bind_tool_specs",
+    "detect_format",
     "get_parser",
     "parser_names",
     "register_parser",
 ]
 
 AUTO: Final = "auto"
-"""The name that stands for the format in which the chat template writes calls."""
+"""The setting that selects the format in which the chat template writes calls."""
 
 ParserFactory = Callable[[NewId], ToolParser]
 _factories: Final[dict[str, ParserFactory]] = {
@@ -88,8 +88,8 @@ _factories: Final[dict[str, ParserFactory]] = {
     "qwen3_coder": Qwen3CoderParser,
     "seed_oss": SeedOSSParser,
 }
-# what only these formats begin a call with
-_SIGNS: Final = {"granite": "<|tool_call|>", "hermes": '<tool_call>\n{"name"', "lfm2": "<|tool_call_start|>"}
+# text in a prompt that occurs in this format only
+_HINTS: Final = {"granite": "<|tool_call|>", "hermes": '<tool_call>\n{"name"', "lfm2": "<|tool_call_start|>"}
 
 
 def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
@@ -97,8 +97,8 @@ def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
 
     Args:
         name: As registered; see `parser_names`.
-        new_id: Makes the id of each call, which must be unique over an episode; random by default, a counter for
-            transcripts that must not change from run to run.
+        new_id: Makes the id of each call, which must be unique in an episode. Random by default; use a counter for
+            transcripts that must be the same in every run.
 
     Raises:
         ConfigError: No parser has that name.
@@ -111,51 +111,58 @@ def get_parser(name: str, *, new_id: NewId = random_id) -> ToolParser:
 
 
 def register_parser(name: str, factory: ParserFactory) -> None:
-    """Make a format known by name; `factory` is called with the id source by each `get_parser(name)`.
+    """Register a format by name.
+
+    Args:
+        name: For `get_parser` and the setting `tool_parser`.
+        factory: Makes a parser, given the source of call ids.
 
     Raises:
         ConfigError: The name is empty or taken by another factory.
     """
     if not name or name == AUTO or _factories.get(name, factory) is not factory:
-        raise ConfigError(f"a tool parser named {name!r} can't be registered: the name is empty or taken")
+        raise ConfigError(f"can't register a tool parser named {name!r}: the name is empty or taken")
     _factories[name] = factory
 
 
 def parser_names() -> list[str]:
-    """Names of all known parsers, sorted."""
+    """Return the names of all registered parsers, sorted."""
     return sorted(_factories)
 
 
-def format_of_call(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
-    """The name of the one format in which a turn holds a call, or whose tag is shown where there is none.
+def detect_format(turn: str, name: str, arguments: Mapping[str, Any], shown: str = "") -> str:
+    """Detect the format of a template's call.
 
     Args:
-        turn: An assistant's turn with one call, as a chat template writes it; "" where it writes none.
+        turn: An assistant's turn with one call, as the chat template writes it; "" if it can't write calls.
         name: The called tool.
-        arguments: The call's arguments, strings all.
-        shown: What else may tell the format of a template that writes no calls; see `CallTurn`.
+        arguments: The call's arguments; all are strings.
+        shown: Hints at the format of a template that can't write calls; see `CallTurn`.
+
+    Returns:
+        The name of the format.
 
     Raises:
-        ConfigError: No known format has that call in the turn, or several have; the message names the choices.
+        ConfigError: No known format reads this call from the turn, or several do; the message names the choices.
     """
     fitting = [
         known
         for known in parser_names()
         for call in get_parser(known).parse(turn)
         if isinstance(call, ToolCall) and (call.name, call.arguments) == (name, dict(arguments))
-    ] or [known for known, sign in _SIGNS.items() if not turn and sign in shown]
+    ] or [known for known, hint in _HINTS.items() if not turn and hint in shown]
     if len(fitting) == 1:
         return fitting[0]
     found = f"fits {' and '.join(fitting)}" if fitting else f"fits none of {', '.join(parser_names())}"
     written = f"writes a call as {turn[:300]!r}, which {found}" if turn else "writes no calls of an assistant"
     raise ConfigError(
-        f'got tool_parser="auto", but the chat template {written}; expected exactly one known format. Name the format '
-        f"in which the model was trained to call tools: {', '.join(fitting or parser_names())}"
+        f'got tool_parser="auto", but the chat template {written}; expected exactly one known format. Set tool_parser '
+        f"to the format in which the model was trained to call tools: {', '.join(fitting or parser_names())}"
     )
 
 
-def for_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
-    """The parser for tools of these specifications, where its format needs to know them; else the same."""
+def bind_tool_specs(parser: ToolParser, specs: Sequence[Mapping[str, Any]]) -> ToolParser:
+    """Return a parser that knows the tools' schemas if its format needs them, else the same parser."""
     if not isinstance(parser, UntypedParser):
         return parser
     return parser.for_tools({spec["name"]: spec["inputSchema"].get("json", spec["inputSchema"]) for spec in specs})

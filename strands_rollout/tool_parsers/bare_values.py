@@ -1,37 +1,38 @@
-"""Formats whose values are bare text, typed by the JSON Schemas of the tools: those of Qwen3-Coder, GLM and others.
+"""Formats whose values are bare text, typed by the tools' JSON Schemas: those of Qwen3-Coder, GLM and others.
 
 Qwen3-Coder and Qwen3.5: `<tool_call><function=x><parameter=key>value</parameter></function></tool_call>`. A string is
-the text; all else is JSON, or what Python writes for it, as in the model's first chat template: True, None, ['a', 'b'].
-Where the schema says nothing, a value is a string. Sources: the models' chat templates (as in vllm-project/vllm,
-examples/tool_chat_template_qwen3coder.jinja), and how SGLang and vLLM read them (sgl-project/sglang,
+the text itself; other values are JSON or Python literals, as in the model's first chat template: True, None,
+['a', 'b']. A value of unknown type is a string. Sources: the models' chat templates (as in vllm-project/vllm,
+examples/tool_chat_template_qwen3coder.jinja), and the parsers of SGLang and vLLM (sgl-project/sglang,
 function_call/qwen3_coder_detector.py).
 
 GLM-4.5, 4.6 and 4.7: `<tool_call>x<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`. A string is the
-text, all else is JSON. Where the schema says nothing, a value is JSON if it can be read so, as the template writes it.
-Sources: the models' chat templates (as in ggml-org/llama.cpp, models/templates/GLM-4.6.jinja), and how SGLang and vLLM
-read them (sgl-project/sglang, function_call/glm4_moe_detector.py, glm47_moe_detector.py).
+text itself; other values are JSON. A value of unknown type is JSON if it is valid JSON, as the template writes it.
+Sources: the models' chat templates (as in ggml-org/llama.cpp, models/templates/GLM-4.6.jinja), and the parsers of
+SGLang and vLLM (sgl-project/sglang, function_call/glm4_moe_detector.py, glm47_moe_detector.py).
 
-Seed-OSS: Qwen3-Coder's, in `<seed:tool_call>`, with `<seed:think>`. Source: the model's chat template (as in
+Seed-OSS: like Qwen3-Coder, but with `<seed:tool_call>` and `<seed:think>`. Source: the model's chat template (as in
 ggml-org/llama.cpp, models/templates/ByteDance-Seed-OSS.jinja).
 
 MiniMax-M2: `<minimax:tool_call><invoke name="x"><parameter name="key">value</parameter></invoke></minimax:tool_call>`,
-with several calls in it. Where the schema says nothing, a value is a string. Sources: the model's chat template (as in
+with several calls in it. A value of unknown type is a string. Sources: the model's chat template (as in
 ggml-org/llama.cpp, models/templates/MiniMax-M2.jinja) and sgl-project/sglang, function_call/minimax_m2.py.
 
-Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>` and GLM's keys and values, whose tags
-have the same end. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py, which
-takes the tags of an earlier tokenizer too, without that end.
+Hunyuan 3: `<tool_calls:opensource><tool_call:opensource>x<tool_sep:opensource>`, and GLM's keys and values, whose tags
+have the same suffix. Sources: tencent/Hy3's chat template and sgl-project/sglang, function_call/hunyuan_detector.py,
+which also accepts the tags of an earlier tokenizer, without that suffix.
 
-Muse Glimmer: a turn is messages, each to somebody, as in harmony: reasoning to `self`, text to `user`, calls to a tool.
-From the prompt's `<|start|>assistant` on: ` to=self<|message|>...<|eom|>`, then `<|start|>assistant to=x<|message|>`
-and `<atem:function_calls><atem:invoke name="x"><atem:parameter name="key">value</atem:parameter></atem:invoke>
-</atem:function_calls>`. Where the schema says nothing, a value is JSON if it can be read so. Its prompt names a tool
-`x` as `x.*`, so that the model may write `x.x`, which is `x` where that is a tool. Sources: the model's chat template
-(as in huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
+Muse Glimmer: a turn consists of messages with recipients, as in harmony: reasoning to `self`, text to `user`, calls to
+a tool. After the prompt's `<|start|>assistant`: ` to=self<|message|>...<|eom|>`, then `<|start|>assistant
+to=x<|message|>` and `<atem:function_calls><atem:invoke name="x"><atem:parameter name="key">value</atem:parameter>
+</atem:invoke></atem:function_calls>`. A value of unknown type is JSON if it is valid JSON. The prompt names a tool `x`
+as `x.*`, so the model may write `x.x`, which means `x` if that is a tool. Sources: the model's chat template (as in
+huggingface/trl, chat_templates/muse_glimmer_training.jinja), sgl-project/sglang,
 function_call/muse_glimmer_detector.py, and vllm-project/vllm, tool_parsers/muse_glimmer_tool_parser.py.
 
-Stricter than these: what does not fit its type is a failure, and no value is unescaped or evaluated as Python. Schemas
-are read for the type of a whole value: keys of nested objects, ranges and patterns are for the tool to check.
+These parsers are stricter than their sources: a value that does not have its type is a failure, and no value is
+unescaped or evaluated as Python. Schemas determine only the type of a whole value; the tool checks keys of nested
+objects, ranges and patterns.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ from strands_rollout.tool_parsers.base import (
     MalformedError,
     NewId,
     ParseFailure,
-    Read,
+    ReadResult,
     Reasoning,
     Segment,
     TaggedParser,
@@ -57,16 +58,16 @@ from strands_rollout.tool_parsers.literals import python_as_json
 from strands_rollout.tool_parsers.sections import ReadCall, Section, SectionParser, ValueTags
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""The JSON Schema of each tool's arguments, by the tool's name."""
+"""Tool name -> JSON Schema of its arguments."""
 
 _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
 _STRING: Final = frozenset({"string"})
 _MAX_DEPTH: Final = 20
-_UNCLOSED: Final = "{value} is not closed: got {tag}"
+_UNCLOSED_FORMAT: Final = "{value} is not closed: got {tag}"
 
 
 def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
-    """The JSON types that an argument may have; None where nothing is known of it."""
+    """Return the JSON types that an argument may have; None if they are unknown."""
     root = schemas.get(tool)
     properties = root.get("properties") if isinstance(root, Mapping) else None
     schema = properties.get(key) if isinstance(properties, Mapping) else None
@@ -76,23 +77,30 @@ def types_of(schemas: Schemas, tool: str, key: str) -> frozenset[str] | None:
 def typed_value(
     text: str, types: frozenset[str] | None, what: str, *, may_be_python: bool, untyped_is_json: bool
 ) -> Json:
-    """The value that a bare text stands for, of one of these JSON types; None where they are not known.
+    """Convert a bare text to a value of one of the given types.
 
-    A string is the text itself. Any other value is strict JSON, or the same value as Python writes it. Where an
-    argument may be a string or something else, it is something else if the text reads so.
+    A string is the text itself; other values are strict JSON, or Python literals of JSON values. If the argument may be
+    a string or another type, the other type takes precedence.
+
+    Args:
+        text: The text between the value's tags.
+        types: The JSON types that the argument may have; None if unknown.
+        what: Name of the argument in a failure's reason.
+        may_be_python: Accept Python literals.
+        untyped_is_json: A text of unknown type is JSON if it is valid JSON; otherwise it is a string.
 
     Raises:
-        MalformedError: The text is no value of these types; `what` names the argument to the model.
+        MalformedError: The text is not a value of these types.
     """
     if types == _STRING or (types is None and not untyped_is_json):
         return text
     fault: base.StrictJSONError | None = None
     try:
-        value = _decoded(text, may_be_python=may_be_python)
+        value = _decode(text, may_be_python=may_be_python)
     except base.StrictJSONError as e:
         fault = e
     else:
-        if types is None or base.fits(value, types):
+        if types is None or base.has_json_type(value, types):
             return value
     if types is None or "string" in types:
         return text
@@ -100,13 +108,13 @@ def typed_value(
     raise MalformedError(reason if fault is None else f"{reason}: {fault}") from fault
 
 
-def _decoded(text: str, *, may_be_python: bool) -> Json:
+def _decode(text: str, *, may_be_python: bool) -> Json:
     try:
-        return base.whole_value(text)
+        return base.decode_whole(text)
     except base.StrictJSONError:
         if may_be_python:
             with contextlib.suppress(ValueError, KeyError, OverflowError):
-                return base.whole_value(python_as_json(text))
+                return base.decode_whole(python_as_json(text))
         raise
 
 
@@ -135,25 +143,27 @@ def _types(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str
     if not isinstance(values, list | tuple):
         return None
     others = sorted(_TYPES - _STRING)
-    return _union([frozenset(name for name in others if base.fits(value, {name})) or _STRING for value in values])
+    return _union(
+        [frozenset(name for name in others if base.has_json_type(value, {name})) or _STRING for value in values]
+    )
 
 
 def _union(options: list[frozenset[str] | None]) -> frozenset[str] | None:
-    """All types of the options; None where there is none, or one may be anything."""
+    """Return the union of the options' types; None if there are no options, or one has unknown types."""
     known = [types for types in options if types is not None]
     return frozenset().union(*known) if known and len(known) == len(options) else None
 
 
 class SchemaParser(TaggedParser):
-    """A parser of such a format; see `ToolParser` and `UntypedParser`.
+    """Base class for formats whose values are bare text; implements `UntypedParser`.
 
-    Nothing is escaped in these formats: a value ends at the first closing tag, and one that holds another tag of the
-    format is a failure, since that may be a forgotten close.
+    These formats have no escapes: a value ends at the first closing tag, and a value with another tag of the format is
+    a failure, since its closing tag may be missing.
     """
 
     values: ClassVar[ValueTags]
-    may_be_python: ClassVar[bool] = False  # values as Python's `str` writes them: ['a', True, None]
-    untyped_is_json: ClassVar[bool]  # whether a text of no known type is JSON where it can be; a string otherwise
+    may_be_python: ClassVar[bool] = False  # accept Python literals: ['a', True, None]
+    untyped_is_json: ClassVar[bool]  # a value of unknown type is JSON if it is valid JSON; else a string
 
     def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
         super().__init__(new_id)
@@ -164,13 +174,13 @@ class SchemaParser(TaggedParser):
         return type(self)(self._new_id, schemas)
 
     def _read_arguments(self, block: str, position: int, name: str) -> tuple[dict[str, Any], int]:
-        """The arguments from a position on, and the position after them."""
+        """Parse the arguments at a position; return them and the position after them."""
 
         def value_of(_opened: re.Match[str], key: str, written: str) -> Json:
             return typed_value(
                 self._value_text(written),
                 types_of(self._schemas, name, key),
-                self.values.value_words.format(key, name),
+                self.values.value_format.format(key, name),
                 may_be_python=self.may_be_python,
                 untyped_is_json=self.untyped_is_json,
             )
@@ -178,18 +188,18 @@ class SchemaParser(TaggedParser):
         return self.values.read(block, position, name, value_of)
 
     def _value_text(self, text: str) -> str:
-        """A value of what stands between its tags."""
+        """Return a value's text, given the text between its tags."""
         return text
 
 
 class BlockParser(SchemaParser):
-    """A parser of such a format that has each call in a block, which ends at the first closing tag."""
+    """Base class for formats with a block for each call, which ends at the first closing tag."""
 
     open_block: ClassVar[str] = "<tool_call>"
     close_block: ClassVar[str] = "</tool_call>"
 
-    def _read_block(self, text: str, tag: re.Match[str]) -> Read:
-        """The call between a tag and the first closing one."""
+    def _read_block(self, text: str, tag: re.Match[str]) -> ReadResult:
+        """Parse the call between an opening tag and the first closing tag."""
         end = text.find(self.close_block, tag.end())
         inside = text[tag.end() : len(text) if end < 0 else end]
         after = len(text) if end < 0 else end + len(self.close_block)
@@ -207,13 +217,13 @@ class BlockParser(SchemaParser):
 
     @abstractmethod
     def _read_inside(self, block: str) -> tuple[str, dict[str, Any]]:
-        """The tool's name and the arguments in a block."""
+        """Parse a block; return the tool's name and the arguments."""
 
 
 class Qwen3CoderParser(BlockParser):
-    """The format's parser; see `SchemaParser`.
+    """Parses the format of Qwen3-Coder; see the module and `SchemaParser`.
 
-    One line break after a value's opening tag and one before its closing tag are the format's; all else is the value's.
+    A line break after a value's opening tag and one before its closing tag belong to the format, not to the value.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|<function=|</function>")
@@ -221,16 +231,16 @@ class Qwen3CoderParser(BlockParser):
         open=re.compile(r"\s*<parameter=([^\s<>]{1,200})>"),
         close="</parameter>",
         inner=re.compile(r"</?(?:parameter|function)[=>]"),
-        key_words="the parameter {!r} of {!r}",
-        value_words="the parameter {!r} of {!r}",
-        unclosed=_UNCLOSED,
+        key_format="the parameter {!r} of {!r}",
+        value_format="the parameter {!r} of {!r}",
+        unclosed_format=_UNCLOSED_FORMAT,
     )
     may_be_python: ClassVar[bool] = True
     untyped_is_json: ClassVar[bool] = False
     _function: ClassVar[re.Pattern[str]] = re.compile(r"\s*<function=([^\s<>]{1,200})>")
     _end: ClassVar[re.Pattern[str]] = re.compile(r"\s*</function>\s*")
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] == self.open_block:
             return self._read_block(text, tag)
         if tag[0] != "<function=":
@@ -261,7 +271,7 @@ class Qwen3CoderParser(BlockParser):
 
 
 class SeedOSSParser(Qwen3CoderParser):
-    """The format's parser; see `Qwen3CoderParser`. All that stands between a value's tags is the value's."""
+    """Parses the format of Seed-OSS; see `Qwen3CoderParser`. Line breaks between a value's tags belong to the value."""
 
     open_block: ClassVar[str] = "<seed:tool_call>"
     close_block: ClassVar[str] = "</seed:tool_call>"
@@ -274,21 +284,24 @@ class SeedOSSParser(Qwen3CoderParser):
 
 
 class GLM4Parser(BlockParser):
-    """The format's parser; see `SchemaParser`. White space between tags is free; in a value it is the value's."""
+    """Parses the format of GLM; see the module and `SchemaParser`.
+
+    White space between tags is ignored; white space in a value belongs to the value.
+    """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?tool_call>|</?arg_(?:key|value)>")
     values: ClassVar[ValueTags] = ValueTags(
         open=re.compile(r"\s*<arg_key>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key>\s*<arg_value>"),
         close="</arg_value>",
         inner=re.compile(r"</?arg_(?:key|value)>"),
-        key_words="the key {!r} for {!r}",
-        value_words="the value of {!r} for {!r}",
-        unclosed=_UNCLOSED,
+        key_format="the key {!r} for {!r}",
+        value_format="the value of {!r} for {!r}",
+        unclosed_format=_UNCLOSED_FORMAT,
     )
     untyped_is_json: ClassVar[bool] = True
     _name: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*(?=<arg_key>|\Z)")
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] == self.open_block:
             return self._read_block(text, tag)
         reason = f"a {tag[0]} outside of {self.open_block} ... {self.close_block}"
@@ -313,11 +326,11 @@ Tags = tuple[str, str, str, str]
 
 
 class SchemaSectionParser(SchemaParser, SectionParser):
-    """A parser of such a format that has several calls in a section; see `SectionParser`."""
+    """Base class for formats with bare values and several calls in a section; see `SectionParser`."""
 
-    section: ClassVar[Tags]  # its tags, and those of a call
-    head: ClassVar[re.Pattern[str]]  # of a call, after its tag; its group is the tool's name
-    head_words: ClassVar[str]
+    section: ClassVar[Tags]  # opening and closing tag of the section, then of a call
+    head: ClassVar[re.Pattern[str]]  # matches the text after a call's opening tag; its group is the tool's name
+    head_format: ClassVar[str]  # the expected head, for a failure's reason
 
     def __init__(self, new_id: NewId = base.random_id, schemas: Schemas | None = None) -> None:
         super().__init__(new_id, schemas)
@@ -326,36 +339,36 @@ class SchemaSectionParser(SchemaParser, SectionParser):
     def _read_headed(self, text: base.JSONSource, start: int) -> ReadCall:
         head = self.head.match(text, start)
         if head is None:
-            raise MalformedError(f"expected {self.head_words}; got {base.got(text, start)}")
+            raise MalformedError(f"expected {self.head_format}; got {base.got(text, start)}")
         name = self._tool_name(head[1])
         arguments, end = self._read_arguments(text, head.end(), name)
-        return name, arguments, None, base.end_of_tag(text, end, self.section[3], name)
+        return name, arguments, None, base.expect_tag(text, end, self.section[3], name)
 
     def _tool_name(self, written: str) -> str:
-        """The tool that a call means by the name that it writes."""
+        """Return the tool that a call's written name refers to."""
         return written
 
 
 class MiniMaxM2Parser(SchemaSectionParser):
-    """The format's parser; see `SchemaSectionParser`."""
+    """Parses the format of MiniMax-M2; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?minimax:tool_call>|<invoke(?= name=\")")
     section: ClassVar[Tags] = ("<minimax:tool_call>", "</minimax:tool_call>", "<invoke", "</invoke>")
     head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
-    head_words: ClassVar[str] = '<invoke name="TOOL">'
+    head_format: ClassVar[str] = '<invoke name="TOOL">'
     values: ClassVar[ValueTags] = ValueTags(
         open=re.compile(r'\s*<parameter name="([^"<>]{1,200})">'),
         close="</parameter>",
         inner=re.compile(r"</?(?:minimax:tool_call>|invoke\b|parameter\b>?)"),
-        key_words="the parameter {!r} of {!r}",
-        value_words="the parameter {!r} of {!r}",
-        unclosed=_UNCLOSED,
+        key_format="the parameter {!r} of {!r}",
+        value_format="the parameter {!r} of {!r}",
+        unclosed_format=_UNCLOSED_FORMAT,
     )
     untyped_is_json: ClassVar[bool] = False
 
 
 class Hunyuan3Parser(SchemaSectionParser):
-    """The format's parser; see `SchemaSectionParser`."""
+    """Parses the format of Hunyuan 3; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls?|tool_sep|arg_key|arg_value):opensource>")
     open_reasoning: ClassVar[str] = "<think:opensource>"
@@ -367,16 +380,16 @@ class Hunyuan3Parser(SchemaSectionParser):
         "</tool_call:opensource>",
     )
     head: ClassVar[re.Pattern[str]] = re.compile(r"\s*([^\s<>{}\[\]\"'=]{1,200})\s*<tool_sep:opensource>")
-    head_words: ClassVar[str] = "TOOL<tool_sep:opensource>"
+    head_format: ClassVar[str] = "TOOL<tool_sep:opensource>"
     values: ClassVar[ValueTags] = ValueTags(
         open=re.compile(
             r"\s*<arg_key:opensource>([^\s<>](?:[^<>]{0,198}[^\s<>])?)</arg_key:opensource>\s*<arg_value:opensource>"
         ),
         close="</arg_value:opensource>",
         inner=re.compile(r"</?(?:tool_calls?|tool_sep|arg_key|arg_value):opensource>"),
-        key_words="the key {!r} for {!r}",
-        value_words="the value of {!r} for {!r}",
-        unclosed=_UNCLOSED,
+        key_format="the key {!r} for {!r}",
+        value_format="the value of {!r} for {!r}",
+        unclosed_format=_UNCLOSED_FORMAT,
     )
     untyped_is_json: ClassVar[bool] = True
 
@@ -388,12 +401,11 @@ _MUSE_TOOL: Final = re.compile(r"to=(?!(?:self|user)(?![^\s<]))([^\s<]{1,200})|<
 
 
 class MuseGlimmerParser(SchemaSectionParser):
-    """The format's parser; see `SchemaSectionParser`.
+    """Parses the format of Muse Glimmer; see the module.
 
-    The text begins after the prompt's `<|start|>assistant`. The last message has no closing token, where that ended the
-    turn. A message ends at its closing token and at nothing else, so that what looks like a call in reasoning that is
-    not closed is a draft. What stands in no message is reasoning, as it is said to nobody, or a failure where it is to
-    a tool or has a call; a turn without any marker is text.
+    The text begins after the prompt's `<|start|>assistant`. The last message has no closing token if that token ended
+    the turn. Only a closing token ends a message, so a call in unclosed reasoning is a draft. Text outside of messages
+    is reasoning, or a failure if it addresses a tool or contains a call. A turn without any marker is text.
     """
 
     open_reasoning: ClassVar[str] = "to=self<|message|>"
@@ -401,14 +413,14 @@ class MuseGlimmerParser(SchemaSectionParser):
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<atem:function_calls>")
     section: ClassVar[Tags] = ("<atem:function_calls>", "</atem:function_calls>", "<atem:invoke", "</atem:invoke>")
     head: ClassVar[re.Pattern[str]] = re.compile(r' name="([^"\s<>]{1,200})">')
-    head_words: ClassVar[str] = '<atem:invoke name="TOOL">'
+    head_format: ClassVar[str] = '<atem:invoke name="TOOL">'
     values: ClassVar[ValueTags] = ValueTags(
         open=re.compile(r'\s*<atem:parameter name="([^"<>]{1,200})">'),
         close="</atem:parameter>",
         inner=re.compile(r"</?atem:(?:function_calls|invoke|parameter)\b>?"),
-        key_words="the parameter {!r} of {!r}",
-        value_words="the parameter {!r} of {!r}",
-        unclosed=_UNCLOSED,
+        key_format="the parameter {!r} of {!r}",
+        value_format="the parameter {!r} of {!r}",
+        unclosed_format=_UNCLOSED_FORMAT,
     )
     untyped_is_json: ClassVar[bool] = True
 
@@ -416,7 +428,7 @@ class MuseGlimmerParser(SchemaSectionParser):
         if not in_reasoning and _MUSE_MARKER.search(text) is None:
             return [Text(text)] if text.strip() else []
         found: list[Segment] = []
-        recipient: str | None = "self"  # of the message that is read, whose content begins at `position`
+        recipient: str | None = "self"  # of the current message, whose content begins at `position`
         start = position = 0
         while in_reasoning or start < len(text):
             if not in_reasoning:
@@ -440,7 +452,7 @@ class MuseGlimmerParser(SchemaSectionParser):
         return found
 
     def _calls(self, content: str, recipient: str, message: str) -> list[Segment]:
-        """The calls in the content of a message to a tool, which holds nothing else."""
+        """Parse the content of a message to a tool, which must consist of calls."""
         source = base.JSONSource(content)
         found: list[Segment] = []
         position = base.skip_white_space(source, 0)

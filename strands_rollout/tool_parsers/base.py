@@ -1,15 +1,15 @@
-"""What every tool-call format is parsed into, the promise that a parser makes, and the scan that most formats share.
+"""The segments of a parsed turn, the protocol of parsers, and the scan that most formats share.
 
-Parsers never raise over what a model wrote and never repair it: what does not follow the format becomes a
-`ParseFailure`, so that the model can be told. To add a format:
+A parser never raises because of the model's text, and never repairs it: text that does not follow the format becomes a
+`ParseFailure`, whose reason the model reads. To add a format:
 
 1. Put a class into the file of its kind (`json_object.py`, `json_arguments.py`, `bare_values.py`, `literals.py`).
-2. Where tags mark calls and reasoning, subclass `TaggedParser`: list the tags, and read the call that a tag begins.
-   `SectionParser` (`sections.py`) has calls in a section, `ArrayParser` in a JSON array.
-3. Where values stand between tags, let `ValueTags` (`sections.py`) read them; where they are bare text that the tools'
-   schemas type, subclass `SchemaParser`. Else write `ToolParser`'s methods.
-4. Add it to the table in `__init__.py`; outside of this package, call `register_parser`.
-5. Add a turn and a chat template to the tables of tests/support, and what must fail to those of tests/tool_parsers.
+2. If tags mark calls and reasoning, subclass `TaggedParser`: define the tags, and parse the call that follows a tag.
+   Subclass `SectionParser` (`sections.py`) for calls in a section, `ArrayParser` for calls in a JSON array.
+3. If values are enclosed in tags, parse them with `ValueTags` (`sections.py`); if values are bare text whose type the
+   tools' schemas define, subclass `SchemaParser`. For other formats, implement `ToolParser`.
+4. Add the class to the table in `__init__.py`; outside of this package, call `register_parser`.
+5. Add a turn and a chat template to the tables in tests/support, and malformed calls to those in tests/tool_parsers.
 """
 
 import json
@@ -30,38 +30,38 @@ _WHITE_SPACE: Final = re.compile(r"[ \t\n\r]*")
 
 
 class StrictJSONError(ValueError):
-    """The text at this place is not such a value; the message says what was expected."""
+    """The text at a position is not a value of the expected kind; the message states the expectation."""
 
 
 class JSONSource(str):
-    """A text to decode many objects from.
+    """A text from which many objects are decoded, and which pretends to have a single line.
 
-    `json` counts the lines up to each error, which makes many errors in one text quadratic; here a text has one line.
+    For each error, `json` counts the lines before it; with many errors in a text that would take quadratic time.
     """
 
     __slots__ = ()
 
     def count(self, *_: object) -> int:
-        """No lines."""
+        """Return 0, for `json`'s count of lines."""
         return 0
 
     def rfind(self, *_: object) -> int:
-        """No line break."""
+        """Return -1, for `json`'s search for a line break."""
         return -1
 
     rindex = rfind
 
 
 def skip_white_space(text: str, start: int) -> int:
-    """The first position from `start` on that is not JSON white space."""
-    return _WHITE_SPACE.match(text, start).end()  # type: ignore[union-attr] # it matches nothing, too
+    """Return the first position from `start` on that is not JSON white space."""
+    return _WHITE_SPACE.match(text, start).end()  # type: ignore[union-attr] # the pattern matches the empty text
 
 
 def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[str, Any], int]:
-    """Decode the object that begins at `start`; return it and the position after it.
+    """Decode the JSON object at `start`; return it and the position after it.
 
     Raises:
-        StrictJSONError: There is no such object; positions in the message count from `origin`.
+        StrictJSONError: There is no valid object; positions in the message count from `origin`.
     """
     if not text.startswith("{", start):
         expected = f"expected a JSON object, which begins with '{{', at offset {start - origin}"
@@ -69,11 +69,11 @@ def decode_object(text: JSONSource, start: int, *, origin: int) -> tuple[dict[st
     return decode_value(text, start, origin=origin)
 
 
-def whole_value(text: str) -> Json:
-    """The value that is all of a text, but for white space around it.
+def decode_whole(text: str) -> Json:
+    """Decode a text that is a single JSON value with optional white space around it.
 
     Raises:
-        StrictJSONError: It is not one.
+        StrictJSONError: The text is not a valid value.
     """
     value, end = decode_value(JSONSource(text), skip_white_space(text, 0), origin=0)
     if skip_white_space(text, end) < len(text):
@@ -82,7 +82,7 @@ def whole_value(text: str) -> Json:
 
 
 def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int]:
-    """Decode the value that begins at `start`; see `decode_object`."""
+    """Decode the JSON value at `start`; see `decode_object`."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as e:
@@ -93,7 +93,7 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
         raise
     except ValueError as e:  # Python's limit on the digits of an int
         raise StrictJSONError(f"a number can't be read: {e}") from e
-    # of `str`, since a `JSONSource` counts nothing
+    # the method of `str`, since that of `JSONSource` returns 0
     if str.count(text, "{", start, end) + str.count(text, "[", start, end) > _MAX_DEPTH:
         check_depth(value)
     if text.find("\\ud", start, end) >= 0 or text.find("\\uD", start, end) >= 0:
@@ -105,8 +105,8 @@ def decode_value(text: JSONSource, start: int, *, origin: int) -> tuple[Any, int
     return value, end
 
 
-def fits(value: object, types: Set[str]) -> bool:
-    """Whether a decoded value is one of these JSON types but a string, which these formats write without quotes."""
+def has_json_type(value: object, types: Set[str]) -> bool:
+    """Return whether a decoded value has one of these JSON types; strings never do, since formats don't quote them."""
     if value is None or isinstance(value, bool):
         return ("null" if value is None else "boolean") in types
     if isinstance(value, int | float):
@@ -115,7 +115,7 @@ def fits(value: object, types: Set[str]) -> bool:
 
 
 def check_depth(value: object) -> None:
-    """Raise StrictJSONError where a value is nested more deeply than a call's arguments may be."""
+    """Raise StrictJSONError if a value is nested deeper than a call's arguments may be."""
     level: list[Any] = [value] if isinstance(value, dict | list) else []
     for _ in range(_MAX_DEPTH):
         level = [
@@ -129,7 +129,7 @@ def check_depth(value: object) -> None:
     raise StrictJSONError(_TOO_DEEP)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -137,19 +137,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def _finite(number: str) -> float:
+def _parse_float(number: str) -> float:
     value = float(number)
     if not math.isfinite(value):
         raise StrictJSONError(f"the number {number[:40]} is too large for a float")
     return value
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise StrictJSONError(f"{name} is not JSON; numbers are finite")
 
 
 _DECODER: Final = json.JSONDecoder(
-    strict=True, object_pairs_hook=_unique, parse_float=_finite, parse_constant=_refuse_constant
+    strict=True, object_pairs_hook=_unique_keys, parse_float=_parse_float, parse_constant=_reject_constant
 )
 
 
@@ -157,34 +157,34 @@ NewId = Callable[[], str]
 
 
 def random_id() -> str:
-    """An id that no other call has, in any episode."""
+    """Return an id that is unique over all episodes."""
     return f"call_{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote for itself, without its tags. Calls inside it are drafts and stay text."""
+    """Reasoning of the model, without its tags. Calls inside it are drafts and stay text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text for the reader: outside reasoning and outside calls."""
+    """Text for the user: outside reasoning and calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that follows the format.
+    """A call that follows the format.
 
     Attributes:
-        id: From the parser's id source; unique over an episode.
-        name: Not empty; whether such a tool exists is not known here.
+        id: From the parser's id source; unique in an episode.
+        name: Name of the tool, not empty. The tool may not exist.
         arguments: A JSON object: finite numbers, no lone surrogates, at most 100 levels deep.
-        written_id: The id that the model itself wrote, in formats that have one; its result is shown under it. A model
-            may write one twice.
+        written_id: The id that the model wrote, in formats with ids; the call's result is shown with it. Not unique: a
+            model may write an id twice.
     """
 
     id: str
@@ -195,13 +195,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParseFailure:
-    """One attempt at a call that does not follow the format.
+    """An attempted call that does not follow the format.
 
     Attributes:
-        raw: The text of the attempt, tags included.
-        reason: For the model: what was found where, and what was expected.
-        name: The tool that was meant, where it can be read.
-        written_id: The call's id, likewise; see `ToolCall`.
+        raw: The text of the attempt, including tags.
+        reason: Explanation for the model: what was found at which position, and what was expected.
+        name: The tool's name, if it can be read.
+        written_id: The call's id, if it can be read; see `ToolCall`.
     """
 
     raw: str
@@ -212,21 +212,21 @@ class ParseFailure:
 
 Segment = Reasoning | Text | ToolCall | ParseFailure
 
-Read = tuple[Sequence[Segment], int]
-"""What a tag begins, and the position after it."""
+ReadResult = tuple[Sequence[Segment], int]
+"""The segments that begin with a tag, and the position after them."""
 
 
 class ToolParser(Protocol):
-    """One family's format. Pure but for the ids that it gives to calls."""
+    """Parses turns in one format. Stateless, except for the source of call ids."""
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002 - public signature
-        """Split a finished turn into its parts, in the order of the text; never raises over the text.
+        """Split a finished turn into segments, in the order of the text; never raises because of the text.
 
-        Parts that are only white space are left out.
+        Segments of only white space are left out.
 
         Args:
-            text: The sampled text, special tokens included, without the token that ended the turn.
-            in_reasoning: Whether the prompt already opened the reasoning.
+            text: The sampled text, including special tokens, without the token that ended the turn.
+            in_reasoning: The prompt has already opened the reasoning.
         """
         ...
 
@@ -237,30 +237,32 @@ class ToolParser(Protocol):
 
 @runtime_checkable
 class UntypedParser(Protocol):
-    """What a parser may have beside `ToolParser`: its format's values have no types, but for the tools' schemas."""
+    """An optional protocol of parsers whose format does not mark types, so that values need the tools' schemas."""
 
     def for_tools(self, schemas: Mapping[str, Mapping[str, Any]]) -> ToolParser:
-        """The same parser for these tools: the JSON Schema of each one's arguments, by its name.
+        """Return this parser for tools with these schemas: tool name -> JSON Schema of its arguments.
 
-        A tool that is not among them is no failure, as everywhere: its values are read by the format's rule for values
-        of no known type.
+        A call of an unknown tool is not a failure: its values are parsed by the format's rule for unknown types.
         """
         ...
 
 
 @runtime_checkable
 class CutTurnParser(Protocol):
-    """What a parser may have beside `ToolParser`: it tells the reasoning of a turn that was cut from its text."""
+    """An optional protocol of parsers that can separate reasoning from text in a turn that was cut."""
 
     def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split a turn that was not finished into reasoning and text, in which calls are text; as `segments`."""
+        """Split an unfinished turn into reasoning and text; calls are text. See `ToolParser.segments`."""
         ...
 
 
 class MalformedError(ValueError):
-    """What a parser found at a place does not follow the format; becomes a `ParseFailure`.
+    """The text does not follow the format; becomes a `ParseFailure`.
 
-    The attempt goes on at least up to `position`; None where nothing of it could be read.
+    Attributes:
+        name: The tool's name, if it could be read.
+        position: The attempt extends at least to this position; None if nothing of it could be read.
+        written_id: The call's id, if it could be read.
     """
 
     def __init__(self, reason: str, name: str | None = None, position: int | None = None) -> None:
@@ -271,31 +273,30 @@ class MalformedError(ValueError):
 
 
 class BaseParser(ToolParser):
-    """A parser that makes its calls' ids with `new_id`."""
+    """Base class of parsers; makes the ids of calls with `new_id`."""
 
     def __init__(self, new_id: NewId = random_id) -> None:
         self._new_id = new_id
 
 
 class TaggedParser(BaseParser):
-    """A parser of a format whose calls and reasoning stand between tags: one scan from left to right.
+    """Base class for formats with tags around calls and reasoning: a single scan from left to right.
 
-    Outside reasoning its tag opens it, and the tags of calls open calls. Reasoning ends at its first closing tag;
-    without one all the rest is reasoning. A closing tag that closes nothing says that everything before it was
-    reasoning.
+    Outside reasoning, a tag opens reasoning or a call. Reasoning ends at its first closing tag; without a closing tag
+    it extends to the end of the text. A closing tag without an opening tag means that all text before it was reasoning.
     """
 
     tags: ClassVar[re.Pattern[str]]
-    """Matches the tags of calls and reasoning."""
+    """Matches all tags of calls and reasoning."""
     open_reasoning: ClassVar[str] = "<think>"
     close_reasoning: ClassVar[str] = "</think>"
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split the text into reasoning, text, calls and failures, in its order, in time linear in the text."""
+        """Split a finished turn into segments, in time linear in the text; see `ToolParser.segments`."""
         return self._split(text, in_reasoning=in_reasoning, reads_calls=True)
 
     def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split the text into reasoning and text, likewise."""
+        """Split an unfinished turn into reasoning and text; see `CutTurnParser.cut_segments`."""
         return self._split(text, in_reasoning=in_reasoning, reads_calls=False)
 
     def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:
@@ -319,7 +320,7 @@ class TaggedParser(BaseParser):
             read = self._read_tag(source, tag, is_first=is_first)
             is_first = False
             # in a turn that was cut, a call is text
-            if read is None or not (reads_calls or all(isinstance(one, Reasoning | Text) for one in read[0])):
+            if read is None or not (reads_calls or all(isinstance(part, Reasoning | Text) for part in read[0])):
                 position = tag.end() if read is None else read[1]
                 continue
             add_text(found, Text, text[start : tag.start()])
@@ -329,33 +330,41 @@ class TaggedParser(BaseParser):
         add_text(found, Text, text[start:])
         return [Reasoning(text[:reasoning_end]), *found] if text[:reasoning_end].strip() else found
 
-    def _read_tag(self, text: JSONSource, tag: re.Match[str], *, is_first: bool) -> Read | None:
+    def _read_tag(self, text: JSONSource, tag: re.Match[str], *, is_first: bool) -> ReadResult | None:
         return (self._read_first(text, tag) if is_first else None) or self._read_call(text, tag)
 
-    def _read_first(self, text: JSONSource, tag: re.Match[str]) -> Read | None:  # noqa: ARG002 - for subclasses
-        """What a tag begins that only reasoning stands before, where the format has a rule for that."""
+    def _read_first(self, text: JSONSource, tag: re.Match[str]) -> ReadResult | None:  # noqa: ARG002 - for subclasses
+        """Parse the segments at a tag before which there is only reasoning, if the format has a rule for that."""
         return None
 
     @abstractmethod
-    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> Read | None:
-        """What a tag of calls begins, and the position after it; None where it is no tag there."""
+    def _read_call(self, text: JSONSource, tag: re.Match[str]) -> ReadResult | None:
+        """Parse the segments at a tag of calls; return None if it is ordinary text there."""
 
     def _end_of_reasoning(self, text: str, start: int) -> tuple[int, int]:
-        """Where reasoning that goes on at `start` ends, and where the text goes on after it."""
+        """Return where the reasoning that continues at `start` ends, and the position after its closing tag."""
         end = text.find(self.close_reasoning, start)
         return (len(text), len(text)) if end < 0 else (end, end + len(self.close_reasoning))
 
 
 def decode_arguments(text: JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """The JSON object of a call's arguments, white space before it, and the position after it."""
+    """Decode the JSON object of a call's arguments, after optional white space; return it and the position after it.
+
+    Raises:
+        MalformedError: There is no valid object.
+    """
     try:
         return decode_object(text, skip_white_space(text, start), origin=start)
     except StrictJSONError as e:
         raise MalformedError(f"the arguments of {name!r}: {e}", name) from e
 
 
-def end_of_tag(text: str, start: int, tag: str, name: str | None) -> int:
-    """The position after a tag that must stand there, white space before it; raises MalformedError."""
+def expect_tag(text: str, start: int, tag: str, name: str | None) -> int:
+    """Require a tag after optional white space, and return the position after it.
+
+    Raises:
+        MalformedError: The tag is missing.
+    """
     begin = skip_white_space(text, start)
     if not text.startswith(tag, begin):
         after = f" after the arguments of {name!r}" if name else ""
@@ -364,11 +373,11 @@ def end_of_tag(text: str, start: int, tag: str, name: str | None) -> int:
 
 
 def got(text: str, position: int) -> str:
-    """What stands at a position, for a reason."""
+    """Quote the text at a position, for a failure's reason."""
     return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
 
 
 def add_text(found: list[Segment], kind: type[Text | Reasoning], text: str) -> None:
-    """Append a text as a segment, unless it is white space only."""
+    """Append a text as a segment, unless it is only white space."""
     if text.strip():
         found.append(kind(text))

@@ -1,40 +1,40 @@
 # ruff: noqa: RUF001, RUF002 - the formats' own characters
-"""Formats with a tool's name and, beside it, its JSON arguments between special tokens: Kimi, DeepSeek, gpt-oss.
+"""Formats with the tool's name and JSON arguments between special tokens: those of Kimi, DeepSeek and gpt-oss.
 
-Kimi K2 and DeepSeek V3 have a section of calls between two tags, each call between two more.
+Kimi K2 and DeepSeek V3 have a section of calls between two tags, with each call between two further tags.
 
-Kimi K2: each call is named `functions.x:0`, with JSON arguments between special tokens. Source:
+Kimi K2: each call has an id such as `functions.x:0`, and JSON arguments between special tokens. Source:
 docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct, and the chat templates of Kimi-K2-Instruct and
-Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, where there is some, is `<think>`. The model
-also writes `x:0` and `functions.x`, which name the tool, too. An id that doesn't (`3`, `call_0a`, `functions_x_0`) is a
-failure: which tool was meant could only be guessed.
+Kimi-K2-Thinking (as in ggml-org/llama.cpp, models/templates). Reasoning, if any, is in `<think>`. The model also writes
+`x:0` and `functions.x`, which name the tool too. An id without the tool's name (`3`, `call_0a`, `functions_x_0`) is a
+failure, since the tool could only be guessed.
 
-DeepSeek V3, in the three forms that were published; all are taken, they can't be confused:
+DeepSeek V3 has three published forms; all are accepted, since they can't be confused:
 - V3, R1 and V3-0324: `function<｜tool▁sep｜>x`, then the arguments as JSON in a fenced block.
 - V3.1 and V3.2-Exp: `x<｜tool▁sep｜>{...}`.
-- V3.2: an XML-like section of `｜DSML｜` tags, each parameter with its own word on whether it is a string.
+- V3.2: an XML-like section of `｜DSML｜` tags, in which an attribute of each parameter states whether it is a string.
 
-DeepSeek V4: V3.2's, in a section of another name, `｜DSML｜tool_calls`. A call without arguments may be
-`<｜DSML｜invoke name="x"/>`, which SGLang reports of the model and its encoder does not write.
+DeepSeek V4: like V3.2, in a section named `｜DSML｜tool_calls`. A call without arguments may be
+`<｜DSML｜invoke name="x"/>`, which the model writes according to SGLang, though its encoder does not.
 
 Sources: the models' chat templates (as in sgl-project/sglang,
 examples/chat_template/tool_chat_template_deepseekv3.jinja, and ggml-org/llama.cpp,
 models/templates/deepseek-ai-DeepSeek-V3.1.jinja and DeepSeek-V3.2.jinja), V3.2's encoding/encoding_dsv32.py, and V4's,
 as in vllm-project/vllm, tokenizers/deepseek_v4_encoding.py.
 
-Kimi K3: `<|open|>tools<|sep|>`, calls in it, and arguments that say their JSON type; what is not a string is JSON. Text
-stands in a response of its own. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
+Kimi K3: `<|open|>tools<|sep|>` with calls, whose arguments state their JSON type; values other than strings are JSON.
+Text has a section `response`. In attributes, `&` and `"` are escaped. Sources: Kimi-K3's chat template (as in
 ggml-org/llama.cpp, models/templates/Kimi-K3.jinja) and sgl-project/sglang, function_call/kimik3_detector.py. A value
-that is not of the type that it says is a failure here. A section of any other name is said to nobody: reasoning.
+without its stated type is a failure here. A section with any other name is reasoning.
 
-gpt-oss's harmony: a turn is messages, each with a channel and perhaps a recipient. A turn with reasoning and a call,
-from the prompt's `<|start|>assistant` on: `<|channel|>analysis<|message|>...<|end|>`, then
+gpt-oss's harmony: a turn consists of messages, each with a channel and an optional recipient. A turn with reasoning and
+a call, after the prompt's `<|start|>assistant`: `<|channel|>analysis<|message|>...<|end|>`, then
 `<|start|>assistant<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>`. The analysis channel is
-reasoning; a message to `functions.x` is a call, also on the analysis channel, where gpt-oss-120b writes many; the final
-channel, and commentary to nobody, is text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's chat template,
-which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request 10366, and
-vllm-project/vllm, pull request 35907. What stands in no such message (an unknown channel, a header that can't be read)
-is reasoning: it was said to nobody.
+reasoning; a message to `functions.x` is a call, even on the analysis channel, where gpt-oss-120b writes many calls; the
+final channel, and commentary without a recipient, is text. Sources: openai/harmony, docs/format.md, and gpt-oss-20b's
+chat template, which has the recipient before the channel; for the analysis channel ai-dynamo/dynamo, pull request
+10366, and vllm-project/vllm, pull request 35907. Text outside of such messages (an unknown channel, an invalid header)
+is reasoning, since it has no recipient.
 """
 
 import re
@@ -48,7 +48,7 @@ from strands_rollout.tool_parsers.base import (
     BaseParser,
     MalformedError,
     ParseFailure,
-    Read,
+    ReadResult,
     Reasoning,
     Segment,
     Text,
@@ -75,14 +75,14 @@ def _read_kimi(text: base.JSONSource, start: int) -> ReadCall:
     except MalformedError as e:
         e.written_id = header["id"]
         raise
-    return name, arguments, header["id"], base.end_of_tag(text, end, "<|tool_call_end|>", name)
+    return name, arguments, header["id"], base.expect_tag(text, end, "<|tool_call_end|>", name)
 
 
 class KimiK2Parser(SectionParser):
-    """The format's parser; see `ToolParser`.
+    """Parses the format of Kimi K2; see the module.
 
-    The id that the model writes gives the tool's name, and its result is shown under it; the call's own id comes from
-    the id source, as in all formats, since a model may write one id twice.
+    The id that the model writes contains the tool's name, and the call's result is shown with it. The call's own id
+    comes from the id source, as in all formats, since a model may write an id twice.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
@@ -106,14 +106,14 @@ _PARAMETERS: Final = ValueTags(
     open=re.compile(r'[ \t\n\r]*+<｜DSML｜parameter name="([^"<>]{1,200})" string="(true|false)">'),
     close="</｜DSML｜parameter>",
     inner=re.compile(r"</?｜DSML｜(?:parameter|invoke|function_calls|tool_calls)"),
-    key_words="the parameter {!r} of {!r}",
-    value_words="the parameter {!r} of {!r}",
+    key_format="the parameter {!r} of {!r}",
+    value_format="the parameter {!r} of {!r}",
 )
 _END_INVOKE: Final = "</｜DSML｜invoke>"
 
 
 def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
-    """A call of V3 or V3.1, after its opening tag."""
+    """Parse a call of DeepSeek V3 or V3.1, after its opening tag."""
     head = _HEAD.match(text, start)
     if head is None:
         raise MalformedError(f"expected <tool><｜tool▁sep｜>{{...}}; got {base.got(text, start)}")
@@ -121,12 +121,12 @@ def _read_deepseek(text: base.JSONSource, start: int) -> ReadCall:
     name, start = (head[1], head.end()) if fenced is None else (fenced[1], fenced.end())
     arguments, end = base.decode_arguments(text, start, name)
     if fenced is not None:
-        end = base.end_of_tag(text, end, "```", name)
-    return name, arguments, None, base.end_of_tag(text, end, "<｜tool▁call▁end｜>", name)
+        end = base.expect_tag(text, end, "```", name)
+    return name, arguments, None, base.expect_tag(text, end, "<｜tool▁call▁end｜>", name)
 
 
 def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
-    """A call of V3.2 or V4, after `<｜DSML｜invoke`; one without arguments may end with its opening tag."""
+    """Parse a call of DeepSeek V3.2 or V4, after `<｜DSML｜invoke`; without arguments it may end with that tag."""
     head = _INVOKE.match(text, start)
     if head is None:
         raise MalformedError(f'expected <｜DSML｜invoke name="<tool>">; got {base.got(text, start)}')
@@ -138,7 +138,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
         if opened[2] == "true":
             return written
         try:
-            return base.whole_value(written)
+            return base.decode_whole(written)
         except base.StrictJSONError as e:
             raise MalformedError(f'the parameter {key!r} of {name!r}, which says string="false": {e}') from e
 
@@ -151,7 +151,7 @@ def _read_invoke(text: base.JSONSource, start: int) -> ReadCall:
 
 
 class DeepSeekV3Parser(SectionParser):
-    """The formats' parser; see `ToolParser`."""
+    """Parses the three formats of DeepSeek V3; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<｜tool▁calls?▁(?:begin|end)｜>|<｜tool▁sep｜>|</?｜DSML｜(?:function_calls>|invoke|parameter)"
@@ -175,7 +175,7 @@ class DeepSeekV3Parser(SectionParser):
 
 
 class DeepSeekV4Parser(SectionParser):
-    """The format's parser; see `ToolParser`."""
+    """Parses the format of DeepSeek V4; see the module."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|</?｜DSML｜(?:tool_calls>|invoke|parameter)")
     sections: Mapping[str, Section] = {
@@ -183,7 +183,7 @@ class DeepSeekV4Parser(SectionParser):
     }
 
 
-def _attribute(written: str) -> str:
+def _unescape_attribute(written: str) -> str:
     return written.replace("&quot;", '"').replace("&amp;", "&")
 
 
@@ -194,19 +194,19 @@ _K3_ARGUMENTS: Final = ValueTags(
     ),
     close="<|close|>argument<|sep|>",
     inner=re.compile(r"<\|(?:open|close|sep|end_of_msg)\|>"),
-    key_words="the argument {!r} of {!r}",
-    value_words="the argument {!r} of {!r}",
-    key_of=_attribute,
+    key_format="the argument {!r} of {!r}",
+    value_format="the argument {!r} of {!r}",
+    key_of=_unescape_attribute,
 )
 
 
 def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
-    """A call of Kimi K3, after `<|open|>call`."""
+    """Parse a call of Kimi K3, after `<|open|>call`."""
     head = _K3_CALL.match(text, start)
     if head is None:
         expected = 'expected <|open|>call tool="<tool>" index="<number>"<|sep|>'
         raise MalformedError(f"{expected}; got {base.got(text, start)}")
-    name = _attribute(head[1])
+    name = _unescape_attribute(head[1])
 
     def value_of(opened: re.Match[str], key: str, written: str) -> Json:
         kind = opened[2]
@@ -214,19 +214,19 @@ def _read_k3(text: base.JSONSource, start: int) -> ReadCall:
             return written
         what = f"the argument {key!r} of {name!r}, which says type={kind!r}"
         try:
-            value = base.whole_value(written)
+            value = base.decode_whole(written)
         except base.StrictJSONError as e:
             raise MalformedError(f"{what}: {e}") from e
-        if not base.fits(value, {kind}):
+        if not base.has_json_type(value, {kind}):
             raise MalformedError(f"{what}: got {written[:40]!r}")
         return value
 
     arguments, position = _K3_ARGUMENTS.read(text, head.end(), name, value_of)
-    return name, arguments, None, base.end_of_tag(text, position, "<|close|>call<|sep|>", name)
+    return name, arguments, None, base.expect_tag(text, position, "<|close|>call<|sep|>", name)
 
 
 class KimiK3Parser(SectionParser):
-    """The format's parser; see `ToolParser`."""
+    """Parses the format of Kimi K3; see the module."""
 
     open_reasoning: ClassVar[str] = "<|open|>think<|sep|>"
     close_reasoning: ClassVar[str] = "<|close|>think<|sep|>"
@@ -238,7 +238,7 @@ class KimiK3Parser(SectionParser):
         "": Section("<|open|>tools<|sep|>", "<|close|>tools<|sep|>", "<|open|>call", "<|close|>call<|sep|>", _read_k3)
     }
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if unknown := tag["unknown"]:
             close = f"<|close|>{unknown}<|sep|>"
             end = text.find(close, tag.end())
@@ -250,7 +250,7 @@ class KimiK3Parser(SectionParser):
 
 
 _CALL: Final = "<|call|>"
-# possessive: white space is passed once, however much there is
+# possessive quantifiers: no backtracking over long white space
 _BEGIN: Final = re.compile(r"\s*+(?:<\|start\|>assistant)?+\s*+(?=<\|channel\|>|to=)")
 _NEXT: Final = re.compile(r"<\|start\|>assistant(?=\s*+(?:<\|channel\|>|to=))|<\|channel\|>")
 _HEADER: Final = re.compile(
@@ -267,30 +267,30 @@ _HEADER_END: Final = re.compile(r"<\|(?:message|end|call|return)\|>")
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What stands before `<|message|>`; `end` is the position after it, `is_begun` whether a message may begin so."""
+    """The header of a message, up to `<|message|>`."""
 
     channel: str
     recipient: str | None
-    end: int
-    is_begun: bool = True
+    end: int  # position after `<|message|>`
+    is_begun: bool = True  # the message begins with `<|start|>assistant`, or is the first
 
 
 class GptOssParser(BaseParser):
-    """The format's parser; see `ToolParser`.
+    """Parses gpt-oss's harmony format; see the module.
 
     The text begins after the prompt's `<|start|>assistant`, or inside the analysis message that the prompt opened. The
-    last message has no closing token, where that ended the turn. A message ends at its closing token and at nothing
-    else: what looks like a call in reasoning that is not closed is a draft. A call must be a message of its own on the
-    commentary or analysis channel, to `functions.x`, with one JSON object, and end with `<|call|>`. Its type may be
-    given or not, and is not read: arguments that are no JSON fail as such. A turn without any marker is text.
+    last message has no closing token if that token ended the turn. Only a closing token ends a message, so a call in
+    unclosed reasoning is a draft. A call must be a message of its own on the commentary or analysis channel, to
+    `functions.x`, with a single JSON object, and end with `<|call|>`. Its content type is optional and ignored, since
+    arguments that are not JSON fail anyway. A turn without any marker is text.
     """
 
     def segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split the text into reasoning, text, calls and failures, in its order."""
+        """Split a finished turn into segments; see `ToolParser.segments`."""
         return self._split(text, in_reasoning=in_reasoning, reads_calls=True)
 
     def cut_segments(self, text: str, in_reasoning: bool = False) -> list[Segment]:  # noqa: FBT001, FBT002
-        """Split the text into reasoning and text, in its order."""
+        """Split an unfinished turn into reasoning and text; see `CutTurnParser.cut_segments`."""
         return self._split(text, in_reasoning=in_reasoning, reads_calls=False)
 
     def _split(self, text: str, *, in_reasoning: bool, reads_calls: bool) -> list[Segment]:
@@ -301,15 +301,15 @@ class GptOssParser(BaseParser):
             position = self._read_message(source, 0, _Header("analysis", None, 0), found)
         while position < len(text):
             begin = _BEGIN.match(source, position)
-            if begin is None:  # text that is in no message, up to the next one
+            if begin is None:  # text outside of messages, up to the next message
                 following = _NEXT.search(source, position)
                 end = len(text) if following is None else following.start()
                 base.add_text(found, stray, text[position:end])
                 position = end
                 continue
-            header, start = _header(source, begin, is_first=position == 0), position
+            header, start = _parse_header(source, begin, is_first=position == 0), position
             if header is None:
-                position = _broken_header(source, position, found)
+                position = _read_broken_message(source, position, found)
             else:
                 position = self._read_message(source, position, header, found)
             if not reads_calls and found and isinstance(found[-1], ToolCall | ParseFailure):
@@ -317,7 +317,7 @@ class GptOssParser(BaseParser):
         return found
 
     def _read_message(self, text: base.JSONSource, start: int, header: _Header, found: list[Segment]) -> int:
-        """Add a message's segment; the position after it."""
+        """Append a message's segment, and return the position after the message."""
         if header.recipient is not None:
             segment, end = self._read_call(text, start, header)
             found.append(segment)
@@ -331,10 +331,10 @@ class GptOssParser(BaseParser):
         recipient = header.recipient or ""
         name = recipient.removeprefix("functions.")
         try:
-            _check(header, recipient, name)
+            _check_header(header, recipient, name)
             arguments, end = base.decode_arguments(text, header.end, name)
-            last = base.skip_white_space(text, end) == len(text)
-            after = len(text) if last else base.end_of_tag(text, end, _CALL, name)
+            is_last = base.skip_white_space(text, end) == len(text)
+            after = len(text) if is_last else base.expect_tag(text, end, _CALL, name)
         except MalformedError as e:
             stop = _END.search(text, e.position or header.end)
             end = len(text) if stop is None else stop.end()
@@ -342,7 +342,7 @@ class GptOssParser(BaseParser):
         return ToolCall(self._new_id(), name, arguments), after
 
 
-def _check(header: _Header, recipient: str, name: str) -> None:
+def _check_header(header: _Header, recipient: str, name: str) -> None:
     if not header.is_begun:
         raise MalformedError("a message begins with <|start|>assistant", name)
     if not recipient.startswith("functions.") or not name:
@@ -351,7 +351,7 @@ def _check(header: _Header, recipient: str, name: str) -> None:
         raise MalformedError(f"a call on the channel {header.channel!r}; expected commentary", name)
 
 
-def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | None:
+def _parse_header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | None:
     header = _HEADER.match(text, begin.end())
     if header is None or (header["first"] and header["second"]):
         return None
@@ -359,8 +359,8 @@ def _header(text: str, begin: re.Match[str], *, is_first: bool) -> _Header | Non
     return _Header(header["channel"], header["first"] or header["second"], header.end(), is_begun)
 
 
-def _broken_header(text: str, start: int, found: list[Segment]) -> int:
-    """Add what has a header that can't be read: a failure if it is to somebody, else reasoning, which is no answer."""
+def _read_broken_message(text: str, start: int, found: list[Segment]) -> int:
+    """Append a message with an invalid header: a failure if it has a recipient, else reasoning. Return its end."""
     head_end = _HEADER_END.search(text, start)
     recipient = _RECIPIENT.search(text, start, len(text) if head_end is None else head_end.start())
     close = _END.search(text, start)

@@ -1,21 +1,21 @@
-"""Formats whose call is one JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3, Mistral and others.
+"""Formats whose call is a JSON object, `{"name": "x", "arguments": {}}`: Hermes, Llama 3, Mistral and others.
 
 Hermes, which Qwen uses: `<tool_call>{"name": "x", "arguments": {}}</tool_call>`, and `<think>`.
 
-Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, perhaps after `<|python_tag|>`. Models write
-`"arguments"` for `"parameters"` too, and SGLang takes either; so does this, but not both in one call. Several calls are
-separated by semicolons, as SGLang and vLLM read them; the template itself can write one only. Sources: the chat
+Llama 3: the whole answer is `{"name": "x", "parameters": {}}`, optionally after `<|python_tag|>`. Models also write
+`"arguments"` for `"parameters"`; like SGLang, this parser accepts either, but not both in one call. Several calls are
+separated by semicolons, as in SGLang and vLLM; the template itself can write one call only. Sources: the chat
 templates of Llama 3.1, 3.2 and 3.3 (as in vllm-project/vllm, examples/tool_chat_template_llama3.1_json.jinja) and
-sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls that begin with
-`"type": "function"`, which may be there. Llama 4's own template has words between `<|python_start|>` and
-`<|python_end|>`, and the calls after them, with nothing between. Built-in tools and code after `<|python_tag|>` are no
-JSON: a failure. These models don't reason: `<think>` counts where one made from them does.
+sgl-project/sglang, function_call/llama32_detector.py. Meta's documentation shows calls with a leading
+`"type": "function"`, which is optional here. Llama 4's own template has text between `<|python_start|>` and
+`<|python_end|>`, and the calls after it, without a separator. Built-in tools and code after `<|python_tag|>` are not
+JSON, so they are failures. These models don't reason; `<think>` is for models derived from them that do.
 
 Mistral: `[TOOL_CALLS]` and an array of calls, or a name and its arguments; reasoning is `[THINK]`:
-- Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each with an "id" or without.
+- Tokenizers up to v7: `[TOOL_CALLS] [{"name": "x", "arguments": {}}]`, each call with an optional "id".
 - v11: `[TOOL_CALLS]x[CALL_ID]123456789[ARGS]{}`; v13: `[TOOL_CALLS]x[ARGS]{}`; once per call.
 
-All three are taken; they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
+All three are accepted, since they can't be confused. Sources: the models' chat templates (as in vllm-project/vllm,
 examples/tool_chat_template_mistral_official.jinja; Mistral-Small-3.2's and Ministral-3's) and sgl-project/sglang,
 function_call/mistral_detector.py.
 
@@ -31,42 +31,42 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from strands_rollout.tool_parsers import base
-from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, ReadResult, TaggedParser, ToolCall
 
 _LEADING_NAME: Final = re.compile(r'\{\s{0,20}"name"\s{0,20}:\s{0,20}"([^"\\\x00-\x1f]{1,200})"')
 
 
-def _call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
-    """What is wrong with a call's object; `also` is a key that may be there beside the two, with a string."""
+def _find_call_faults(value: Mapping[str, Any], *, arguments: str = "arguments", also: str | None = None) -> list[str]:
+    """List the faults of a call's object; `also` is an optional third key, whose value must be a string."""
     reasons = []
     if "name" not in value:
         reasons.append("the name is missing")
     elif not isinstance(value["name"], str) or not value["name"].strip():
-        reasons.append(f"the name is {_kind_of(value['name'])}, not a string with characters in it")
+        reasons.append(f"the name is {_describe_type(value['name'])}, not a string with characters in it")
     if arguments not in value:
         reasons.append(f"the {arguments} are missing")
     elif not isinstance(value[arguments], dict):
-        reasons.append(f"the {arguments} are {_kind_of(value[arguments])}, not an object")
+        reasons.append(f"the {arguments} are {_describe_type(value[arguments])}, not an object")
     if also is not None and not isinstance(value.get(also, ""), str):
-        reasons.append(f"the {also} is {_kind_of(value[also])}, not a string")
+        reasons.append(f"the {also} is {_describe_type(value[also])}, not a string")
     others = [key for key in value if key not in ("name", arguments, also)]
     if others:
         reasons.append(f"there are other keys than name and {arguments}: {', '.join(map(repr, others[:5]))}")
     return [*reasons, f'expected {{"name": "<tool>", "{arguments}": {{...}}}} and nothing else'] if reasons else []
 
 
-def _name_of(value: Mapping[str, Any]) -> str | None:
+def _get_name(value: Mapping[str, Any]) -> str | None:
     name = value.get("name")
     return name if isinstance(name, str) and name else None
 
 
 def _leading_name(text: str, start: int) -> str | None:
-    """The name of an object that can't be decoded, where it begins with that."""
+    """Return the name in an object that can't be decoded, if the object begins with the name."""
     name = _LEADING_NAME.match(text, start)
     return name[1] if name else None
 
 
-def _kind_of(value: object) -> str:
+def _describe_type(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -79,20 +79,20 @@ _CLOSE: Final = "</tool_call>"
 
 
 class HermesParser(TaggedParser):
-    """The format's parser; see `ToolParser`.
+    """Parses the format of Hermes and Qwen; see the module.
 
-    A call's block holds one JSON object, white space around it, and `</tool_call>`; tags inside its strings are
-    content. A block that does not follow this is a failure: it ends at the first `</tool_call>` after its JSON, or
-    after its start if the JSON is broken, or else with the text.
+    A call's block contains a JSON object, with optional white space around it, and `</tool_call>`; tags inside the
+    object's strings are content. Any other block is a failure, which ends at the first `</tool_call>` after the JSON
+    object, or after the block's start if the JSON is invalid, or at the end of the text.
 
-    The time is linear in the text: a broken block is read again from its first `</tool_call>` on, but of all blocks
-    whose JSON seems to go on past a tag only one can do so at any one tag, since each quote that opens a string for
-    one closes a string for the next.
+    The time is linear in the text. A broken block is scanned again from its first `</tool_call>` on, but at each tag
+    only one block's JSON can seem to continue past the tag: a quote that opens a string for one block closes a string
+    for the next.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_call)>")
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] == _CLOSE:
             return [ParseFailure(_CLOSE, f"a {_CLOSE} without its {_OPEN} before it")], tag.end()
         start = base.skip_white_space(text, tag.end())
@@ -100,7 +100,7 @@ class HermesParser(TaggedParser):
             value, end = base.decode_object(text, start, origin=tag.end())
         except base.StrictJSONError as e:
             return _failure(text, tag.start(), tag.end(), [str(e)], _leading_name(text, start))
-        reasons = _call_faults(value)
+        reasons = _find_call_faults(value)
         close = base.skip_white_space(text, end)
         if text.startswith(_CLOSE, close):
             if not reasons:
@@ -108,11 +108,11 @@ class HermesParser(TaggedParser):
         elif close < len(text):
             expected = f"expected {_CLOSE} after the JSON object, at offset {close - tag.end()}"
             reasons.append(f"{expected}; got {base.got(text, close)}")
-        return _failure(text, tag.start(), end, reasons, _name_of(value))
+        return _failure(text, tag.start(), end, reasons, _get_name(value))
 
 
-def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> Read:
-    """The failure of the block that was opened at a position, and the position after the block."""
+def _failure(text: str, opened: int, search_from: int, reasons: list[str], name: str | None) -> ReadResult:
+    """Make the failure of a block, given the position of its opening tag; return the position after the block too."""
     close = text.find(_CLOSE, search_from)
     end = len(text) if close < 0 else close + len(_CLOSE)
     if close < 0:
@@ -129,27 +129,27 @@ _LIKE_A_CALL: Final = re.compile(
 
 
 class Llama3JSONParser(TaggedParser):
-    """The format's parser; see `ToolParser`.
+    """Parses the JSON format of Llama 3; see the module.
 
-    An answer that is a JSON object without parameters, and with more than a name, is an answer and no call. What looks
-    like a call after other text is a failure, since a call must be the whole answer; so all that follows a call is
-    part of the attempt, and a `</think>` there closes nothing.
+    A JSON object without parameters and with more keys than a name is an ordinary answer. A call after other text is a
+    failure, since a call must be the whole answer. All text after a call therefore belongs to the attempt, and a
+    `</think>` there closes nothing.
     """
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r'</?think>|<\|python_(?:tag|start|end)\|>|(?<![^\s>])\{(?=\s{0,20}"(?:type|name|parameters|arguments)"\s{0,20}:)'
     )
 
-    def _read_first(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
+    def _read_first(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
         if tag[0].startswith(_PYTHON):
             return None
         with contextlib.suppress(base.StrictJSONError):
             value, _ = base.decode_object(text, tag.start(), origin=tag.start())
             if not ({"parameters", "arguments"} & value.keys() or value.keys() <= {"type", "name"}):
-                return None  # no one would take it for a call
+                return None  # clearly not meant as a call
         return self._read_calls(text, tag.start(), tag.start()), len(text)
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
         is_object = text.startswith("{", base.skip_white_space(text, tag.end()))
         if tag[0] == _PYTHON_TAG or (tag[0] == _PYTHON_END and is_object):
             return self._read_calls(text, tag.start(), tag.end()), len(text)
@@ -161,7 +161,7 @@ class Llama3JSONParser(TaggedParser):
         return [ParseFailure(text[tag.start() :], reason, _leading_name(text, tag.start()))], len(text)
 
     def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> list[ToolCall | ParseFailure]:
-        """The calls from here to the end of the text."""
+        """Parse the calls up to the end of the text."""
         found: list[ToolCall | ParseFailure] = []
         separators = ";{" if text.startswith(_PYTHON_END, opened) else ";"
         while True:
@@ -172,14 +172,14 @@ class Llama3JSONParser(TaggedParser):
                 return [*found, ParseFailure(text[opened:], str(e), _leading_name(text, begin))]
             after = base.skip_white_space(text, end)
             key = "arguments" if "arguments" in value and "parameters" not in value else "parameters"
-            reasons = _call_faults(value, arguments=key, also="type")
+            reasons = _find_call_faults(value, arguments=key, also="type")
             if value.get("type", "function") != "function":
                 reasons.append(f'the type is {value["type"]!r}; expected "function"')
             if after < len(text) and text[after] not in separators:
                 reasons.append(f"expected the end of the answer, or ; and another call; got {base.got(text, after)}")
-                return [*found, ParseFailure(text[opened:], "; ".join(reasons), _name_of(value))]
+                return [*found, ParseFailure(text[opened:], "; ".join(reasons), _get_name(value))]
             if reasons:
-                found.append(ParseFailure(text[opened:end], "; ".join(reasons), _name_of(value)))
+                found.append(ParseFailure(text[opened:end], "; ".join(reasons), _get_name(value)))
             else:
                 found.append(ToolCall(self._new_id(), value["name"], value[key]))
             if after == len(text):
@@ -194,27 +194,27 @@ _NAME: Final = re.compile(r"[^\s\[\]{}\"]{1,200}")
 
 
 class ArrayParser(TaggedParser):
-    """A parser of a format with a JSON array of calls after a tag.
+    """Base class for formats with a JSON array of calls after a tag.
 
-    An array that is no valid JSON is one failure, up to its closing tag, the next opening one, the end of reasoning, or
-    the end; an element of a valid one that is no call is a failure of its own.
+    An array that is not valid JSON is a single failure, up to its closing tag, the next opening tag, the end of
+    reasoning, or the end of the text. An element of a valid array that is not a call is a failure of its own.
     """
 
     open_calls: ClassVar[str]
     close_calls: ClassVar[str] = ""
     closes_turn: ClassVar[bool] = False
-    """Whether the closing tag ends a turn, and so is no part of its text."""
+    """The closing tag ends a turn, so the text does not contain it."""
     id_key: ClassVar[str | None] = None
-    """Of an id of nine letters and digits that a call may have."""
+    """Key of an optional id, of nine letters and digits."""
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] != self.open_calls:
             return [ParseFailure(tag[0], f"a {tag[0]} without {self.open_calls} before it")], tag.end()
         try:
             found, end = self._read_calls(text, tag.start(), base.skip_white_space(text, tag.end()))
             if not self.close_calls or (self.closes_turn and not text[end:].strip()):
                 return found, end
-            return found, base.end_of_tag(text, end, self.close_calls, None)
+            return found, base.expect_tag(text, end, self.close_calls, None)
         except MalformedError as e:
             ends = filter(None, (self.close_calls, self.open_calls, self.close_reasoning))
             nearest = re.compile("|".join(map(re.escape, ends))).search(text, e.position or tag.end())
@@ -222,13 +222,13 @@ class ArrayParser(TaggedParser):
             end = len(text) if nearest is None else nearest.end() if is_close else nearest.start()
             return [ParseFailure(text[tag.start() : end], str(e), e.name)], end
 
-    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
-        """What stands after the tag that begins at `opened`."""
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
+        """Parse the calls after the tag that begins at `opened`."""
         if not text.startswith("[", start):
             raise MalformedError(f"expected a JSON array of calls after {self.open_calls}; got {base.got(text, start)}")
         return self._read_array(text, opened, start)
 
-    def _read_array(self, text: base.JSONSource, opened: int, start: int) -> Read:
+    def _read_array(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
         elements, begins, ends = list[dict[str, Any]](), [opened], list[int]()
         position, mark = start, "["
         while text.startswith(mark, position):
@@ -243,8 +243,8 @@ class ArrayParser(TaggedParser):
             position, mark = base.skip_white_space(text, end), ","
         if not text.startswith("]", position):
             expected = "expected , and another call, or ] after the last"
-            raise MalformedError(f"{expected}; got {base.got(text, position)}", _name_of(elements[-1]), position)
-        # what is around the elements is shown by the first and the last, where they fail
+            raise MalformedError(f"{expected}; got {base.got(text, position)}", _get_name(elements[-1]), position)
+        # if the first or last element fails, its text includes the tag and brackets around the elements
         del begins[1]
         ends[-1] = position + 1
         found: list[ToolCall | ParseFailure] = []
@@ -253,29 +253,29 @@ class ArrayParser(TaggedParser):
         return found, position + 1
 
     def _read_element(self, value: dict[str, Any], text: str) -> ToolCall | ParseFailure:
-        if reasons := _call_faults(value, also=self.id_key):
-            return ParseFailure(text, "; ".join(reasons), _name_of(value))
+        if reasons := _find_call_faults(value, also=self.id_key):
+            return ParseFailure(text, "; ".join(reasons), _get_name(value))
         written_id = value.get(self.id_key or "", "")
         shown_id = written_id if _ID.fullmatch(written_id) else None
         return ToolCall(self._new_id(), value["name"], value["arguments"], shown_id)
 
 
 class GraniteParser(ArrayParser):
-    """The format's parser; see `ArrayParser`."""
+    """Parses the format of Granite 3; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call\|>")
     open_calls: ClassVar[str] = "<|tool_call|>"
 
 
 class Phi4MiniParser(ArrayParser):
-    """The format's parser; see `ArrayParser`."""
+    """Parses the format of Phi-4-mini; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|functools(?=\[)")
     open_calls: ClassVar[str] = "functools"
 
 
 class HunyuanA13BParser(ArrayParser):
-    """The format's parser; see `ArrayParser`."""
+    """Parses the format of Hunyuan A13B; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?(?:think|tool_calls)>")
     open_calls: ClassVar[str] = "<tool_calls>"
@@ -283,7 +283,7 @@ class HunyuanA13BParser(ArrayParser):
 
 
 class ApertusParser(ArrayParser):
-    """The format's parser; see `ArrayParser`."""
+    """Parses the format of Apertus; see the module and `ArrayParser`."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|(?:inner|tools)_(?:prefix|suffix)\|>")
     open_reasoning: ClassVar[str] = "<|inner_prefix|>"
@@ -300,7 +300,7 @@ class ApertusParser(ArrayParser):
 
 
 class MistralParser(ArrayParser):
-    """The formats' parser; see `ToolParser`."""
+    """Parses the three formats of Mistral; see the module and `ArrayParser`."""
 
     open_calls: ClassVar[str] = _CALLS
     id_key: ClassVar[str | None] = "id"
@@ -308,7 +308,7 @@ class MistralParser(ArrayParser):
     open_reasoning: ClassVar[str] = "[THINK]"
     close_reasoning: ClassVar[str] = "[/THINK]"
 
-    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
         if text.startswith("[", start) and not text.startswith(_CALLS, start):
             return self._read_array(text, opened, start)
         header = _HEADER.match(text, start)

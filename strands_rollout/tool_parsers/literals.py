@@ -1,20 +1,21 @@
-"""Formats whose values are literals of another language than JSON: Python's, and Gemma 4's own.
+"""Formats whose values are not written as JSON but as Python literals or Gemma 4's own literals.
 
-Llama 4: `[x(key='value', other=[1, True])]`, after text or not, at the end of the answer; models put it between
-`<|python_start|>` and `<|python_end|>`, or not. Sources: models/llama4/prompt_format.md of meta-llama/llama-models,
+Llama 4: `[x(key='value', other=[1, True])]` at the end of the answer, optionally after text, and optionally between
+`<|python_start|>` and `<|python_end|>`. Sources: models/llama4/prompt_format.md of meta-llama/llama-models,
 vllm-project/vllm, examples/tool_chat_template_llama4_pythonic.jinja, and sgl-project/sglang,
-function_call/pythonic_detector.py. The template of the model itself asks for JSON, which `llama3_json` reads.
+function_call/pythonic_detector.py. The model's own template requests JSON, which `llama3_json` parses.
 
 LFM2: the same between `<|tool_call_start|>` and `<|tool_call_end|>`. Sources: the models' chat templates (as in
 ggml-org/llama.cpp, models/templates/LFM2-8B-A1B.jinja and LFM2.5-8B-A1B.jinja) and sgl-project/sglang,
-function_call/lfm2_detector.py, which mends what can't be read.
+function_call/lfm2_detector.py, which repairs invalid calls.
 
-In both a name may have dots and dashes, a string line breaks, as the templates write them, and JSON's words count too.
+In both formats a name may contain dots and dashes, a string may contain line breaks (the templates write both), and
+JSON's true, false and null are accepted too.
 
-Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, keys bare, strings as they are between
-their tokens; reasoning is `<|channel>thought`. Sources: the model's chat template (as in ggml-org/llama.cpp,
-models/templates/google-gemma-4-31B-it.jinja), which writes Python's None for null, and sgl-project/sglang,
-function_call/gemma4_detector.py. A word without these tokens, which SGLang takes for a string, is a failure.
+Gemma 4: `<|tool_call>call:x{key:<|"|>value<|"|>,other:[1,true]}<tool_call|>`, with bare keys, and strings without
+escapes between their tokens; reasoning is in `<|channel>thought`. Sources: the model's chat template (as in
+ggml-org/llama.cpp, models/templates/google-gemma-4-31B-it.jinja), which writes None for null, and sgl-project/sglang,
+function_call/gemma4_detector.py. A word without these tokens, which SGLang accepts as a string, is a failure.
 """
 
 import json
@@ -22,10 +23,17 @@ import re
 from typing import Any, ClassVar, Final
 
 from strands_rollout.tool_parsers import base
-from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, Reasoning, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.base import (
+    MalformedError,
+    ParseFailure,
+    ReadResult,
+    Reasoning,
+    TaggedParser,
+    ToolCall,
+)
 from strands_rollout.tool_parsers.json_object import ArrayParser
 
-# texts and words of a Python literal, and the words that none has
+# strings and constants of Python literals, and JSON's constants, which Python literals can't contain
 _PYTHON: Final = re.compile(
     r"""'(?:[^'\\\n]|\\.)*+'|"(?:[^"\\\n]|\\.)*+"|\b(?:True|False|None|true|false|null)\b""", re.DOTALL
 )
@@ -36,22 +44,22 @@ _WORDS: Final = {"True": "true", "False": "false", "None": "null"}
 
 
 def python_as_json(text: str, literals: re.Pattern[str] = _PYTHON) -> str:
-    """A text with the texts and words of Python literals in it as JSON.
+    """Replace the strings and constants of Python literals in a text by JSON.
 
-    They are not evaluated, nor parsed by Python, whose own reader can be made to crash.
+    Nothing is evaluated or parsed by Python, whose own parser can be made to crash.
 
     Raises:
-        ValueError, KeyError, OverflowError: There is one that Python, or JSON, has not.
+        ValueError, KeyError, OverflowError: A string or constant is not valid in Python, or can't be written as JSON.
     """
     return literals.sub(_as_json, text)
 
 
 def _as_json(token: re.Match[str]) -> str:
     written = token[0]
-    return json.dumps(_ESCAPE.sub(_unescaped, written[1:-1])) if written[0] in "'\"" else _WORDS[written]
+    return json.dumps(_ESCAPE.sub(_unescape, written[1:-1])) if written[0] in "'\"" else _WORDS[written]
 
 
-def _unescaped(escape: re.Match[str]) -> str:
+def _unescape(escape: re.Match[str]) -> str:
     written = escape[1]
     if len(written) > 1:
         return chr(int(written[1:], 16))
@@ -65,10 +73,11 @@ _KEY: Final = re.compile(r"\s*+([^\W\d][\w.-]{0,199})\s*+=\s*+")
 
 
 def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
-    """The calls of a list that is all of a block, each a name and its arguments.
+    """Parse a block that is a list of calls; return the name and arguments of each.
 
     Raises:
-        MalformedError: It is no list of calls whose arguments have names, and JSON values as Python writes them.
+        MalformedError: The block is not a list of calls with keyword arguments whose values are JSON values, written as
+            Python literals.
     """
     try:
         text = base.JSONSource(python_as_json(block, _IN_CALLS))
@@ -91,7 +100,7 @@ def read_calls(block: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[str, Any], int]:
-    """The arguments after a call's parenthesis, and the position after the one that closes it."""
+    """Parse the arguments after a call's opening parenthesis; return them and the position after the closing one."""
     arguments = dict[str, Any]()
     position = base.skip_white_space(text, start)
     while not text.startswith(")", position):
@@ -112,14 +121,14 @@ def _read_arguments(text: base.JSONSource, start: int, name: str) -> tuple[dict[
 
 
 class PythonicParser(TaggedParser):
-    """The format of Llama 4; see `ToolParser`. What follows a list of calls is part of the attempt."""
+    """Parses the format of Llama 4; see the module. Text after a list of calls makes the attempt a failure."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(
         r"</?think>|<\|python_(?:start|end)\|>"
         r"|\[(?=\s{0,20}[^\W\d][\w.-]{0,199}\((?:\s{0,20}[^\W\d][\w.-]{0,199}\s{0,20}=[^=]|\s{0,20}\)\s{0,20}[,\]]))"
     )
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
         if tag[0] == "<|python_end|>":
             return [], tag.end()
         begin = tag.start() if tag[0] == "[" else tag.end()
@@ -135,13 +144,13 @@ _OBJECTS: Final = re.compile(r"\[\s*+\{")
 
 
 class LFM2Parser(ArrayParser):
-    """The format's parser; see `ArrayParser`. An array of JSON objects is taken as well."""
+    """Parses the format of LFM2; see the module. An array of JSON objects is accepted as well."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"</?think>|<\|tool_call_(?:start|end)\|>")
     open_calls: ClassVar[str] = "<|tool_call_start|>"
     close_calls: ClassVar[str] = "<|tool_call_end|>"
 
-    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> Read:
+    def _read_calls(self, text: base.JSONSource, opened: int, start: int) -> ReadResult:
         if _OBJECTS.match(text, start):
             return self._read_array(text, opened, start)
         following = _BLOCK_END.search(text, start)
@@ -150,21 +159,21 @@ class LFM2Parser(ArrayParser):
 
 
 _HEAD: Final = re.compile(r"call:([^\s<>{}:]{1,200})(?=\{)")
-# a string, a key with what stands before it, or JSON's own quotes, which are no part of the format
+# a string, a key with the character before it, a JSON quote (which the format does not allow), or None
 _GEMMA: Final = re.compile(
     r'<\|"\|>((?:(?!<\|"\|>).)*+)<\|"\|>|([{,]\s*+)([^\s{}\[\],:"<>]{1,200})(?=\s*+:)|"|\bNone\b', re.DOTALL
 )
 
 
 class Gemma4Parser(TaggedParser):
-    """The format's parser; see `ToolParser`. A call ends at its first closing tag."""
+    """Parses the format of Gemma 4; see the module. A call ends at its first closing tag."""
 
     tags: ClassVar[re.Pattern[str]] = re.compile(r"<\|channel>(?:thought)?|<channel\|>|<\|tool_call>|<tool_call\|>")
     open_reasoning: ClassVar[str] = "<|channel>thought"
     close_reasoning: ClassVar[str] = "<channel|>"
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read | None:
-        if tag[0] == "<|channel>":  # another than thought is said to nobody, either
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult | None:
+        if tag[0] == "<|channel>":  # other channels than thought have no recipient either
             end, after = self._end_of_reasoning(text, tag.end())
             return [Reasoning(text[tag.start() : end])], after
         if tag[0] != "<|tool_call>":
@@ -178,7 +187,7 @@ class Gemma4Parser(TaggedParser):
             reason = "unterminated: there is no <tool_call|> after it"
         else:
             try:
-                arguments = base.whole_value(_GEMMA.sub(_gemma_as_json, text[head.end() : end]))
+                arguments = base.decode_whole(_GEMMA.sub(_gemma_as_json, text[head.end() : end]))
                 return [ToolCall(self._new_id(), head[1], arguments)], after
             except base.StrictJSONError as e:
                 reason = f"the arguments of {head[1]!r}, with keys and strings as in JSON: {e}"

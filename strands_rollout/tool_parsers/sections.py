@@ -1,4 +1,4 @@
-"""Formats with several calls in a section between two tags, each call between two more; and values between tags."""
+"""Base classes for formats with a section of several calls between tags, and for values between tags."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from strands_rollout.files.json_codec import Json
 from strands_rollout.tool_parsers import base
-from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, Read, TaggedParser, ToolCall
+from strands_rollout.tool_parsers.base import MalformedError, ParseFailure, ReadResult, TaggedParser, ToolCall
 
 ReadCall = tuple[str, dict[str, Any], str | None, int]
-"""A call's tool, its arguments, the id that the model wrote, if any, and the position after its closing tag."""
+"""A call's tool name, its arguments, the id that the model wrote or None, and the position after its closing tag."""
 
 
 class Section(NamedTuple):
-    """The tags of a section with one call or more, and what reads a call after its own opening tag."""
+    """The tags of a section of calls and of a call; and `read`, which parses a call after its opening tag."""
 
     open: str
     close: str
@@ -22,8 +22,8 @@ class Section(NamedTuple):
     close_call: str
     read: Callable[[base.JSONSource, int], ReadCall]
 
-    def end_of_failure(self, text: str, start: int, *others: str) -> int:
-        """Where an attempt at a call ends: after the call's closing tag, or before the next of the others."""
+    def find_failure_end(self, text: str, start: int, *others: str) -> int:
+        """Return where a malformed call ends: after its closing tag, or before the next of the other tags."""
         nearest = re.compile("|".join(map(re.escape, (self.close_call, *others)))).search(text, start)
         if nearest is None:
             return len(text)
@@ -31,25 +31,25 @@ class Section(NamedTuple):
 
 
 class SectionParser(TaggedParser):
-    """A parser of such formats. Calls outside of a section are failures.
+    """Base class for formats with a section of calls. A call outside of a section is a failure.
 
-    A call that is malformed is a failure, and the next one counts. A section that is never closed is one failure: where
-    it would have ended is not known.
+    A malformed call in a section is a failure of its own; the calls after it count. A section without a closing tag is
+    a single failure, since its end is unknown.
     """
 
     sections: Mapping[str, Section]
-    """By a text that their tags have, and those before them have not."""
+    """Text that occurs in the tags of a section -> the section. The first match counts, so "" must be last."""
 
-    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> Read:
-        section = next(section for sign, section in self.sections.items() if sign in tag[0])
+    def _read_call(self, text: base.JSONSource, tag: re.Match[str]) -> ReadResult:
+        section = next(section for part, section in self.sections.items() if part in tag[0])
         if tag[0] == section.open:
             return self._read_section(text, tag, section)
         is_call = tag[0] == section.open_call
-        end = section.end_of_failure(text, tag.end(), section.open, section.close) if is_call else tag.end()
+        end = section.find_failure_end(text, tag.end(), section.open, section.close) if is_call else tag.end()
         reason = f"{tag[0]} stands outside of {section.open} ... {section.close}"
         return [ParseFailure(text[tag.start() : end], reason)], end
 
-    def _read_section(self, text: base.JSONSource, tag: re.Match[str], section: Section) -> Read:
+    def _read_section(self, text: base.JSONSource, tag: re.Match[str], section: Section) -> ReadResult:
         found: list[ToolCall | ParseFailure] = []
         position = base.skip_white_space(text, tag.end())
         while not text.startswith(section.close, position):
@@ -65,59 +65,59 @@ class SectionParser(TaggedParser):
         return found or [ParseFailure(text[tag.start() : end], "there is no call between the tags")], end
 
     def _read_one(self, text: base.JSONSource, start: int, section: Section) -> tuple[ToolCall | ParseFailure, int]:
-        """What begins there in a section: a call, or an attempt at one up to where the next thing begins."""
+        """Parse a call in a section, or a malformed call up to the next tag; return the position after it."""
         if not text.startswith(section.open_call, start):
-            end = section.end_of_failure(text, start, section.close, section.open_call)
+            end = section.find_failure_end(text, start, section.close, section.open_call)
             reason = f"expected {section.open_call} or {section.close}; got {base.got(text, start)}"
             return ParseFailure(text[start:end], reason), end
         inside = start + len(section.open_call)
         try:
             name, arguments, written_id, after = section.read(text, inside)
         except MalformedError as e:
-            end = section.end_of_failure(text, e.position or inside, section.close, section.open_call)
+            end = section.find_failure_end(text, e.position or inside, section.close, section.open_call)
             return ParseFailure(text[start:end], str(e), e.name, e.written_id), end
         return ToolCall(self._new_id(), name, arguments, written_id), after
 
 
 @dataclass(frozen=True, slots=True)
 class ValueTags:
-    """The tags around the values of arguments, in formats that escape nothing: a value ends at the first tag.
+    """Parses arguments whose values are enclosed in tags, in formats without escapes: a value ends at the first tag.
 
     Attributes:
-        open: What stands before a value; its first group is the key.
+        open: Matches the text before a value; its first group is the key.
         close: The tag after a value.
-        inner: The beginnings of all tags that a value can't hold: another than `close` may be a forgotten close.
-        key_words: How a key is named to the model, by key and tool.
-        value_words: How a value is named, likewise.
-        unclosed: What is said of a value without `close`, by `value`, `close`, the `tag` that was found, and the `rest`
-            of the text from there.
-        key_of: Makes the key of what is written for it.
+        inner: Matches the start of each tag that a value can't contain: another tag than `close` means a missing close.
+        key_format: Format of a key in a failure's reason, from key and tool.
+        value_format: Format of a value in a failure's reason, from key and tool.
+        unclosed_format: Format of the reason for a value without `close`, from `value`, `close`, the `tag` found
+            instead, and the `rest` of the text.
+        key_of: Converts the text of a key to the key.
     """
 
     open: re.Pattern[str]
     close: str
     inner: re.Pattern[str]
-    key_words: str
-    value_words: str
-    unclosed: str = "{value} is not closed by {close}; got {rest}"
+    key_format: str
+    value_format: str
+    unclosed_format: str = "{value} is not closed by {close}; got {rest}"
     key_of: Callable[[str], str] = str
 
     def read(
         self, text: str, start: int, tool: str, value_of: Callable[[re.Match[str], str, str], Json]
     ) -> tuple[dict[str, Any], int]:
-        """Read the arguments that begin at a position.
+        """Parse arguments.
 
         Args:
-            text: The text that holds them.
-            start: Where the first one may begin.
-            tool: The tool that is called.
-            value_of: Makes a value of the match of `open`, the key, and what stands between the tags.
+            text: The text with the arguments.
+            start: Position of the first argument, if there is one.
+            tool: Name of the called tool.
+            value_of: Converts a value, from the match of `open`, the key, and the text between the tags.
 
         Returns:
-            The arguments, and the position after the last one.
+            The arguments, and the position after the last.
 
         Raises:
-            MalformedError: A value is not closed, or is none of its type, or a key stands twice.
+            MalformedError: A value has no closing tag or not its type, or a key occurs twice.
         """
         arguments, position = dict[str, Any](), start
         while opened := self.open.match(text, position):
@@ -125,12 +125,12 @@ class ValueTags:
             at = len(text) if end is None else end.start()
             if not text.startswith(self.close, at):
                 tag = "the end of the block" if end is None else repr(end[0])
-                value = self.value_words.format(key, tool)
-                reason = self.unclosed.format(value=value, close=self.close, tag=tag, rest=base.got(text, at))
+                value = self.value_format.format(key, tool)
+                reason = self.unclosed_format.format(value=value, close=self.close, tag=tag, rest=base.got(text, at))
                 raise MalformedError(reason, tool, at)
             position = at + len(self.close)
             if key in arguments:
-                raise MalformedError(f"{self.key_words.format(key, tool)} stands twice", tool, position)
+                raise MalformedError(f"{self.key_format.format(key, tool)} stands twice", tool, position)
             try:
                 arguments[key] = value_of(opened, key, text[opened.end() : at])
             except MalformedError as e:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strands_rollout.dump import DumpRecord
 from strands_rollout.samples import finite, run_metric
-from strands_rollout.template.tokens import unlike_tokens
+from strands_rollout.template.tokens import differing_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -258,7 +258,7 @@ def drift_marks(
         bytes_of: Returns the bytes of one of the tokenizer's ids.
         before: The token before the turn.
     """
-    sampled, encoded = unlike_tokens(ids, tokenizer, bytes_of, before=before)
+    sampled, encoded = differing_tokens(ids, tokenizer, bytes_of, before=before)
     # yield the tokens between those that both encodings share; positions ascend in both
     at_place = {placed: position for position, placed in enumerate(encoded)}
     start = encoded_start = 0

@@ -36,7 +36,7 @@ async def answering(*answers: Any) -> AsyncIterator[tuple[str, list[Any]]]:
         await runner.cleanup()
 
 
-async def test_a_request_has_the_key_the_parameters_and_the_tools_that_there_are() -> None:
+async def test_complete_sends_key_params_and_tools() -> None:
     async with answering(*[{"choices": [{"message": ANSWER}]}] * 2) as (url, seen):
         assert await ChatApi(f"{url}/", "m").complete(QUESTION) == ANSWER
         await ChatApi(url, "m", "k", {"temperature": 0}).complete(QUESTION, [{"type": "function"}])
@@ -44,7 +44,7 @@ async def test_a_request_has_the_key_the_parameters_and_the_tools_that_there_are
     assert seen == [(None, plain), ("Bearer k", {"temperature": 0, **plain, "tools": [{"type": "function"}]})]
 
 
-async def test_a_busy_api_is_asked_again_as_often_as_was_said() -> None:
+async def test_complete_retries_busy_api() -> None:
     async with answering(503, 429, {"choices": [{"message": ANSWER}]}, 500) as (url, seen):
         assert await ChatApi(url, "m", retries=2).complete(QUESTION) == ANSWER
         with pytest.raises(EngineUnavailableError, match="gave no answer in 1 attempt; the last failed with: HTTP 500"):
@@ -52,14 +52,14 @@ async def test_a_busy_api_is_asked_again_as_often_as_was_said() -> None:
     assert len(seen) == 4
 
 
-async def test_a_refusal_is_not_sent_again() -> None:
+async def test_complete_does_not_retry_refusal() -> None:
     async with answering(401) as (url, seen):
         with pytest.raises(EngineRejectedError, match="refused the request with HTTP 401"):
             await ChatApi(url, "m", retries=3).complete(QUESTION)
     assert len(seen) == 1
 
 
-async def test_no_failure_shows_the_password_of_the_url() -> None:
+async def test_complete_errors_mask_password() -> None:
     url = dead_url().replace("://", "://me:s3cret@")
     with pytest.raises(EngineUnavailableError) as refused:
         await ChatApi(url, "m").complete(QUESTION)
@@ -67,7 +67,7 @@ async def test_no_failure_shows_the_password_of_the_url() -> None:
 
 
 @pytest.mark.parametrize("body", [[], {}, {"choices": []}, {"choices": [{"message": "4"}]}], ids=repr)
-async def test_what_is_no_chat_completion_is_shown(body: Any) -> None:
+async def test_complete_rejects_other_answers(body: Any) -> None:
     async with answering(body) as (url, _):
         with pytest.raises(EngineResponseError, match="expected a"):
             await ChatApi(url, "m").complete(QUESTION)

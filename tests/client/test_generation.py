@@ -35,7 +35,7 @@ PLACES = ["meta_info.output_token_logprobs", "output_token_logprobs", "meta_info
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(place: str) -> None:
+def test_read_generation_finds_and_checks_logprobs(place: str) -> None:
     assert read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], place)).logprobs == [-0.5, -0.25]
     with pytest.raises(EngineResponseError, match="output id 6 at position 1 comes with the logprob of token 7"):
         read_answer(answer_with([[-0.5, 5, "a"], [-0.25, 7, "b"]], place))
@@ -47,7 +47,7 @@ def test_logprobs_are_found_where_servers_put_them_and_their_ids_are_checked(pla
 
 @pytest.mark.parametrize("name", ["prompt_tokens", "cached_tokens", "completion_tokens", "spec_verify_ct"])
 @pytest.mark.parametrize("value", [None, 3, 3.0, "3"])
-def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, value: Any) -> None:
+def test_read_generation_drops_counts_that_are_not_ints(name: str, value: Any) -> None:
     answer = answer_with([[-0.5, 5, "a"], [-0.25, 6, "b"]], PLACES[0])
     answer["meta_info"][name] = 2 if name == "completion_tokens" and value is not None else value
     meta = read_answer(answer).meta_info
@@ -69,14 +69,14 @@ def test_a_count_that_cannot_be_added_up_does_not_reach_the_sample(name: str, va
     ],
     ids=["as they are", "with a gap", "that overlap", "too short", "an empty one", "none"],
 )
-def test_spans_of_weight_versions_that_do_not_cover_the_output_are_not_believed(spans: Any, found: Any) -> None:
+def test_weight_versions_must_cover_the_output(spans: Any, found: Any) -> None:
     answer = read([-0.5] * 3)
     named = [{"version": version, "start": start, "end": end} for version, start, end in spans]
     answer.meta_info.update(weight_version="2", weight_versions=named)
     assert answer.weight_versions == found
 
 
-def test_logprobs_are_those_that_a_float32_holds() -> None:
+def test_read_generation_checks_logprobs_as_float32() -> None:
     lowest = float(np.finfo(np.float32).min)
     assert read([lowest, lowest]).logprobs == [lowest, lowest]  # as SGLang clamps those of tokens without a chance
     for broken in (math.nextafter(lowest, -math.inf), -1.7e308, -(10**39)):
@@ -85,7 +85,7 @@ def test_logprobs_are_those_that_a_float32_holds() -> None:
 
 
 @pytest.mark.parametrize(("number", "shown"), [(f"-1{'0' * 400}", "-1"), ("NaN", "nan"), ("-Infinity", "-inf")])
-def test_a_number_that_is_no_finite_float_is_refused_in_words(number: str, shown: str) -> None:
+def test_read_generation_rejects_logprobs_that_are_not_finite(number: str, shown: str) -> None:
     meta = f'{{"finish_reason":{{"type":"stop"}},"output_token_logprobs":[[{number},5]]}}'
     body = f'{{"output_ids":[5],"meta_info":{meta}}}'
     with pytest.raises(EngineResponseError, match=f"the logprob of output id 5 at position 0 is {shown}"):

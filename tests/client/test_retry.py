@@ -24,7 +24,7 @@ class Attempts:
         self.waits.append(seconds)
 
 
-async def test_waits_double_up_to_the_cap_and_are_told_before() -> None:
+async def test_with_retries_doubles_waits_up_to_the_cap() -> None:
     attempts, told = Attempts(*[BUSY] * 5), []
 
     def tell(outage: Outage, wait_s: float) -> None:
@@ -37,13 +37,13 @@ async def test_waits_double_up_to_the_cap_and_are_told_before() -> None:
     assert all(most / 2 <= wait <= most for most, wait in zip([1, 2, 4, 4, 4], attempts.waits, strict=True))
 
 
-async def test_a_server_that_asks_for_a_wait_gets_it_up_to_the_cap() -> None:
+async def test_with_retries_honours_retry_after_up_to_the_cap() -> None:
     attempts = Attempts(*(Fault(FaultKind.BUSY, "HTTP 429", retry_after_s=seconds) for seconds in (3.0, 600.0)))
     await with_retries(attempts, RetryPolicy(backoff_cap_s=4.0), sleep=attempts.sleep)
     assert attempts.waits == [3.0, 4.0]
 
 
-async def test_attempts_that_are_counted_are_all_made_however_long_they_take() -> None:
+async def test_with_retries_makes_max_attempts_however_slow() -> None:
     attempts, now = Attempts(*[BUSY] * 40), iter(range(0, 100_000, 60))
     policy = RetryPolicy(patience_s=math.inf, max_attempts=40)
     with pytest.raises(RetriesExhaustedError, match="HTTP 503") as given_up:
@@ -51,7 +51,7 @@ async def test_attempts_that_are_counted_are_all_made_however_long_they_take() -
     assert (len(given_up.value.outage.faults), attempts.left) == (40, [])
 
 
-async def test_a_wait_that_raises_ends_the_attempts() -> None:
+async def test_with_retries_ends_when_sleep_raises() -> None:
     async def aborted(_seconds: float) -> None:
         raise TimeoutError
 

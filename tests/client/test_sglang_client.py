@@ -18,7 +18,7 @@ async def ask(reply: Reply, *, return_logprob: bool = True, vocab_size: int | No
         return await client.generate([1, 2, 3], PARAMS, return_logprob=return_logprob)
 
 
-async def test_the_request_has_ids_params_logprobs_and_its_own_rid_and_asks_no_input_logprobs() -> None:
+async def test_generate_request_body() -> None:
     async with FakeSGLang(lambda _r, _n: Reply.tokens([7])) as fake, SGLangClient(fake.base_url + "/") as client:
         first = await client.generate([1, 2], PARAMS, extra={"custom": {"a": 1}}, headers={"X-SMG-Routing-Key": "s"})
         second = await client.generate([1, 2], PARAMS, rid="mine", return_logprob=False)
@@ -32,7 +32,7 @@ async def test_the_request_has_ids_params_logprobs_and_its_own_rid_and_asks_no_i
     assert fake.requests[1].body["return_logprob"] is False
 
 
-async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
+async def test_generate_returns_ids_logprobs_reason_and_counts() -> None:
     reply = Reply.tokens([5, 9], logprobs=[-0.25, -1], text="hi", cached_tokens=2, weight_version="v7")
     generation = await ask(reply)
     assert (generation.output_ids, generation.logprobs) == ([5, 9], [-0.25, -1.0])
@@ -53,7 +53,7 @@ async def test_an_answer_becomes_ids_logprobs_reason_and_counts() -> None:
     ],
     ids=["length", "stop string", "abort with partial tokens"],
 )
-async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(reply, reason) -> None:
+async def test_generate_finish_reasons_and_optional_logprobs(reply, reason) -> None:
     generation, without = await ask(reply), await ask(reply, return_logprob=False)
     assert generation.finish_reason == without.finish_reason == reason
     assert (generation.output_ids, generation.logprobs) == ([5, 6], [-0.5, -0.5])
@@ -70,7 +70,7 @@ async def test_what_ended_an_answer_is_told_and_logprobs_only_where_asked_for(re
         ([], "the prompt has no input ids"),
     ],
 )
-async def test_an_id_outside_the_vocabulary_is_never_sent(ids: list[Any], words: str) -> None:
+async def test_generate_never_sends_id_outside_vocabulary(ids: list[Any], words: str) -> None:
     async with FakeSGLang([]) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
         with pytest.raises(TrajectoryError) as error:
             await client.generate(ids, PARAMS)
@@ -87,7 +87,7 @@ async def test_an_id_outside_the_vocabulary_is_never_sent(ids: list[Any], words:
         ({"temperature": object()}, None, "sampling_params or extra can't be written as JSON"),
     ],
 )
-async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any, words: str) -> None:
+async def test_generate_rejects_forbidden_fields(params: Any, extra: Any, words: str) -> None:
     async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:
         with pytest.raises(ConfigError, match=words):
             await client.generate([1], params, extra=extra)
@@ -114,7 +114,7 @@ async def test_fields_that_must_not_be_sent_are_refused(params: Any, extra: Any,
         (Reply.raw(b'{"output_ids": ["5"], "meta_info": {"finish_reason": {"type": "stop"}}}'), "output_ids is ['5']"),
     ],
 )
-async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_again(reply: Reply, words: str) -> None:
+async def test_generate_rejects_contradictory_answer_without_retry(reply: Reply, words: str) -> None:
     async with FakeSGLang(lambda _r, _n: reply) as fake, SGLangClient(fake.base_url, vocab_size=100) as client:
         with pytest.raises(EngineResponseError) as error:
             await client.generate([1, 2, 3], PARAMS, rid="r")
@@ -132,13 +132,13 @@ async def test_an_answer_that_contradicts_itself_is_refused_and_not_asked_for_ag
         Reply.tokens([5] * 8, "length"),
     ],
 )
-async def test_an_answer_is_taken_that_tells_less_or_was_aborted_before_its_first_token(reply: Reply) -> None:
+async def test_generate_accepts_sparse_and_aborted_answers(reply: Reply) -> None:
     async with FakeSGLang([Reply.status(503), reply]) as fake, SGLangClient(fake.base_url, backoff_base_s=0) as client:
         generation = await client.generate([1, 2, 3], PARAMS, rid="r")
     assert (generation.output_ids, generation.rid, generation.attempts) == (list(reply.ids), "r-2", 2)
 
 
-async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_once() -> None:
+async def test_server_info_merges_endpoints_and_is_cached() -> None:
     async with FakeSGLang([], context_length=4096, weight_version="v3") as fake, SGLangClient(fake.base_url) as client:
         info = await client.server_info()
         again = await client.server_info()
@@ -148,7 +148,7 @@ async def test_the_servers_facts_are_merged_from_its_endpoints_and_asked_for_onc
     assert fake.info_requests == ["/server_info", "/model_info"]
 
 
-async def test_many_who_ask_at_once_ask_the_server_once_also_behind_a_router() -> None:
+async def test_server_info_is_fetched_once_for_concurrent_calls() -> None:
     async with FakeSGLang([], router=True) as fake, SGLangClient(fake.base_url) as client:
         first = asyncio.create_task(client.server_info())
         others = [asyncio.create_task(client.server_info()) for _ in range(20)]
@@ -161,7 +161,7 @@ async def test_many_who_ask_at_once_ask_the_server_once_also_behind_a_router() -
     assert "/get_server_info" in fake.info_requests
 
 
-async def test_the_servers_facts_are_asked_for_again_once_no_connection_is_left() -> None:
+async def test_server_info_is_refetched_after_connections_close() -> None:
     async with FakeSGLang([Reply.tokens([5])], context_length=100) as first:
         client = SGLangClient(first.base_url)
         assert (await client.server_info()).context_length == 100
@@ -178,7 +178,7 @@ BUSY = [Reply.status(503), Reply.status(429), Reply.status(500), Reply.status(40
 
 
 @pytest.mark.parametrize("busy", BUSY, ids=repr)
-async def test_server_info_of_a_busy_server_is_what_it_was_before(busy: Reply) -> None:
+async def test_server_info_of_busy_server_is_the_last_known(busy: Reply) -> None:
     async with FakeSGLang([], context_length=100) as first:
         client = SGLangClient(first.base_url)
         assert (await client.server_info()).context_length == 100
@@ -191,7 +191,7 @@ async def test_server_info_of_a_busy_server_is_what_it_was_before(busy: Reply) -
 
 
 @pytest.mark.parametrize("busy", BUSY, ids=repr)
-async def test_server_info_of_a_server_that_was_always_busy_is_an_error_and_asked_for_again(busy: Reply) -> None:
+async def test_server_info_of_busy_server_without_last_known_raises(busy: Reply) -> None:
     async with FakeSGLang([], context_length=100) as fake, SGLangClient(fake.base_url) as client:
         fake.away = busy
         with pytest.raises(EngineResponseError, match=f"got HTTP {busy.code} from .*expected an engine"):
@@ -201,7 +201,7 @@ async def test_server_info_of_a_server_that_was_always_busy_is_an_error_and_aske
 
 
 @pytest.mark.parametrize("header", ["a\nb", "\N{EURO SIGN}"])
-async def test_a_header_that_cant_be_sent_is_an_error_of_the_caller(header: str) -> None:
+async def test_generate_rejects_header_that_cannot_be_sent(header: str) -> None:
     async with FakeSGLang([]) as fake, SGLangClient(fake.base_url) as client:
         with pytest.raises(ConfigError, match=f"the request can't be sent to {fake.base_url}: "):
             await client.generate([1], PARAMS, headers={"X-SMG-Routing-Key": header})

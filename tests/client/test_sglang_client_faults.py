@@ -36,7 +36,7 @@ async def ask(fake: FakeSGLang, **options: Any) -> Generation:
         return await client.generate([1, 2], {"max_new_tokens": 4}, rid="r")
 
 
-async def test_a_dead_engine_is_tried_with_growing_waits_and_then_named() -> None:
+async def test_generate_retries_dead_engine_with_growing_waits() -> None:
     url, waits = dead_url(), Waits()
     async with SGLangClient(url, sleep=waits, rng=random.Random(0), clock=lambda: 0.0) as client:
         with pytest.raises(EngineUnavailableError) as error:
@@ -75,20 +75,20 @@ class Outage:
 
 @pytest.mark.parametrize("fault", [Reply.reset(), Reply.status(503)], ids=repr)
 @pytest.mark.parametrize("ends_at", [40.0, 89.0])
-async def test_an_engine_is_awaited_for_as_long_as_the_patience_lasts(fault: Reply, ends_at: float) -> None:
+async def test_generate_retries_until_patience_is_over(fault: Reply, ends_at: float) -> None:
     away = Outage(ends_at, attempt_s=7.0, fault=fault)
     async with FakeSGLang(away) as fake:
         assert (await ask(fake, sleep=away.sleep, clock=away.clock)).output_ids == [7]
     assert away.now <= ends_at + 11.0
 
 
-async def test_the_time_of_a_long_generation_that_was_lost_is_no_wait_for_the_engine() -> None:
+async def test_generate_lost_generation_does_not_use_up_patience() -> None:
     away = Outage(ends_at=10_000.0, attempt_s=3600.0)
     async with FakeSGLang(away) as fake:
         assert (await ask(fake, sleep=away.sleep, clock=away.clock)).attempts == 4
 
 
-async def test_an_abort_ends_the_wait_for_an_engine() -> None:
+async def test_abort_ends_the_wait_between_retries() -> None:
     is_waiting, is_aborting = asyncio.Event(), False
 
     async def sleep(_seconds: float) -> None:
@@ -115,7 +115,7 @@ PASSING = [
 
 
 @pytest.mark.parametrize("reply", PASSING, ids=repr)
-async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> None:
+async def test_generate_retries_under_another_rid(reply: Reply) -> None:
     async with FakeSGLang([reply, reply, OK]) as fake:
         generation = await ask(fake)
     assert (generation.attempts, [r.rid for r in fake.requests]) == (3, ["r", "r-2", "r-3"])
@@ -124,7 +124,7 @@ async def test_what_may_pass_is_tried_again_under_another_rid(reply: Reply) -> N
 
 
 @pytest.mark.parametrize("status", [400, 404, 302])
-async def test_a_refused_request_is_not_sent_again(status: int) -> None:
+async def test_generate_does_not_retry_refused_request(status: int) -> None:
     async with FakeSGLang(lambda _r, _n: Reply.status(status, "top_q is no sampling parameter")) as fake:
         with pytest.raises(EngineRejectedError, match=f"HTTP {status}: top_q is no sampling parameter") as error:
             await ask(fake)
@@ -140,7 +140,7 @@ async def test_a_refused_request_is_not_sent_again(status: int) -> None:
         ("Prompt is longer than the context length", None),
     ],
 )
-async def test_overlong_is_an_error_of_its_own_with_the_servers_limit(message: str, limit: int | None) -> None:
+async def test_generate_overlong_error_has_the_servers_limit(message: str, limit: int | None) -> None:
     async with FakeSGLang([Reply.status(400, {"error": {"message": message}})]) as fake:
         with pytest.raises(EngineOverlongError, match="refused the request as too long: ") as error:
             await ask(fake)
@@ -148,7 +148,7 @@ async def test_overlong_is_an_error_of_its_own_with_the_servers_limit(message: s
     assert message in str(error.value)
 
 
-async def test_retry_after_is_honoured_and_capped() -> None:
+async def test_generate_honours_and_caps_retry_after() -> None:
     waits = Waits()
     replies = [Reply.status(503, headers={"Retry-After": s}) for s in ("3", "3600", "Wed, 21 Oct 2026 07:28:00 GMT")]
     async with FakeSGLang([*replies, OK]) as fake:
@@ -165,7 +165,7 @@ async def test_retry_after_is_honoured_and_capped() -> None:
     ],
     ids=["garbage", "half a body"],
 )
-async def test_a_body_that_is_no_json_is_asked_for_once_more(reply: Reply, words: str) -> None:
+async def test_generate_retries_body_that_is_not_json_once(reply: Reply, words: str) -> None:
     async with FakeSGLang([reply, OK]) as fake:
         assert (await ask(fake)).output_ids == [7]
     async with FakeSGLang([reply] * 9) as fake:
@@ -174,14 +174,14 @@ async def test_a_body_that_is_no_json_is_asked_for_once_more(reply: Reply, words
     assert len(fake.requests) == 2
 
 
-async def test_no_more_than_max_attempts_in_all() -> None:
+async def test_generate_makes_at_most_max_attempts() -> None:
     async with FakeSGLang([Reply.status(503), Reply.status(500), Reply.reset(), OK]) as fake:
         with pytest.raises(EngineUnavailableError, match="in 3 attempts"):
             await ask(fake, max_attempts=3)
     assert len(fake.requests) == 3
 
 
-async def test_a_slow_request_is_aborted_before_it_is_sent_again() -> None:
+async def test_generate_aborts_slow_request_before_retry() -> None:
     arrived: list[tuple[str, str]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -197,7 +197,7 @@ async def test_a_slow_request_is_aborted_before_it_is_sent_again() -> None:
     assert generation.rid == "slow-2"
 
 
-async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() -> None:
+async def test_generate_does_not_retry_unconfirmed_abort() -> None:
     async with FakeSGLang([Reply.hang(), OK], router=True) as fake, create_client(fake.base_url, timeout=0.2) as http:
         with pytest.raises(
             EngineUnavailableError, match=r"no answer within the read timeout of 0.2 s, and did not confirm"
@@ -206,7 +206,7 @@ async def test_a_slow_request_whose_abort_was_not_confirmed_is_not_sent_again() 
     assert len(fake.requests) == 1
 
 
-async def test_server_info_of_a_dead_engine_says_so() -> None:
+async def test_server_info_of_dead_engine_raises() -> None:
     url, waits = dead_url(), Waits()
     async with SGLangClient(url, sleep=waits, clock=lambda: 0.0) as client:
         with pytest.raises(EngineUnavailableError, match=f"no answer from {url}/server_info: Cannot connect"):
@@ -216,7 +216,7 @@ async def test_server_info_of_a_dead_engine_says_so() -> None:
         assert not await client.abort("r")
 
 
-async def test_server_info_is_asked_for_until_the_engine_is_back() -> None:
+async def test_server_info_is_retried_until_the_engine_is_back() -> None:
     async with FakeSGLang([OK], context_length=77) as fake:
         fake.away = Reply.reset()
 
@@ -230,12 +230,12 @@ async def test_server_info_is_asked_for_until_the_engine_is_back() -> None:
 
 
 @pytest.mark.parametrize("reply", [Reply.status(503), Reply.reset(), Reply.cut(), Reply.raw(b"{")], ids=repr)
-async def test_faults_are_read_alike_through_httpxs_own_transport(reply: Reply) -> None:
+async def test_faults_are_the_same_through_httpx_transport(reply: Reply) -> None:
     async with FakeSGLang([reply, OK]) as fake, httpx.AsyncClient(base_url=fake.base_url) as http:
         assert (await SGLangClient(http, sleep=Waits()).generate([1], {})).attempts == 2
 
 
-async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+async def test_generate_logs_one_warning_per_outage(caplog: pytest.LogCaptureFixture) -> None:
     script = [Reply.status(503, "busy")] * 3 + [OK]
     async with FakeSGLang(script) as fake:
         await ask(fake)
@@ -247,7 +247,7 @@ async def test_one_outage_is_one_warning(caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(("router", "asked"), [(True, 1), (False, 20)])
-async def test_an_engine_is_asked_to_stop_each_of_many_requests_and_a_router_once_whether_it_can(router, asked) -> None:
+async def test_stop_aborts_each_request_but_asks_a_router_once(router, asked) -> None:
     async with FakeSGLang([], router=router) as fake, SGLangClient(fake.base_url) as client:
         stopped = await asyncio.gather(*(client.stop(f"rid-{number}") for number in range(19)))
         stopped.append(await client.stop("rid-19"))

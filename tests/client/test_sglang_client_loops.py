@@ -18,7 +18,7 @@ from strands_rollout.errors import ConfigError, EngineUnavailableError
 OK = Reply.tokens([7])
 
 
-async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid() -> None:
+async def test_cancelled_generate_ends_at_once_and_aborts() -> None:
     async with FakeSGLang([Reply.hang()]) as fake, SGLangClient(fake.base_url) as client:
         asking = asyncio.create_task(client.generate([1], {}, rid="r1", headers={"X-SMG-Routing-Key": "k"}))
         await fake.arrived()
@@ -30,7 +30,7 @@ async def test_a_cancelled_caller_is_let_go_at_once_and_the_engine_told_its_rid(
     assert (fake.aborts, fake.disconnects) == ([{"rid": "r1"}], ["r1"])
 
 
-async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:
+async def test_abort_by_rid_and_abort_all() -> None:
     async with FakeSGLang([Reply.hang([5])]) as fake, SGLangClient(fake.base_url) as client:
         asking = asyncio.create_task(client.generate([1], {}))
         await fake.arrived()
@@ -42,7 +42,7 @@ async def test_abort_all_and_abort_by_rid_are_confirmed() -> None:
     assert fake.aborts == [{"rid": "", "abort_all": True}, {"rid": "x"}]
 
 
-async def test_loops_of_other_threads_have_shared_clients_of_their_own_that_close_with_them() -> None:
+async def test_shared_client_belongs_to_its_loop() -> None:
     async def in_its_loop(url: str) -> tuple[SGLangClient, list[int]]:
         client = shared_client(url)
         assert shared_client(url) is client
@@ -63,7 +63,7 @@ async def test_loops_of_other_threads_have_shared_clients_of_their_own_that_clos
     assert others[0][0] is not others[1][0]
 
 
-async def test_a_shared_client_that_was_closed_is_made_anew() -> None:
+async def test_shared_client_is_remade_after_close() -> None:
     async with FakeSGLang([OK]) as fake:
         first = shared_client(fake.base_url)
         await first.aclose()
@@ -72,7 +72,7 @@ async def test_a_shared_client_that_was_closed_is_made_anew() -> None:
         assert (await second.generate([1], {})).output_ids == [7]
 
 
-def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
+def test_shared_client_of_loop_closed_without_shutdown() -> None:
     class Connection:
         is_closed = False
 
@@ -91,14 +91,14 @@ def test_a_loop_closed_without_its_generators_is_forgotten() -> None:
     assert len(cache._loops) == 1
 
 
-async def test_a_client_used_on_a_second_loop_says_what_to_use() -> None:
+async def test_client_on_second_loop_raises() -> None:
     async with FakeSGLang(lambda _r, _n: OK) as fake, SGLangClient(fake.base_url) as client:
         await client.generate([1], {})
         with pytest.raises(ConfigError, match=r"belongs to the event loop of its first request.*shared_client"):
             await asyncio.to_thread(asyncio.run, client.generate([1], {}))
 
 
-async def test_the_callers_own_connection_keeps_its_headers_and_stays_open() -> None:
+async def test_callers_httpx_client_keeps_headers_and_stays_open() -> None:
     async with (
         FakeSGLang([OK]) as fake,
         httpx.AsyncClient(base_url=fake.base_url, headers={"Authorization": "Bearer s3cret"}) as http,
@@ -109,7 +109,7 @@ async def test_the_callers_own_connection_keeps_its_headers_and_stays_open() -> 
         assert fake.requests[0].headers["Authorization"] == "Bearer s3cret"
 
 
-async def test_httpxs_default_limits_do_not_bind_a_generation_but_chosen_ones_do() -> None:
+async def test_generate_replaces_only_httpx_default_timeout() -> None:
     seen: list[dict[str, Any]] = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -124,7 +124,7 @@ async def test_httpxs_default_limits_do_not_bind_a_generation_but_chosen_ones_do
     assert [limits["read"] for limits in seen] == [None, 7.0]
 
 
-async def test_a_connection_without_base_url_is_refused() -> None:
+async def test_client_rejects_httpx_client_without_base_url() -> None:
     async with httpx.AsyncClient() as http:
         with pytest.raises(ConfigError, match="has no base_url; create it with create_client"):
             SGLangClient(http)
@@ -139,7 +139,7 @@ async def test_a_connection_without_base_url_is_refused() -> None:
         ("http://[::1]:30000", "http://[::1]:30000/"),
     ],
 )
-def test_base_urls_are_read_with_and_without_scheme_and_slash(given: str, read: str) -> None:
+def test_parse_base_url_accepts_optional_scheme_and_slash(given: str, read: str) -> None:
     assert str(parse_base_url(given)) == read
 
 
@@ -153,20 +153,20 @@ def test_base_urls_are_read_with_and_without_scheme_and_slash(given: str, read: 
         ("http://host:1/?key=s3cret", "has a query or a fragment"),
     ],
 )
-def test_what_is_no_base_url_is_refused(given: str, words: str) -> None:
+def test_parse_base_url_rejects_other_urls(given: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         create_client(given)
     assert "s3cret" not in str(error.value)
 
 
-def test_numbers_out_of_range_are_refused() -> None:
+def test_create_client_rejects_numbers_out_of_range() -> None:
     with pytest.raises(ConfigError, match="max_connections is 0; expected a number above 0"):
         create_client("http://h", max_connections=0)
     with pytest.raises(ConfigError, match="max_attempts=0"):
         SGLangClient("http://h", max_attempts=0)
 
 
-async def test_a_password_in_the_url_is_sent_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
+async def test_url_password_is_sent_and_never_shown(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with FakeSGLang([Reply.status(503), OK, *[Reply.status(503)] * 9]) as fake:
         url = fake.base_url.replace("http://", "http://me:s3cret@")

@@ -52,7 +52,7 @@ async def take_turn(sampler: TurnSampler, client: SGLangClient, trajectory: Traj
 @given(
     st.lists(st.tuples(IDS, IDS, st.sampled_from(["answered", "lost", "lost and asked again", "other"])), max_size=8)
 )
-def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(turns) -> None:
+def test_encoded_prompt_equals_whole_encoding(turns) -> None:
     token_ids: list[int] = []
     prompt = EncodedPrompt(token_ids, vocab_size=200_001)
     for context, sampled, fate in turns:
@@ -65,7 +65,7 @@ def test_a_growing_prompt_is_byte_for_byte_what_a_whole_encoding_gives(turns) ->
     assert prompt.with_context([]).to_json() == orjson.dumps(token_ids)
 
 
-def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
+def test_encoded_prompt_is_unchanged_by_invalid_id() -> None:
     token_ids = [1]
     prompt = EncodedPrompt(token_ids, vocab_size=10)
     prompt.with_context([2])
@@ -77,7 +77,7 @@ def test_a_refused_id_leaves_a_prompt_as_it_was() -> None:
     assert prompt.with_context([4, 5]).to_json() == b"[1,2,3,4,5]"
 
 
-async def test_each_id_of_an_episode_is_encoded_once_whatever_becomes_of_its_requests(encoded: list[int]) -> None:
+async def test_episode_encodes_each_id_once(encoded: list[int]) -> None:
     script = [
         Reply.tokens([7, 8]),
         Reply.abort([]),

@@ -41,7 +41,7 @@ async def fake() -> AsyncIterator[FakeSGLang]:
         yield running
 
 
-async def test_generations_pass_httpx_by_and_the_rest_does_not(fake: FakeSGLang, by_httpx: list[str]) -> None:
+async def test_only_generations_bypass_httpx(fake: FakeSGLang, by_httpx: list[str]) -> None:
     async with SGLangClient(fake.base_url) as client:
         await client.generate([1], {})
         assert by_httpx == []
@@ -53,7 +53,9 @@ async def test_generations_pass_httpx_by_and_the_rest_does_not(fake: FakeSGLang,
 @pytest.mark.parametrize(
     "settings", [{}, {"headers": {"X-A": "client", "User-Agent": "me", "content-type": "no"}}, {"user": "me:s3cret@"}]
 )
-async def test_both_ways_send_the_same_headers(fake: FakeSGLang, by_httpx: list[str], settings: dict[str, Any]) -> None:
+async def test_post_direct_sends_the_headers_of_httpx(
+    fake: FakeSGLang, by_httpx: list[str], settings: dict[str, Any]
+) -> None:
     url = fake.base_url.replace("http://", f"http://{settings.pop('user', '')}")
     hooked: list[httpx.Request] = []
 
@@ -81,7 +83,7 @@ async def test_both_ways_send_the_same_headers(fake: FakeSGLang, by_httpx: list[
     ],
     ids=["password", "headers", "cookies", "redirects"],
 )
-async def test_what_is_set_later_counts_and_what_httpx_alone_honours_is_left_to_it(
+async def test_post_direct_falls_back_to_httpx_for_its_features(
     fake: FakeSGLang, by_httpx: list[str], name: str, value: Any, header: str, shown: str, way: list[str]
 ) -> None:
     async with create_client(fake.base_url) as http:
@@ -96,7 +98,7 @@ async def test_what_is_set_later_counts_and_what_httpx_alone_honours_is_left_to_
 
 
 @pytest.mark.parametrize("used", [True, False])
-async def test_a_closed_connection_is_not_used(fake: FakeSGLang, used: bool) -> None:
+async def test_closed_client_is_not_used(fake: FakeSGLang, used: bool) -> None:
     http = create_client(fake.base_url)
     client = SGLangClient(http)
     if used:
@@ -107,7 +109,7 @@ async def test_a_closed_connection_is_not_used(fake: FakeSGLang, used: bool) -> 
     assert len(fake.requests) == used
 
 
-async def test_a_compressed_answer_or_refusal_is_read() -> None:
+async def test_compressed_answer_or_refusal_is_decoded() -> None:
     reply = replace(Reply.raw(gzip.compress(BODY)), headers={"Content-Encoding": "gzip"})
     refusal = replace(reply, body=gzip.compress(b"top_q is no sampling parameter"), code=400)
     async with FakeSGLang([reply, refusal]) as fake, SGLangClient(fake.base_url) as client:
@@ -116,7 +118,7 @@ async def test_a_compressed_answer_or_refusal_is_read() -> None:
             await client.generate([1], {})
 
 
-async def test_a_path_prefix_is_kept_and_one_connection_serves_all_requests_one_after_another() -> None:
+async def test_path_prefix_and_connection_reuse() -> None:
     seen: list[tuple[str, object]] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -137,7 +139,7 @@ async def test_a_path_prefix_is_kept_and_one_connection_serves_all_requests_one_
     assert len({transport for _, transport in seen}) == 1
 
 
-async def test_a_waiting_request_that_is_cancelled_frees_its_place() -> None:
+async def test_cancelled_waiting_request_frees_its_connection() -> None:
     async with FakeSGLang([Reply.hang(), OK]) as fake, create_client(fake.base_url, max_connections=1) as http:
         client = SGLangClient(http)
         first = asyncio.create_task(client.generate([1], {}))

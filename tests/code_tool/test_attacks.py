@@ -65,7 +65,7 @@ async def attempt(attack: Attack, stage: Stage) -> tuple[bool, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_the_plain_backend_lets_it_happen(attack, plain, make_stage) -> None:
+async def test_attack_succeeds_on_plain_backend(attack, plain, make_stage) -> None:
     if attack.never_on_plain:
         pytest.skip(f"the plain backend: {attack.never_on_plain}")
     worked, story = await attempt(attack, make_stage(plain))
@@ -75,7 +75,7 @@ async def test_the_plain_backend_lets_it_happen(attack, plain, make_stage) -> No
 
 
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_the_isolated_backend_blocks_it(attack, isolated, make_stage) -> None:
+async def test_local_executor_blocks_attack(attack, isolated, make_stage) -> None:
     worked, story = await attempt(attack, make_stage(isolated))
     assert not worked, story
     assert (await isolated.run("print(1)", timeout_s=30)).stdout == "1\n"
@@ -84,7 +84,7 @@ async def test_the_isolated_backend_blocks_it(attack, isolated, make_stage) -> N
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="without Landlock it takes root")
 @pytest.mark.parametrize("attack", _NAMED)
-async def test_a_change_of_root_blocks_it_where_there_is_no_landlock(attack, without_landlock, make_stage) -> None:
+async def test_chroot_blocks_attack_without_landlock(attack, without_landlock, make_stage) -> None:
     worked, story = await attempt(attack, make_stage(without_landlock))
     assert not worked, story
     assert (await without_landlock.run("print(1)", timeout_s=30)).stdout == "1\n"
@@ -104,25 +104,25 @@ _BY_ANY = [*_BY_PROGRAMS.split(), *(_BY_ONE_USER.split() if os.geteuid() else ()
 @pytest.mark.slow
 @pytest.mark.skipif(landlock_abi() < 6, reason="needs Landlock that confines TCP and signals")
 @pytest.mark.parametrize("attack", [one for one in _NAMED if one.id not in _BY_ANY])
-async def test_code_that_may_start_programs_is_blocked_but_for_what_they_need(attack, with_programs, make_stage):
+async def test_programs_mode_blocks_attack(attack, with_programs, make_stage):
     worked, story = await attempt(attack, make_stage(with_programs))
     assert not worked, story
 
 
-async def test_a_search_finds_what_is_there(isolated: CodeExecutor) -> None:
+async def test_host_view_search_finds_existing_file(isolated: CodeExecutor) -> None:
     hidden = "a = ('secret-' + 'ab' * 16) * 5000\nb = a.encode()\nc = [a[:50] for _ in range(99)]\n"
     result = await isolated.run(PRELUDE.format(facts="{}", hold_s=4) + hidden + SEARCH_OWN_MEMORY, timeout_s=120)
     assert "secret-abababababababababababababababab" in result.stdout
 
 
-async def test_the_host_sees_what_a_sandboxed_process_holds(isolated, make_stage) -> None:
+async def test_host_view_sees_sandboxed_process(isolated, make_stage) -> None:
     code = "be_known()\nkept = open('mine.txt', 'w')\nhold(60)"  # until it is seen
     attack = Attack("hold-own-file", code, lambda stage: Sight(stage, holds("/mine.txt")), timeout_s=60)
     worked, story = await attempt(attack, make_stage(isolated))
     assert worked, story
 
 
-async def test_runs_side_by_side_have_the_threads_that_they_may_have(isolated: CodeExecutor) -> None:
+async def test_parallel_runs_get_max_threads(isolated: CodeExecutor) -> None:
     code = (
         "import threading\nthreading.stack_size(65536)\nall_counted = threading.Event()\n"
         f"threads = [threading.Thread(target=all_counted.wait) for _ in range({MAX_THREADS - 1})]\n"
@@ -133,7 +133,7 @@ async def test_runs_side_by_side_have_the_threads_that_they_may_have(isolated: C
     assert [result.stdout for result in results] == [f"{MAX_THREADS}\n"] * 4, results
 
 
-async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:
+async def test_runs_draw_different_random_numbers(isolated: CodeExecutor) -> None:
     code = (
         "import gc, os, random, secrets, tempfile, uuid\nimport numpy, sympy\nfrom sympy.core.random import rng\n"
         "for thing in (random.random(), rng.random(), numpy.random.rand(), numpy.random.default_rng().random(),\n"
@@ -151,7 +151,7 @@ async def test_two_runs_share_no_random_numbers(isolated: CodeExecutor) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(os.geteuid() != 0, reason="whoever is no root runs the attack suite as an ordinary user anyway")
-def test_all_of_it_holds_for_an_ordinary_user_who_owns_what_is_attacked() -> None:
+def test_attacks_as_ordinary_user() -> None:
     files = [f"tests/code_tool/test_{name}.py" for name in ("attacks", "attacks_in_sessions", "disturbances")]
     with ordinary_user() as user:
         outcomes = user.results(*files, "-m", "slow or not slow", limit_s=1700)

@@ -53,7 +53,7 @@ async def theirs(executor: CodeExecutor) -> AsyncIterator[str]:
         pytest.param("each(*[lambda p=p: os.unlink(p) for p in {paths}])", id="delete-its-file"),
     ],
 )
-async def test_a_session_is_out_of_reach(isolated, make_stage, code, attacker) -> None:
+async def test_session_is_out_of_reach_of_other_code(isolated, make_stage, code, attacker) -> None:
     async with theirs(isolated) as secret:
         root = make_stage(isolated).scratch_root
         paths = [str(path) for path in shallow_paths(root) if path.name == "mine.txt"]
@@ -79,7 +79,7 @@ async def mine(isolated: CodeExecutor) -> AsyncIterator[Callable[..., Awaitable[
 
 
 @pytest.mark.parametrize("message", ["b'R'", "b'S'", _DONE, "b'E{}'", "b'x' * 65536"])
-async def test_messages_of_its_own_end_no_other_run(isolated, mine, message) -> None:
+async def test_forged_control_messages_end_no_other_run(isolated, mine, message) -> None:
     async with theirs(isolated):
         result = await mine(f"send({message})\nprint('a', flush=True)\ntime.sleep(0.1)")
         assert result.infra_error is None or result.session_lost
@@ -96,7 +96,7 @@ async def test_messages_of_its_own_end_no_other_run(isolated, mine, message) -> 
     ],
 )
 @pytest.mark.slow
-async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(mine, code) -> None:
+async def test_session_that_breaks_itself_is_killed_in_time(mine, code) -> None:
     async with asyncio.timeout(60):
         results = [await mine(code, 0.5)]
         await asyncio.sleep(0.1)
@@ -105,7 +105,7 @@ async def test_a_session_that_breaks_itself_ends_in_time_and_is_to_blame(mine, c
     assert [result.infra_error for result in results if result.infra_error is not None] == []
 
 
-async def test_descriptors_sent_to_the_executor_do_not_stay_there(ground: Path) -> None:
+async def test_executor_drops_descriptors_sent_by_code(ground: Path) -> None:
     executor = LocalExecutor(scratch_dir=str(ground / "isolated"), isolation="rlimits", disabled_layers=("syscalls",))
     # one message: the session may be ended as soon as it is read
     code = """

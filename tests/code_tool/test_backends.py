@@ -80,7 +80,7 @@ def on(backends: list[Any]) -> pytest.MarkDecorator:
 
 
 @on(ALL)
-async def test_it_is_a_code_executor_that_refuses_what_no_backend_can_run(executor: CodeExecutor) -> None:
+async def test_code_executor_rejects_invalid_calls(executor: CodeExecutor) -> None:
     assert isinstance(executor, CodeExecutor)
     for timeout_s in (0, -1, float("nan"), float("inf"), "5"):
         with pytest.raises(ConfigError, match="timeout_s"):
@@ -92,12 +92,14 @@ async def test_it_is_a_code_executor_that_refuses_what_no_backend_can_run(execut
 
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("limit", ["timeout_s", "max_output_chars", "max_concurrency"])
-def test_limits_must_be_positive(make: Callable[..., CodeExecutor], name: str, limit: str) -> None:
+def test_executor_rejects_limits_that_are_not_positive(
+    make: Callable[..., CodeExecutor], name: str, limit: str
+) -> None:
     with pytest.raises(ConfigError, match=limit):
         make(name, **{limit: 0})
 
 
-def test_without_camel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_camel_executor_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "camel", None)
     monkeypatch.delitem(sys.modules, "camel.interpreters", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'strands-rollout\[camel\]'"):
@@ -105,7 +107,7 @@ def test_without_camel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @on(STATELESS)
-async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor) -> None:
+async def test_stateless_executor_rejects_session(executor: CodeExecutor) -> None:
     with pytest.raises(ConfigError, match="keeps no sessions"):
         await executor.run("1", session="episode-1")
     await executor.close_session("episode-1")
@@ -145,7 +147,7 @@ async def test_who_keeps_no_sessions_refuses_them_by_name(executor: CodeExecutor
     ],
 )
 @on(SEEN)
-async def test_code_runs_as_a_script_whose_last_expression_is_shown(executor, code, stdout) -> None:
+async def test_run_prints_last_expression(executor, code, stdout) -> None:
     result = await executor.run(code)
     assert (result.exit_code, result.killed_by, result.infra_error) == (0, None, None), result
     assert stdout is None or (result.stdout, result.stderr) == (stdout, "")
@@ -180,13 +182,13 @@ async def test_code_runs_as_a_script_whose_last_expression_is_shown(executor, co
     ],
 )
 @on(SEEN)
-async def test_errors_show_the_codes_own_frames_and_no_machine_paths(executor, code, stderr) -> None:
+async def test_run_traceback_shows_only_own_frames(executor, code, stderr) -> None:
     lines = (await executor.run(code)).stderr.splitlines(keepends=True)
     assert "".join(line for line in lines if set(line.strip()) - set("~^")) == stderr  # anchors differ between Pythons
 
 
 @on(PLAIN)
-async def test_each_call_starts_fresh_in_a_clean_environment(executor, monkeypatch) -> None:
+async def test_run_starts_fresh_in_a_clean_environment(executor, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     await executor.run("x = 1; open('file', 'w').close()")
@@ -199,7 +201,7 @@ async def test_each_call_starts_fresh_in_a_clean_environment(executor, monkeypat
 
 
 @on(PLAIN)
-async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(executor: CodeExecutor) -> None:
+async def test_run_timeout_keeps_output_and_starts_with_the_code(executor: CodeExecutor) -> None:
     for limit_s in (0.3, 3.0, 30.0):  # until it is enough to print, on a busy machine too
         result = await executor.run("print('before')\nwhile True: pass", timeout_s=limit_s)
         if result.stdout:
@@ -221,14 +223,14 @@ async def test_a_timeout_keeps_what_was_printed_and_counts_from_the_code_on(exec
         ("import os; os.kill(os.getpid(), 35)", -35, "signal 35"),
     ],
 )
-async def test_the_way_the_code_ended_is_told_and_is_no_infrastructure_error(executor, code, exit_code, killed_by):
+async def test_run_reports_how_the_code_ended(executor, code, exit_code, killed_by):
     result = await executor.run(code)
     assert (result.exit_code, result.killed_by, result.infra_error) == (exit_code, killed_by, None)
     assert not result.timed_out
 
 
 @pytest.mark.parametrize("name", ALL)
-async def test_long_output_is_cut_in_the_middle(make: Callable[..., CodeExecutor], name: str) -> None:
+async def test_run_cuts_long_output_in_the_middle(make: Callable[..., CodeExecutor], name: str) -> None:
     async with make(name, max_output_chars=100) as executor:
         result = await executor.run("print('head' + 'x' * 10**6 + 'tail')")
     assert result.truncated
@@ -238,7 +240,7 @@ async def test_long_output_is_cut_in_the_middle(make: Callable[..., CodeExecutor
 
 
 @on(ALL)
-def test_loops_of_several_threads_share_one_executor(executor: CodeExecutor) -> None:
+def test_executor_is_shared_by_loops_of_several_threads(executor: CodeExecutor) -> None:
     results: list[ExecutionResult] = []
 
     async def calls() -> None:
@@ -253,7 +255,7 @@ def test_loops_of_several_threads_share_one_executor(executor: CodeExecutor) -> 
 
 
 @pytest.mark.parametrize("name", ["subprocess", *REMOTE, CAMEL])
-async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(make, name) -> None:
+async def test_max_concurrency_and_waiting_outside_time_limit(make, name) -> None:
     code = "import time; print(time.time()); time.sleep(0.3); time.time()"
     async with make(name, max_concurrency=2) as executor:
         results = await asyncio.gather(*(executor.run(code, timeout_s=20) for _ in range(4)))
@@ -265,7 +267,7 @@ async def test_no_more_run_at_once_than_allowed_and_waiting_costs_no_time_limit(
 
 
 @pytest.mark.parametrize(("name", "last_to_end"), [("subprocess", "os.getpid()"), ("strands", "os.getppid()")])
-async def test_cancelling_ends_the_code(make, name, last_to_end, tmp_path) -> None:
+async def test_cancelling_run_ends_the_code(make, name, last_to_end, tmp_path) -> None:
     code = f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(f'{{{last_to_end}}}\\n')\ntime.sleep(60)"
     async with make(name) as executor:
         running = asyncio.create_task(executor.run(code))
@@ -277,13 +279,13 @@ async def test_cancelling_ends_the_code(make, name, last_to_end, tmp_path) -> No
 
 
 @on(["subprocess", *REMOTE])
-async def test_a_child_of_the_code_does_not_survive_it(executor: CodeExecutor) -> None:
+async def test_child_process_does_not_survive_the_code(executor: CodeExecutor) -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL).pid)"
     assert exits_within(int((await executor.run(code)).stdout))
 
 
 @pytest.mark.parametrize("name", STATELESS)
-async def test_a_closed_executor_has_waited_and_refuses(make, name, tmp_path) -> None:
+async def test_aclose_waits_and_then_rejects_calls(make, name, tmp_path) -> None:
     executor, note = make(name), tmp_path / "note"
     code = f"import os, time\nopen({str(note)!r}, 'w').write('1\\n')\ntime.sleep(0.2)\nprint('done')"
     running = asyncio.create_task(executor.run(code))
@@ -296,7 +298,7 @@ async def test_a_closed_executor_has_waited_and_refuses(make, name, tmp_path) ->
 
 
 @pytest.mark.parametrize("name", ["subprocess", "strands"])
-async def test_the_scratch_directory_is_always_removed(make, name, monkeypatch, tmp_path) -> None:
+async def test_scratch_directory_is_always_removed(make, name, monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     async with make(name) as executor:

@@ -37,18 +37,18 @@ def in_process(**more: Any) -> CamelExecutor:
     ("code", "stdout"),
     [("print(1)", "1\n"), ("x = 2\nx + 3", "5\n"), ("'é'", "'é'\n"), ("print('(stderr')", "(stderr\n")],
 )
-async def test_camels_answer_is_the_output(executor: CamelExecutor, code: str, stdout: str) -> None:
+async def test_camel_answer_is_stdout(executor: CamelExecutor, code: str, stdout: str) -> None:
     result = await executor.run(code)
     assert (result.stdout, result.stderr, result.exit_code) == (stdout, "", 0)
     assert (result.infra_error, result.killed_by, result.timed_out) == (None, None, False)
 
 
-async def test_a_status_that_the_code_printed_itself_is_no_fault(executor: CamelExecutor) -> None:
+async def test_camel_ignores_return_code_printed_by_code(executor: CamelExecutor) -> None:
     result = await executor.run(f"print('(Execution failed with return code {'9' * 4301})', end='')")
     assert (result.exit_code, result.infra_error) == (0, None)
 
 
-async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(executor: CamelExecutor) -> None:
+async def test_camel_parses_stderr_and_exit_code(executor: CamelExecutor) -> None:
     result = await executor.run("print('before')\n1/0")
     assert (result.stdout, result.exit_code, result.infra_error) == ("before\n", 1, None)
     assert result.stderr.startswith('Traceback (most recent call last):\n  File "<code>", line 2, in <module>\n')
@@ -65,13 +65,13 @@ async def test_stderr_and_exit_code_are_told_apart_and_paths_are_not_shown(execu
         ("import sys; n = sys.stdout.buffer.write(b'\\xff')", "can't decode"),
     ],
 )
-async def test_what_camel_cannot_run_is_the_codes_fault(executor: CamelExecutor, code: str, words: str) -> None:
+async def test_camel_rewrite_errors_are_the_codes_fault(executor: CamelExecutor, code: str, words: str) -> None:
     result = await executor.run(code)
     assert words in result.stderr
     assert (result.exit_code, result.infra_error) == (1, None)
 
 
-async def test_camels_own_time_limit_is_the_calls_and_keeps_what_was_printed(executor: CamelExecutor) -> None:
+async def test_camel_own_time_limit_keeps_output(executor: CamelExecutor) -> None:
     for limit_s in (1, 5, 30):  # until it is enough to print, on a busy machine too
         result = await executor.run("print('before', flush=True)\nwhile True: pass", timeout_s=limit_s)
         if result.stdout:
@@ -80,14 +80,14 @@ async def test_camels_own_time_limit_is_the_calls_and_keeps_what_was_printed(exe
     assert (result.killed_by, result.exit_code) == (f"time limit of {limit_s} s", -9)
 
 
-async def test_an_interpreter_that_hangs_beyond_its_limit_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_camel_abandons_interpreter_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(camel_executor, "_OWN_LIMIT_MARGIN_S", 0.3)
     async with CamelExecutor() as executor:
         result = await executor.run("import subprocess; subprocess.Popen(['sleep', '40'])", timeout_s=0.5)
     assert (result.timed_out, result.killed_by) == (True, "time limit of 0.5 s")
 
 
-async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure() -> None:
+async def test_camel_interpreter_error_is_infra_error() -> None:
     class Failing(interpreters.DockerInterpreter):  # type: ignore[misc, name-defined]
         def run(self, code: str, code_type: str) -> str:
             raise interpreters.InterpreterError("Docker daemon is not running.")
@@ -96,7 +96,7 @@ async def test_an_interpreter_error_of_an_outside_interpreter_is_infrastructure(
         assert "Docker daemon is not running" in ((await executor.run("1")).infra_error or "")
 
 
-async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_camel_factory_timeout_is_infra_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(camel_executor, "_START_TIMEOUT_S", 0.1)
     release = threading.Event()
     async with CamelExecutor(release.wait) as executor:
@@ -108,7 +108,7 @@ async def test_a_maker_that_never_returns_is_an_infrastructure_error(monkeypatch
 
 
 @pytest.mark.parametrize("name", ["SubprocessInterpreter", "camel.interpreters.SubprocessInterpreter"])
-async def test_an_interpreter_is_found_by_name(name: str) -> None:
+async def test_camel_finds_interpreter_by_name(name: str) -> None:
     async with CamelExecutor(name, options={"execution_timeout": 5}) as executor:
         assert (await executor.run("1 + 1")).stdout == "2\n"
 
@@ -122,12 +122,12 @@ async def test_an_interpreter_is_found_by_name(name: str) -> None:
         (3, None, "expected a name, class, function or instance"),
     ],
 )
-def test_what_is_no_interpreter_is_refused(interpreter: Any, options: Any, words: str) -> None:
+def test_camel_rejects_invalid_interpreter(interpreter: Any, options: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         CamelExecutor(interpreter, options=options)
 
 
-async def test_an_interpreter_that_asks_is_refused() -> None:
+async def test_camel_rejects_require_confirm() -> None:
     with pytest.raises(ConfigError, match="require_confirm"):
         CamelExecutor(interpreters.SubprocessInterpreter())
     async with CamelExecutor(lambda: interpreters.SubprocessInterpreter()) as executor:
@@ -147,20 +147,20 @@ async def test_an_interpreter_that_asks_is_refused() -> None:
         ("1/0", "", "ZeroDivisionError: division by zero", 1),
     ],
 )
-async def test_errors_in_this_process_are_the_codes(code: str, stdout: str, stderr: str, exit_code: int) -> None:
+async def test_camel_in_process_errors_are_the_codes_fault(code: str, stdout: str, stderr: str, exit_code: int) -> None:
     async with in_process() as executor:
         result = await executor.run(code)
     assert (result.stdout, result.exit_code, result.infra_error) == (stdout, exit_code, None)
     assert result.stderr.startswith(stderr)
 
 
-async def test_code_that_exits_in_this_process_ends_nothing_but_itself() -> None:
+async def test_camel_in_process_sys_exit_ends_only_the_code() -> None:
     async with in_process(options={"unsafe_mode": True}) as executor:
         assert "SystemExit: 3" in (await executor.run("raise SystemExit(3)")).stderr
         assert (await executor.run("print(1)")).stdout == "1\n"
 
 
-async def test_calls_keep_nothing_unless_told_to() -> None:
+async def test_camel_keeps_state_only_with_reuse() -> None:
     async with in_process() as executor:
         await executor.run("x = 5")
         assert "not defined" in (await executor.run("x")).stderr
@@ -169,7 +169,7 @@ async def test_calls_keep_nothing_unless_told_to() -> None:
         assert (await executor.run("x")).stdout == "5"
 
 
-async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_camel_abandoned_threads_become_infra_error(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     options = {"action_space": {"wait": release.wait}}
     async with in_process(options=options) as executor:
@@ -182,7 +182,7 @@ async def test_code_in_this_process_is_given_up_and_then_named(monkeypatch: pyte
         assert (await executor.run("1 + 1")).stdout == "2"
 
 
-async def test_code_in_this_process_runs_one_at_a_time() -> None:
+async def test_camel_in_process_runs_one_call_at_a_time() -> None:
     with pytest.raises(ConfigError, match="max_concurrency=8, expected 1"):
         CamelExecutor("InternalPythonInterpreter")
     async with CamelExecutor(lambda: interpreters.InternalPythonInterpreter()) as executor:

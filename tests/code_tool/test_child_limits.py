@@ -52,7 +52,7 @@ def run(*, ceiling=None, alone=False):
 
 
 @needs_root
-def test_who_shares_a_user_can_start_the_threads_it_may_have_not_many_more_and_leaves_some_to_others():
+def test_child_limits_threads_with_shared_user():
     _, _, as_root, present, started, core, pending = run()
     assert as_root is None
     assert 20 <= started < present + 1000
@@ -63,14 +63,14 @@ def test_who_shares_a_user_can_start_the_threads_it_may_have_not_many_more_and_l
 
 
 @needs_root
-def test_who_is_counted_alone_can_start_exactly_the_threads_it_may_have_and_has_no_rights():
+def test_child_limits_threads_in_user_namespace():
     alone, rights, _, _, started, *_ = run(alone=True)
     if not alone:
         pytest.skip("this machine lets no ordinary user make a user namespace")
     assert (started, {int(right, 16) for right in rights}) == (19, {0})
 
 
-def test_a_child_that_shares_a_user_is_given_threads_anew_when_others_come_and_go(monkeypatch):
+def test_allow_threads_adjusts_limit_of_shared_user(monkeypatch):
     present, sent = [100], []
     link = SimpleNamespace(limit_threads=lambda child, number: sent.append((child.pid, number)))
     child = SimpleNamespace(pid=7, user=None, thread_limit=0)
@@ -85,7 +85,7 @@ def test_a_child_that_shares_a_user_is_given_threads_anew_when_others_come_and_g
     assert len(sent) == 3
 
 
-def test_the_fork_server_limits_the_threads_of_the_child_in_a_place():
+def test_fork_server_limits_threads_of_one_slot():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         fork_server = ForkServer(None, None, "/")
         fork_server._children = {process.pid: 3}

@@ -185,7 +185,7 @@ _SPARE_S = 30.0  # only a hang takes longer
 
 
 @pytest.mark.parametrize("disturbance", _NAMED)
-async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, isolated: CodeExecutor) -> None:
+async def test_local_executor_result_after_disturbance(disturbance: Disturbance, isolated: CodeExecutor) -> None:
     async with asyncio.timeout(disturbance.timeout_s + _SPARE_S):
         result = await isolated.run(disturbance.code, timeout_s=disturbance.timeout_s)
     assert disturbance.is_true(result), result
@@ -196,6 +196,6 @@ async def test_the_isolated_backend_tells_the_truth(disturbance: Disturbance, is
 
 @pytest.mark.slow
 @pytest.mark.parametrize("disturbance", _NAMED)
-async def test_the_plain_backend_tells_the_truth(disturbance: Disturbance, plain: CodeExecutor) -> None:
+async def test_plain_backend_result_after_disturbance(disturbance: Disturbance, plain: CodeExecutor) -> None:
     result = await plain.run(disturbance.code, timeout_s=disturbance.timeout_s)
     assert disturbance.is_true(result), result

@@ -45,7 +45,7 @@ async def items(stream: Any) -> list[Any]:
     return [item async for item in stream]
 
 
-async def test_code_runs_and_its_output_is_streamed_by_kind(plain: CodeExecutorSandbox) -> None:
+async def test_execute_code_streams_stdout_and_stderr(plain: CodeExecutorSandbox) -> None:
     assert isinstance(plain, Sandbox)
     out, err, result = await items(
         plain.execute_code_streaming("import sys; print('bad', file=sys.stderr); 1 + 1", "python3")
@@ -62,13 +62,13 @@ async def test_code_runs_and_its_output_is_streamed_by_kind(plain: CodeExecutorS
         ("1/0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )
-async def test_ends_are_told_as_a_shell_would(plain, code, exit_code, stderr) -> None:
+async def test_execute_code_exit_codes_are_a_shells(plain, code, exit_code, stderr) -> None:
     result = await plain.execute_code(code, "python")
     assert result.exit_code == exit_code
     assert result.stderr.endswith(stderr)
 
 
-async def test_a_timeout_is_strands_own_and_its_partial_output_is_streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_execute_code_timeout_raises_sandbox_timeout_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def time_out(*_: object, **__: object) -> ExecutionResult:
         return ExecutionResult("before\n", "", -9, timed_out=True, killed_by="time limit of 2.5 s")
 
@@ -83,7 +83,7 @@ async def test_a_timeout_is_strands_own_and_its_partial_output_is_streamed(monke
 
 
 @pytest.mark.slow
-async def test_a_call_cannot_raise_the_limit() -> None:
+async def test_max_timeout_s_bounds_each_call() -> None:
     async with SubprocessExecutor() as executor:
         sandbox = CodeExecutorSandbox(executor, max_timeout_s=0.5)
         for timeout in (None, 50):
@@ -93,7 +93,7 @@ async def test_a_call_cannot_raise_the_limit() -> None:
             CodeExecutorSandbox(executor, max_timeout_s=0)
 
 
-async def test_what_is_not_there_is_said_plainly(plain: CodeExecutorSandbox) -> None:
+async def test_execute_code_rejects_unsupported_requests(plain: CodeExecutorSandbox) -> None:
     node = await plain.execute_code("1", "node")
     assert (node.exit_code, "no interpreter 'node'" in node.stderr) == (127, True)
     moved = await plain.execute_code("1", "python3", cwd="/")
@@ -102,14 +102,14 @@ async def test_what_is_not_there_is_said_plainly(plain: CodeExecutorSandbox) -> 
     assert plain.get_tools() == []
 
 
-async def test_without_sessions_there_are_no_files(plain: CodeExecutorSandbox) -> None:
+async def test_file_operations_need_sessions(plain: CodeExecutorSandbox) -> None:
     for call in (plain.read_file("f"), plain.write_file("f", b""), plain.remove_file("f"), plain.list_files(".")):
         with pytest.raises(OSError, match="keeps no files between calls"):
             await call
     await plain.aclose()
 
 
-async def test_an_executor_that_fails_is_told_by_its_own_error(plain, monkeypatch) -> None:
+async def test_executor_fault_raises_sandbox_error(plain, monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(SandboxError, match="nowhere"):
         await plain.execute_code("1", "python3")
@@ -124,7 +124,7 @@ async def shell() -> AsyncIterator[CodeExecutorSandbox]:
         yield sandbox
 
 
-async def test_commands_and_file_operations_work_in_one_folder(shell: CodeExecutorSandbox) -> None:
+async def test_commands_and_file_operations_share_a_folder(shell: CodeExecutorSandbox) -> None:
     await shell.write_text("sub/in.txt", "a\nb\n")
     found = await shell.execute(
         "pwd; wc -l < in.txt; echo $X > out.txt; cat nowhere; exit 3", cwd="sub", env={"X": "1"}
@@ -137,7 +137,7 @@ async def test_commands_and_file_operations_work_in_one_folder(shell: CodeExecut
     assert not Path(folder).exists()  # noqa: ASYNC240
 
 
-async def test_a_command_at_its_limit_ends_with_its_processes_and_files_stay(shell: CodeExecutorSandbox) -> None:
+async def test_command_timeout_kills_processes_and_keeps_files(shell: CodeExecutorSandbox) -> None:
     await shell.write_text("kept", "x")
     stream = shell.execute_streaming("sleep 100 & echo $$ $!; sleep 100", timeout=0.5)
     printed = await anext(stream)
@@ -169,7 +169,7 @@ async def test_commands_reach_no_files_outside(shell: CodeExecutorSandbox, tmp_p
     assert not Path(f"{outside}.new").exists()  # noqa: ASYNC240
 
 
-async def test_where_code_starts_no_programs_there_is_no_shell() -> None:
+async def test_execute_without_programs_has_no_shell() -> None:
     async with local() as executor:
         if (await executor.start()).isolation != "full":
             pytest.skip("this machine does not refuse programs")
@@ -204,14 +204,14 @@ async def test_code_and_files_share_the_session(kept: CodeExecutorSandbox) -> No
 
 @pytest.mark.parametrize("size", [0, 12_000, 150_000])
 @pytest.mark.slow
-async def test_any_bytes_survive_the_way_there_and_back(kept: CodeExecutorSandbox, size: int) -> None:
+async def test_write_file_and_read_file_keep_any_bytes(kept: CodeExecutorSandbox, size: int) -> None:
     content = os.urandom(size)
     await kept.write_file("data", b"what was there before")
     await kept.write_file("data", content)
     assert await kept.read_file("data") == content
 
 
-async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecutorSandbox) -> None:
+async def test_file_operations_raise_pythons_errors(kept: CodeExecutorSandbox) -> None:
     await kept.write_file("file", b"")
     with pytest.raises(SandboxPathNotFoundError):
         await kept.list_files("nowhere")
@@ -231,7 +231,7 @@ async def test_what_is_wrong_with_a_path_is_told_as_python_would(kept: CodeExecu
         *('{"errno": 1}', '{"errno": ' + "9" * 5000 + ', "words": ""}', "[" * 5000),
     ],
 )
-async def test_answers_that_code_has_forged_are_an_error_of_the_path(kept: CodeExecutorSandbox, answer: str) -> None:
+async def test_forged_answers_of_file_operations_are_errors(kept: CodeExecutorSandbox, answer: str) -> None:
     await kept.execute_code(f"import json\njson.dumps = lambda *_: {answer!r}", "python3")
     for call in (kept.read_file("f"), kept.list_files(".")):
         with pytest.raises(OSError, match="in the sandbox|the sandbox's answer can't be read") as caught:
@@ -239,14 +239,14 @@ async def test_answers_that_code_has_forged_are_an_error_of_the_path(kept: CodeE
         assert caught.value.errno == errno.EINVAL
 
 
-async def test_a_file_without_end_is_refused(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_read_file_rejects_endless_file(kept: CodeExecutorSandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.strands_sandbox._MAX_FILE_BYTES", 30_000)
     with pytest.raises(OSError, match="more than 30000 bytes, or without end") as caught:
         await kept.read_file("/dev/urandom")
     assert caught.value.errno == errno.EFBIG
 
 
-async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> None:
+async def test_sandboxes_have_own_sessions_unless_named() -> None:
     async with local() as executor:
         one, other = CodeExecutorSandbox(executor), CodeExecutorSandbox(executor, session="named")
         await one.execute_code("x = 1", "python3")
@@ -257,7 +257,7 @@ async def test_sandboxes_have_sessions_of_their_own_unless_one_is_named() -> Non
         assert "NameError" in (await one.execute_code("x", "python3")).stderr
 
 
-async def test_a_lost_session_is_told() -> None:
+async def test_lost_session_is_reported() -> None:
     async with local() as executor:
         sandbox = CodeExecutorSandbox(executor)
         result = await sandbox.execute_code("import os; os._exit(1)", "python3")
@@ -269,7 +269,7 @@ async def test_a_lost_session_is_told() -> None:
 # ---- a real agent
 
 
-async def test_strands_file_editor_works_on_the_sessions_files(shipped_tokenizer, kept) -> None:
+async def test_strands_file_editor_edits_session_files(shipped_tokenizer, kept) -> None:
     file_editor = importlib.import_module("strands.vended_tools").file_editor
     path = (await kept.execute_code("import os; print(os.path.abspath('notes.txt'))", "python3")).stdout.strip()
     create = TOOL_CALL.format(

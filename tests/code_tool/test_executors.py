@@ -32,18 +32,18 @@ def nothing() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("name", "kind"), [("local", LocalExecutor), ("subprocess", SubprocessExecutor)])
-def test_a_name_makes_its_executor_once_per_process(name: str, kind: type) -> None:
+def test_shared_executor_is_made_once_per_process(name: str, kind: type) -> None:
     assert isinstance(shared_executor(name), kind)
     assert shared_executor(name) is shared_executor(name)
     assert make_executor(name) is not shared_executor(name)
 
 
 @pytest.mark.parametrize("room", ["code_tool", "sandbox"])
-def test_the_dotted_path_of_an_executor_is_found_under_its_rooms_old_name_too(room: str) -> None:
+def test_make_executor_accepts_old_dotted_paths(room: str) -> None:
     assert isinstance(make_executor(f"strands_rollout.{room}.SubprocessExecutor"), SubprocessExecutor)
 
 
-def test_options_make_another_one() -> None:
+def test_shared_executor_differs_by_options() -> None:
     small = {"name": "local", "memory_mb": 512, "libraries": ["numpy"]}
     executor = shared_executor(small)
     assert executor is shared_executor(dict(reversed(small.items())))
@@ -51,7 +51,7 @@ def test_options_make_another_one() -> None:
     assert executor.facts.memory_mb == 512  # type: ignore[attr-defined]
 
 
-def test_a_dotted_path_makes_an_executor_of_the_users_own() -> None:
+def test_make_executor_from_dotted_path() -> None:
     executor = make_executor({"name": f"{__name__}.EchoExecutor", "prefix": "> "})
     assert isinstance(executor, CodeExecutor)
     assert asyncio.run(executor.run("1")).stdout == "> 1"
@@ -73,12 +73,12 @@ def test_a_dotted_path_makes_an_executor_of_the_users_own() -> None:
         (f"{__name__}.nothing", "made a dict; expected a CodeExecutor"),
     ],
 )
-def test_a_bad_setting_says_what_was_got_and_what_is_expected(setting: Any, message: str) -> None:
+def test_make_executor_rejects_invalid_setting(setting: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_executor(setting)
 
 
-def test_options_values_are_not_shown() -> None:
+def test_make_executor_error_hides_option_values() -> None:
     with pytest.raises(ConfigError) as refused:
         make_executor({"name": "local", "api_key": "secret-value"})
     assert "secret-value" not in str(refused.value)
@@ -86,7 +86,7 @@ def test_options_values_are_not_shown() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), places=st.integers(1, 4), calls=st.integers(1, 40))
-def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, places: int, calls: int) -> None:
+def test_fair_queue_keeps_slots_when_calls_are_cancelled(seed: int, places: int, calls: int) -> None:
     chance = random.Random(seed)
 
     async def run() -> None:
@@ -117,7 +117,7 @@ def test_no_place_is_lost_or_given_twice_however_calls_are_cancelled(seed: int, 
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["a call waits", "a call comes later"])
-def test_places_of_calls_whose_loop_was_closed_go_to_others_once(waits: bool) -> None:
+def test_fair_queue_reclaims_slots_of_closed_loops(waits: bool) -> None:
     queue, lost = FairQueue(2), []
     kept: list[asyncio.Future[None]] = []
 
@@ -166,7 +166,7 @@ def test_places_of_calls_whose_loop_was_closed_go_to_others_once(waits: bool) ->
         ({}, 16),
     ],
 )
-def test_a_quota_of_a_cgroup_counts_else_the_affinity(tmp_path, monkeypatch, files, cpus) -> None:
+def test_usable_cpus_reads_cgroup_quota_or_affinity(tmp_path, monkeypatch, files, cpus) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)), raising=False)
     (tmp_path / "cpu").mkdir()
     for name, content in files.items():
@@ -179,7 +179,7 @@ MARKER = re.compile(r"\n\.\.\. \[(\d+) characters dropped\] \.\.\.\n")
 
 @settings(deadline=None)
 @given(text=st.text(alphabet="aé漢😀\n", max_size=300), cap=st.integers(1, 60), step=st.integers(1, 17))
-def test_every_character_is_kept_or_counted_however_the_bytes_arrive(text: str, cap: int, step: int) -> None:
+def test_capped_output_keeps_or_counts_every_character(text: str, cap: int, step: int) -> None:
     output = CappedOutput(cap)
     data = text.encode()
     for start in range(0, len(data), step):

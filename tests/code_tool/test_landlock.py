@@ -67,7 +67,7 @@ def child(place, confined_child):
 
 @needs_landlock
 @pytest.mark.parametrize("user", USERS)
-def test_files_outside_are_out_of_reach(child, user):
+def test_ruleset_refuses_files_outside(child, user):
     script = f"""
 confine(user={user}, read=["open"])
 say(
@@ -87,7 +87,7 @@ say(
 
 @needs_landlock
 @pytest.mark.parametrize("abi", ABIS)
-def test_every_abi_confines_and_lets_work(child, abi):
+def test_ruleset_of_every_abi_confines_and_permits_work(child, abi):
     script = f"""
 confine({abi}, read=["open", "open/shown"], devices=["/dev/urandom"])
 os.chdir("work")
@@ -119,7 +119,7 @@ say(
 
 @needs_landlock
 @pytest.mark.parametrize("user", USERS)
-def test_ordinary_code_works(child, user):
+def test_ordinary_code_works_under_ruleset(child, user):
     folders = {sys.base_prefix, sys.prefix, *site.getsitepackages(), sysconfig.get_path("stdlib"), "/proc", "/sys"}
     folders |= {name for name in ("/usr", "/lib", "/lib64", "/etc") if Path(name).exists()}
     script = f"""
@@ -142,7 +142,7 @@ say(**failures)
 
 
 @needs_landlock
-def test_the_descriptor_is_closed_once_and_on_exec(place):
+def test_ruleset_closes_descriptor_once_and_on_exec(place):
     rules = Ruleset()
     assert not os.get_inheritable(rules.fd)
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -162,7 +162,7 @@ def test_the_descriptor_is_closed_once_and_on_exec(place):
 
 
 @needs_landlock
-def test_a_newer_abi_than_is_known_is_used_like_the_newest_known():
+def test_ruleset_uses_newest_known_abi():
     if KERNEL_ABI < kernel.NEWEST_LANDLOCK_ABI:
         pytest.skip(f"the kernel offers ABI {KERNEL_ABI}")
     rules = Ruleset(kernel.NEWEST_LANDLOCK_ABI + 5)
@@ -170,12 +170,12 @@ def test_a_newer_abi_than_is_known_is_used_like_the_newest_known():
     rules.close()
 
 
-def test_an_abi_below_one_is_refused():
+def test_ruleset_rejects_abi_below_one():
     with pytest.raises(ValueError, match="expected 1 to 7"):
         Ruleset(0)
 
 
-def test_a_kernel_without_landlock_is_said_to_have_none(monkeypatch):
+def test_landlock_abi_is_zero_without_landlock(monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSYS, "no such call")
 

@@ -102,7 +102,7 @@ async def until(condition: Any, within_s: float = 30.0) -> bool:
     return is_met
 
 
-async def test_a_session_keeps_variables_and_files_until_it_is_closed(executor: LocalExecutor) -> None:
+async def test_session_keeps_variables_and_files_until_closed(executor: LocalExecutor) -> None:
     await executor.run("x = 1; import math; open('f', 'w').write('kept')", session="a")
     assert (await executor.run("x + 1, math.pi > 3, open('f').read()", session="a")).stdout == "(2, True, 'kept')\n"
     assert "NameError" in (await executor.run("x", session="b")).stderr
@@ -115,7 +115,7 @@ async def test_a_session_keeps_variables_and_files_until_it_is_closed(executor: 
     await executor.close_session("never opened")
 
 
-async def test_a_session_shows_each_calls_own_output_and_lines(executor: LocalExecutor) -> None:
+async def test_session_call_shows_its_own_output_and_lines(executor: LocalExecutor) -> None:
     await executor.run("def f(x):\n    return 1 / x", session="lines")
     result = await executor.run("print('é', end='')\nf(0)", session="lines")
     assert result.stdout == "é"
@@ -130,7 +130,7 @@ async def test_a_session_shows_each_calls_own_output_and_lines(executor: LocalEx
 
 
 @pytest.mark.parametrize("end", ["while True: pass", "import os; os._exit(3)", "import ctypes; ctypes.string_at(0)"])
-async def test_a_session_whose_process_ends_is_lost_and_says_so(executor: LocalExecutor, end: str) -> None:
+async def test_session_whose_process_ends_is_reported_lost(executor: LocalExecutor, end: str) -> None:
     for limit_s in (0.5, 5.0, 20.0):  # until it is enough to print, on a busy machine too
         await executor.run("x = 1", session="short")
         result = await executor.run(f"print('before')\n{end}", session="short", timeout_s=limit_s)
@@ -144,7 +144,7 @@ async def test_a_session_whose_process_ends_is_lost_and_says_so(executor: LocalE
 
 
 @LINUX
-async def test_nothing_of_a_session_runs_between_its_calls(executor: LocalExecutor) -> None:
+async def test_session_is_stopped_between_calls(executor: LocalExecutor) -> None:
     code = "import os, threading, time\nn = 0\ndef count():\n    global n\n    while True: n += 1\n"
     code += "threading.Thread(target=count, daemon=True).start()\nwhile n == 0: time.sleep(0.001)\nos.getpid()"
     pid = int((await executor.run(code, session="busy")).stdout)
@@ -157,7 +157,7 @@ async def test_nothing_of_a_session_runs_between_its_calls(executor: LocalExecut
     assert await until(lambda: not is_running(pid))
 
 
-async def test_calls_of_one_session_come_one_after_the_other(executor: LocalExecutor) -> None:
+async def test_session_calls_run_one_after_the_other(executor: LocalExecutor) -> None:
     await executor.run("n = 0", session="serial")
     code = "import time\nm = n\ntime.sleep(0.05)\nn = m + 1"
     await asyncio.gather(*(executor.run(code, session="serial") for _ in range(5)))
@@ -165,13 +165,13 @@ async def test_calls_of_one_session_come_one_after_the_other(executor: LocalExec
     await executor.close_session("serial")
 
 
-async def test_a_session_needs_a_name(executor: LocalExecutor) -> None:
+async def test_run_rejects_empty_session_name(executor: LocalExecutor) -> None:
     for session in ("", 3):
         with pytest.raises(ConfigError, match="expected a name"):
             await executor.run("1", session=session)  # type: ignore[arg-type]
 
 
-async def test_the_wait_for_a_place_is_told(small: LocalExecutor) -> None:
+async def test_run_reports_queued_s(small: LocalExecutor) -> None:
     first = asyncio.create_task(small.run(UNTIL_GO))
     assert await has_begun(small)
     second = asyncio.create_task(small.run("1"))
@@ -185,7 +185,7 @@ async def test_the_wait_for_a_place_is_told(small: LocalExecutor) -> None:
 @LINUX
 @pytest.mark.parametrize("victim", ["supervisor", "fork_server"])
 @pytest.mark.slow
-async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results(fragile, victim) -> None:
+async def test_run_survives_killed_supervisor_with_64_calls(fragile, victim) -> None:
     calls = [asyncio.create_task(fragile.run(f"import time; time.sleep(0.1); print({n})")) for n in range(64)]
     await asyncio.sleep(0.4)
     os.kill(helpers(fragile)[victim == "fork_server"], signal.SIGKILL)
@@ -195,7 +195,7 @@ async def test_killed_in_the_middle_of_64_calls_all_come_back_with_their_results
 
 
 @pytest.mark.parametrize("session", [None, "s"])
-def test_a_loop_that_is_closed_with_calls_in_flight_keeps_no_place_and_no_code(session: str | None) -> None:
+def test_closed_loop_releases_slot_and_ends_code(session: str | None) -> None:
     executor = bare(timeout_s=60, max_concurrency=1)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(executor.start())
@@ -213,7 +213,7 @@ def test_a_loop_that_is_closed_with_calls_in_flight_keeps_no_place_and_no_code(s
 
 
 @LINUX
-async def test_code_and_nothing_else_is_what_the_kernel_ends_first_without_memory(fragile: LocalExecutor) -> None:
+async def test_oom_killer_prefers_code(fragile: LocalExecutor) -> None:
     def score(path: str) -> int:
         return int(Path("/proc", path, "oom_score_adj").read_text())
 
@@ -231,7 +231,7 @@ async def test_code_and_nothing_else_is_what_the_kernel_ends_first_without_memor
 
 @LINUX
 @pytest.mark.parametrize("in_a_call", [True, False])
-async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(fragile, in_a_call) -> None:
+async def test_session_of_dead_supervisor_is_reported_lost(fragile, in_a_call) -> None:
     await fragile.run("import time", session="a")
     code = "open('begun', 'w').close(); time.sleep(60)" if in_a_call else "print('fresh')"
     call = asyncio.create_task(fragile.run(code, session="a")) if in_a_call else None
@@ -247,7 +247,7 @@ async def test_a_session_that_the_supervisor_took_along_is_never_silently_fresh(
 
 @pytest.mark.slow
 @LINUX
-async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stopped_supervisor_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     grace, kill = "strands_rollout.code_tool.local._ANSWER_GRACE_S", SupervisorLink.kill
 
     def kill_and_give_the_next_one_time(link: SupervisorLink) -> None:
@@ -263,7 +263,7 @@ async def test_a_supervisor_that_is_stopped_is_replaced(monkeypatch: pytest.Monk
 
 
 @LINUX
-async def test_nothing_is_left_when_it_is_closed() -> None:
+async def test_aclose_leaves_nothing_behind() -> None:
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     executor = bare()
     await executor.run("import os; os.makedirs('a/b'); open('a/b/c', 'w').close()")
@@ -300,7 +300,7 @@ _IN_ITS_FOLDER = {
 
 @LINUX
 @pytest.mark.parametrize(("code", "limit"), list(_IN_ITS_FOLDER.values()), ids=list(_IN_ITS_FOLDER))
-async def test_what_code_does_in_its_folder_is_never_a_fault_of_the_sandbox(executor, code, limit) -> None:
+async def test_code_in_its_folder_never_causes_infra_error(executor, code, limit) -> None:
     await executor.start()
     root = root_of(executor)
     pause_s = 0.4 if limit is None else 60  # until it is ended
@@ -329,7 +329,7 @@ def small_disk() -> Iterator[Path]:
 
 @LINUX
 @pytest.mark.slow
-async def test_who_fills_a_disk_by_deleted_files_of_its_processes_is_ended_and_its_neighbour_is_not(small_disk) -> None:
+async def test_disk_limit_counts_deleted_files_of_own_processes(small_disk) -> None:
     fill = """
 import os, time
 for i in range(8):
@@ -358,7 +358,7 @@ time.sleep(30)
 
 @LINUX
 @pytest.mark.slow
-async def test_programs_that_come_and_go_while_the_disk_is_measured_hide_nothing() -> None:
+async def test_disk_limit_with_short_lived_programs() -> None:
     work = (
         "import subprocess\nshell = 'for i in $(seq 300); do head -c 900000 /dev/urandom | cat > f$((i % 9)); done'\n"
     )
@@ -369,7 +369,7 @@ async def test_programs_that_come_and_go_while_the_disk_is_measured_hide_nothing
 
 
 @LINUX
-async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: LocalExecutor) -> None:
+async def test_disk_limit_counts_last_writes_of_session_call(small: LocalExecutor) -> None:
     code = "import os\nfor n in range(8):\n    open(f'f{n}', 'wb').write(bytes(8 << 20))\nos.listdir()"
     result = await small.run(code, session="s")
     assert (result.killed_by or "").startswith("disk limit of 16 MiB"), result
@@ -378,7 +378,7 @@ async def test_what_a_sessions_call_wrote_in_its_last_moment_counts(small: Local
     await small.close_session("s")
 
 
-async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_run_retries_when_no_child_can_be_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strands_rollout.code_tool.sandbox.supervisor._FORK_PAUSE_S", 0.0)
     limits = {"memory_mb": 1, "disk_mb": 1, "max_files": 9, "max_threads": 9, "max_output_mb": 1, "max_output_chars": 9}
     settings = {"limits": limits, "spares": 0, "root": "/tmp"}
@@ -398,7 +398,7 @@ async def test_a_call_waits_a_moment_for_processes_that_others_have_used_up(monk
 
 
 @LINUX
-async def test_a_run_finds_nothing_of_an_earlier_one_in_the_times_and_sizes_of_folders(small: LocalExecutor) -> None:
+async def test_folder_times_and_sizes_reveal_no_earlier_run(small: LocalExecutor) -> None:
     look = "import os, time\nhere = os.stat('.')\nhere.st_ino, here.st_size, here.st_blocks, here.st_nlink"
     times = "import os\nmin(getattr(os.stat(f), t) for f in '. ..'.split() for t in ('st_mtime', 'st_ctime'))"
     grow = "for n in range(600): open('f' * 200 + str(n), 'w').close()"
@@ -413,7 +413,7 @@ async def test_a_run_finds_nothing_of_an_earlier_one_in_the_times_and_sizes_of_f
 
 
 @LINUX
-async def test_no_run_can_leave_an_access_time_at_a_library_for_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_library_access_times_carry_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)  # noqa: PTH101, S103 - code has another user
         library = Path(folder, "message_board")
@@ -447,7 +447,7 @@ asyncio.run(main())
     "end", ["pass", "os._exit(0)", "os.kill(os.getpid(), 9)", "sys.exit(3)", "os.fork() and os._exit(0) or os.pause()"]
 )
 @pytest.mark.slow
-async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
+async def test_sandbox_ends_with_its_process(end: str) -> None:
     end = end.replace("os.pause()", "__import__('time').sleep(2)")
     done = await asyncio.to_thread(
         subprocess.run,
@@ -463,7 +463,7 @@ async def test_it_dies_with_its_process_however_that_ends(end: str) -> None:
 
 
 @LINUX
-async def test_what_killed_processes_left_behind_is_deleted_by_the_next(tmp_path: Path) -> None:
+async def test_start_deletes_abandoned_scratch_directories(tmp_path: Path) -> None:
     tmp_path.chmod(0o711)  # noqa: ASYNC240
     abandoned = tmp_path / "strands-rollout-code-abandoned"
     (abandoned / "0").mkdir(parents=True)
@@ -478,11 +478,11 @@ async def test_what_killed_processes_left_behind_is_deleted_by_the_next(tmp_path
             assert (await executor.run("open('f', 'w').write('x')")).exit_code == 0
 
 
-async def test_sets_have_one_order_in_every_sandbox(executor: LocalExecutor, small: LocalExecutor) -> None:
+async def test_sets_have_the_same_order_in_every_sandbox(executor: LocalExecutor, small: LocalExecutor) -> None:
     assert len({(await each.run("set('abcdefghij')")).stdout for each in (executor, small)}) == 1
 
 
-async def test_only_the_named_libraries_can_be_imported() -> None:
+async def test_only_named_libraries_can_be_imported() -> None:
     async with LocalExecutor(libraries=["numpy"]) as executor:
         assert (await executor.run("import numpy; 1")).stdout == "1\n"
         for name in ("sympy", "strands_rollout", "transformers", "pytest"):
@@ -501,7 +501,7 @@ async def test_matplotlib_draws() -> None:
     assert result.stdout == "b'\\x89PNG'\n", result
 
 
-async def test_a_library_that_is_not_installed_is_named() -> None:
+async def test_start_names_library_that_is_not_installed() -> None:
     with pytest.raises(ConfigError, match="'no-such-library', which is not installed"):
         await LocalExecutor(libraries=["no-such-library"]).run("1")
 
@@ -515,7 +515,7 @@ async def test_a_library_that_is_not_installed_is_named() -> None:
         ({"libraries": "numpy"}, r"expected a list of names: \['numpy'\]"),
     ],
 )
-def test_a_wrong_setting_is_refused(options: dict[str, Any], message: str) -> None:
+def test_local_executor_rejects_invalid_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LocalExecutor(**options)
 
@@ -529,7 +529,7 @@ def test_a_wrong_setting_is_refused(options: dict[str, Any], message: str) -> No
         (["files"], "seccomp", "files"),
     ],
 )
-async def test_less_than_was_asked_for_is_refused_unless_it_is_named(disabled, isolation, missing, caplog) -> None:
+async def test_start_rejects_less_isolation_unless_named(disabled, isolation, missing, caplog) -> None:
     with pytest.raises(SandboxError, match=f"can't enforce isolation='full'.* {missing}: .*isolation='{isolation}'"):
         await bare(disabled_layers=disabled).run("1")
     caplog.set_level(logging.INFO)
@@ -547,7 +547,7 @@ async def test_less_than_was_asked_for_is_refused_unless_it_is_named(disabled, i
 @pytest.mark.slow
 @LINUX
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its root directory")
-async def test_without_landlock_root_changes_its_root_directory() -> None:
+async def test_chroot_replaces_landlock_for_root() -> None:
     async with LocalExecutor(disabled_layers=["landlock"]) as executor:
         assert (await executor.start()).isolation == "full"
         code = "import os; os.getcwd(), os.listdir('/'), os.path.exists('/etc'), os.path.exists('/proc')"
@@ -556,7 +556,7 @@ async def test_without_landlock_root_changes_its_root_directory() -> None:
         assert (await executor.run("import tempfile; tempfile.mkdtemp().rpartition('/')[0]")).stdout == "''\n"
 
 
-async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
+async def test_start_names_unusable_scratch_dir() -> None:
     with pytest.raises(SandboxError, match="'/nowhere/tmp'.*scratch_dir"):
         await bare(scratch_dir="/nowhere/tmp").run("1")
 
@@ -564,7 +564,7 @@ async def test_a_scratch_directory_that_can_not_be_made_is_named() -> None:
 @pytest.mark.parametrize(
     ("command", "words"), [(["false"], "it ended"), (["sleep", "60"], "timed out")], ids=["ends", "never answers"]
 )
-async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(monkeypatch, tmp_path, command, words):
+async def test_start_failure_reports_reason_and_leaves_nothing(monkeypatch, tmp_path, command, words):
     link = "strands_rollout.code_tool.supervisor_link"
     monkeypatch.setattr(f"{link}.python_command", lambda *_: command)
     monkeypatch.setattr(f"{link}._START_TIMEOUT_S", 1.0 if words == "timed out" else 60.0)
@@ -583,7 +583,7 @@ async def test_a_supervisor_that_does_not_start_says_so_and_leaves_nothing(monke
         ("import os, time\nos.write(3, b'D\\x05'); time.sleep(20)", 5, None),  # as os._exit(5) would have it
     ],
 )
-async def test_code_that_finds_the_control_socket_can_only_end_itself(executor, code, exit_code, killed_by, session):
+async def test_code_with_control_socket_ends_only_itself(executor, code, exit_code, killed_by, session):
     result = await executor.run(f"print('before')\n{code}", session=session, timeout_s=10)
     if session is not None and "SystemExit" in code:
         exit_code = 1  # the session's process can't tell its code any more, and ends
@@ -618,7 +618,7 @@ AS_ROOT = pytest.mark.skipif(not ROOT, reason="an ordinary user's code reads wha
 
 @LINUX
 @AS_ROOT
-async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_not_root(roots_secret: Path) -> None:
+async def test_imports_from_folders_that_only_root_can_read(roots_secret: Path) -> None:
     secret = roots_secret
     async with LocalExecutor(libraries=["numpy", "rootsown"]) as executor:
         report = await executor.start()
@@ -633,7 +633,7 @@ async def test_files_that_only_root_may_read_can_be_imported_by_a_user_that_is_n
 
 @LINUX
 @AS_ROOT
-async def test_code_with_programs_that_reads_as_root_changes_no_file_of_roots(roots_secret: Path) -> None:
+async def test_programs_reading_as_root_change_no_root_files(roots_secret: Path) -> None:
     before = os.stat(roots_secret)  # noqa: PTH116
     async with LocalExecutor(libraries=["rootsown"], isolation="files", programs=True) as executor:
         assert (await executor.run("import rootsown; rootsown.VALUE")).stdout == "42\n"
@@ -644,7 +644,7 @@ async def test_code_with_programs_that_reads_as_root_changes_no_file_of_roots(ro
     assert (after.st_mode, after.st_ctime_ns) == (before.st_mode, before.st_ctime_ns)
 
 
-async def test_a_call_that_waited_for_a_session_that_was_lost_goes_on_in_the_next_one(executor: LocalExecutor) -> None:
+async def test_call_waiting_for_lost_session_runs_in_new_one(executor: LocalExecutor) -> None:
     lost, waited = await asyncio.gather(
         executor.run("while True: pass", session="s", timeout_s=0.5), executor.run("y = 5", session="s")
     )
@@ -653,7 +653,7 @@ async def test_a_call_that_waited_for_a_session_that_was_lost_goes_on_in_the_nex
     await executor.close_session("s")
 
 
-async def test_cancelling_a_sessions_call_ends_the_session_and_the_next_call_says_so(executor: LocalExecutor) -> None:
+async def test_cancelled_session_call_ends_session(executor: LocalExecutor) -> None:
     pid = int((await executor.run("import os, time; os.getpid()", session="s")).stdout)
     call = asyncio.create_task(executor.run("open('begun', 'w').close(); time.sleep(60)", session="s"))
     assert await has_begun(executor)
@@ -667,7 +667,7 @@ async def test_cancelling_a_sessions_call_ends_the_session_and_the_next_call_say
     await executor.close_session("s")
 
 
-async def test_calls_that_wait_for_their_session_hold_no_place() -> None:
+async def test_calls_waiting_for_session_hold_no_slot() -> None:
     async with bare(max_concurrency=2) as executor:
         calls = [asyncio.create_task(executor.run(UNTIL_GO, session="s")) for _ in range(5)]
         assert await has_begun(executor)
@@ -678,7 +678,7 @@ async def test_calls_that_wait_for_their_session_hold_no_place() -> None:
 
 
 @LINUX
-async def test_memory_without_a_file_is_mapped_as_ever(small: LocalExecutor) -> None:
+async def test_anonymous_mmap_works(small: LocalExecutor) -> None:
     code = """
 import mmap
 whole, readable = mmap.mmap(-1, 4096), mmap.mmap(-1, 4096, access=mmap.ACCESS_READ)
@@ -700,7 +700,7 @@ print(type(whole), whole[:2], len(whole), mmap.mmap(-1, 9, mmap.MAP_PRIVATE)[:1]
 @LINUX
 @pytest.mark.slow
 @pytest.mark.xfail(strict=False, reason="the machine's memory is read as a whole: the warning is missed in some runs")
-async def test_memory_that_belongs_to_no_process_and_comes_back_with_the_end_of_code_is_told(caplog) -> None:
+async def test_memory_watch_warns_of_unaccounted_memory(caplog) -> None:
     hold_half = "import os, socket, time\nfile, kept = os.open('a', os.O_CREAT | os.O_RDWR), []\n"
     hold_half += "for i in range({0}):\n    if i % 100 == 0: kept.append(socket.socketpair())\n"
     hold_half += "    os.ftruncate(file, 0)\n    os.pwrite(file, bytes(2 << 20), 0)\n"
@@ -750,7 +750,7 @@ import m7
 
 
 @pytest.mark.parametrize("disabled", [[], pytest.param(["landlock"], marks=[pytest.mark.slow, LINUX])])
-async def test_modules_that_code_writes_can_be_imported_at_once(disabled: list[str]) -> None:
+async def test_code_imports_modules_that_it_just_wrote(disabled: list[str]) -> None:
     if disabled and not ROOT:
         pytest.skip("only root can change its root directory")
     async with bare(disabled_layers=disabled) as executor:
@@ -790,7 +790,7 @@ def _make_library(folder: Path, name: str, source: str) -> None:
 
 
 @LINUX
-async def test_no_two_runs_get_the_same_random_numbers_of_a_library(tmp_path, monkeypatch) -> None:
+async def test_runs_draw_different_random_numbers_per_library(tmp_path, monkeypatch) -> None:
     for name, (source, _) in _LIBRARIES.items():
         _make_library(tmp_path, name, _GENERATOR + source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -802,7 +802,7 @@ async def test_no_two_runs_get_the_same_random_numbers_of_a_library(tmp_path, mo
 
 
 @LINUX
-async def test_a_library_whose_random_numbers_can_not_be_made_different_is_named(tmp_path, monkeypatch) -> None:
+async def test_start_names_library_that_cannot_be_reseeded(tmp_path, monkeypatch) -> None:
     _make_library(tmp_path, "torch", "version = 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(SandboxError, match="random numbers of torch can't be made different.*remove torch"):
@@ -810,7 +810,7 @@ async def test_a_library_whose_random_numbers_can_not_be_made_different_is_named
 
 
 @LINUX
-async def test_files_are_copied_in_every_way_that_python_has(small: LocalExecutor) -> None:
+async def test_python_copies_files_in_every_way(small: LocalExecutor) -> None:
     code = """
 import pathlib, shutil
 pathlib.Path("a").write_text("text" * 9)
@@ -825,7 +825,7 @@ if hasattr(pathlib.Path, "copy"):  # Python 3.14
 
 
 @LINUX
-async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExecutor) -> None:
+async def test_shared_anonymous_memory_is_no_disk_usage(executor: LocalExecutor) -> None:
     code = "import mmap, time\nkept = [mmap.mmap(-1, 4096) for _ in range(9)]\ntime.sleep(0.3)\nlen(kept)"  # looked at
     result = await executor.run(code)
     assert (result.stdout, result.killed_by) == ("9\n", None)
@@ -834,7 +834,7 @@ async def test_shared_memory_without_a_file_is_no_disk_space(executor: LocalExec
 @LINUX
 @pytest.mark.parametrize("handles", ["kept", "closed"])
 @pytest.mark.parametrize("name", ["a\\rb", "a\\r1 2 3 zz:q 5 x", "a (deleted)\\n0-1 r", "a\\x0cb\\x85\\x0b"])
-async def test_no_name_keeps_a_deleted_file_that_is_mapped_from_being_counted(
+async def test_disk_limit_counts_mapped_deleted_files_of_any_name(
     small: LocalExecutor, name: str, handles: str
 ) -> None:
     code = f"""
@@ -855,7 +855,7 @@ time.sleep(60)
 
 
 @LINUX
-async def test_libraries_that_are_replaced_under_a_process_are_not_on_its_account(tmp_path, monkeypatch) -> None:
+async def test_disk_limit_ignores_replaced_libraries(tmp_path, monkeypatch) -> None:
     package = tmp_path / "replaced_library"
     package.mkdir()
     (package / "__init__.py").write_text(
@@ -881,14 +881,14 @@ async def test_libraries_that_are_replaced_under_a_process_are_not_on_its_accoun
     assert [(result.stdout, result.killed_by) for result in results] == [("done\n", None)] * 2
 
 
-async def test_much_too_long_code_is_the_codes_own_fault(executor: LocalExecutor) -> None:
+async def test_run_rejects_code_that_is_too_long(executor: LocalExecutor) -> None:
     result = await executor.run("#" * 16_000_001)
     assert (result.exit_code, result.infra_error) == (1, None)
     assert "at most 16000000 can be run" in result.stderr
 
 
 @LINUX
-async def test_code_for_which_there_is_no_memory_is_the_codes_own_fault() -> None:
+async def test_code_that_exceeds_memory_is_the_codes_fault() -> None:
     async with bare(memory_mb=96) as executor:
         for session in (None, "s"):
             result = await executor.run("'" + "\U0001f600" * 3_000_000 + "'", session=session)
@@ -897,7 +897,7 @@ async def test_code_for_which_there_is_no_memory_is_the_codes_own_fault() -> Non
             assert (await executor.run("1 + 1", session=session)).stdout == "2\n"
 
 
-async def test_a_session_reads_the_next_code_after_one_that_made_its_socket_non_blocking(small: LocalExecutor) -> None:
+async def test_session_survives_nonblocking_control_socket(small: LocalExecutor) -> None:
     await small.run("import os\nos.set_blocking(3, False)", session="s")
     result = await small.run("1", session="s")
     assert (result.stdout, result.session_lost) == ("1\n", False)

@@ -35,7 +35,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_RETRY_DELAY_S", 0.01)
 
 
-async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executor: SandboxFusionExecutor) -> None:
+async def test_fusion_cuts_output_to_the_servers_pipes(executor: SandboxFusionExecutor) -> None:
     noise = "import random\nnoise = ''.join(map(chr, (random.randrange(0x4e00, 0x9fff) for _ in range(30000))))\n"
     result = await executor.run(noise + "import sys\nprint(noise, end='>'); print(noise, file=sys.stderr, end='>')")
     assert (result.exit_code, result.truncated, result.infra_error) == (0, True, None)
@@ -44,26 +44,26 @@ async def test_output_that_the_servers_pipes_cannot_carry_is_cut_further(executo
     assert result.stdout.count("characters dropped") == 1
 
 
-async def test_code_that_ends_its_supervisor_is_to_blame(executor: SandboxFusionExecutor) -> None:
+async def test_fusion_code_that_kills_its_supervisor(executor: SandboxFusionExecutor) -> None:
     result = await executor.run("import os\nprint(1)\nos.kill(os.getppid(), 9)")
     assert (result.infra_error, result.killed_by) == (None, "the end of its supervisor")
     assert result.exit_code == -9
 
 
-async def test_code_cannot_make_its_failure_look_like_the_servers(executor: SandboxFusionExecutor) -> None:
+async def test_fusion_code_cannot_fake_a_server_fault(executor: SandboxFusionExecutor) -> None:
     code = "import os\nopen(f'/proc/{os.getppid()}/fd/1', 'wb').write(b'\\xff' * 99)\nos.kill(os.getppid(), 9)"
     assert (await executor.run(code)).infra_error is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
-async def test_memory_is_limited_even_where_the_server_does_not() -> None:
+async def test_fusion_limits_memory_without_the_servers_help() -> None:
     async with FakeSandboxFusion() as fake, SandboxFusionExecutor(fake.url, memory_mb=256) as executor:
         result = await executor.run("keep = []\nwhile sum(map(len, keep)) < 10**9: keep.append('x' * 10**6)")
     assert result.stderr.endswith("MemoryError\n"), result
     assert fake.requests[0]["memory_limit_MB"] == 256
 
 
-async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion) -> None:
+async def test_fusion_request_matches_the_servers_api(fake: FakeSandboxFusion) -> None:
     async with SandboxFusionExecutor(f"{fake.url}/run_code", headers={"Authorization": "Bearer key"}) as executor:
         await executor.run("1")
     (request,) = fake.requests
@@ -89,7 +89,7 @@ async def test_the_request_is_what_the_server_documents(fake: FakeSandboxFusion)
     ids=lambda value: getattr(value, "kind", None),
 )
 @pytest.mark.usefixtures("impatient")
-async def test_a_fault_that_stays_is_the_infrastructures(trouble: Trouble, words: str) -> None:
+async def test_fusion_persistent_fault_is_infra_error(trouble: Trouble, words: str) -> None:
     async with FakeSandboxFusion(always=trouble) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await executor.run("1 + 1")
     assert (result.stdout, result.stderr, result.exit_code) == ("", "", None)
@@ -99,7 +99,7 @@ async def test_a_fault_that_stays_is_the_infrastructures(trouble: Trouble, words
     assert len(fake.requests) == 2
 
 
-async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
+async def test_fusion_does_not_retry_refusal_on_same_server() -> None:
     async with FakeSandboxFusion(always=Trouble(code=401)) as fake, SandboxFusionExecutor(fake.url) as executor:
         assert "HTTP 401" in ((await executor.run("1")).infra_error or "")
     assert len(fake.requests) == 1
@@ -107,7 +107,7 @@ async def test_a_refused_request_is_not_repeated_on_the_same_server() -> None:
 
 @pytest.mark.parametrize("passes", [True, False])
 @pytest.mark.usefixtures("impatient")
-async def test_retry_after_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
+async def test_fusion_honours_retry_after_once(monkeypatch: pytest.MonkeyPatch, passes: bool) -> None:
     waits, sleep = [], asyncio.sleep
 
     async def noted(seconds: float) -> None:
@@ -125,7 +125,7 @@ async def test_retry_after_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, p
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
-async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
+async def test_fusion_server_that_hangs_is_infra_error() -> None:
     async with FakeSandboxFusion(always=Trouble("hang")) as fake, SandboxFusionExecutor(fake.url) as executor:
         result = await asyncio.wait_for(executor.run("1", timeout_s=0.3), 30)
         assert "no answer in 0.9 s" in (result.infra_error or "")
@@ -133,7 +133,7 @@ async def test_a_server_that_hangs_is_an_infrastructure_error() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_secrets_are_never_shown() -> None:
+async def test_fusion_errors_show_no_secrets() -> None:
     url = dead_url().replace("http://", "http://someone:hunter2@")
     async with SandboxFusionExecutor(url, headers={"Authorization": "Bearer hunter2"}) as executor:
         error = (await executor.run("1")).infra_error or ""
@@ -145,7 +145,7 @@ async def test_secrets_are_never_shown() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
+async def test_fusion_avoids_failing_server() -> None:
     async with (
         FakeSandboxFusion(always=Trouble(code=503)) as bad,
         FakeSandboxFusion() as good,
@@ -157,7 +157,7 @@ async def test_a_failing_server_is_replaced_and_then_left_alone() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fusion_uses_server_after_cooldown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_fusion, "_COOLDOWN_S", 0.0)
     async with (
         FakeSandboxFusion([Trouble(code=503)]) as recovering,
@@ -172,7 +172,7 @@ async def test_a_rested_server_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
 # ---- concurrency, cancellation, closing
 
 
-async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFusion) -> None:
+async def test_fusion_cancelled_run_frees_its_slot(fake: FakeSandboxFusion) -> None:
     async with SandboxFusionExecutor(fake.url, max_concurrency=1) as executor:
         running = asyncio.create_task(executor.run("import time; time.sleep(20)", timeout_s=1))
         await fake.arrived.wait()
@@ -187,13 +187,13 @@ async def test_cancelling_stops_waiting_and_frees_the_place(fake: FakeSandboxFus
 
 
 @pytest.mark.parametrize("urls", [[], "", "ftp://host", ["http://ok", 3], "http://host?x=1"])
-def test_what_is_not_a_servers_url_is_refused(urls: object) -> None:
+def test_fusion_rejects_invalid_urls(urls: object) -> None:
     with pytest.raises(ConfigError, match="url"):
         SandboxFusionExecutor(urls)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", remote._SENT_MODULES)
-def test_what_is_sent_is_older_pythons_syntax_and_asks_for_nothing_but_the_standard_library(name: str) -> None:
+def test_sent_modules_need_only_python_38_standard_library(name: str) -> None:
     source = (Path(remote.__file__).parent / f"{name}.py").read_text()
     tree = ast.parse(source, feature_version=(3, 8))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}

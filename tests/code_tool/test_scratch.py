@@ -29,7 +29,7 @@ def open_descriptors() -> int:
     return len(list(Path("/dev/fd").iterdir()))
 
 
-def test_usage_counts_every_entry_and_the_blocks_of_every_file_once(tmp_path: Path) -> None:
+def test_measure_counts_entries_and_each_files_blocks_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "file").write_bytes(b"x" * 100_000)
     (tmp_path / "again").hardlink_to(tmp_path / "a" / "file")
@@ -40,7 +40,7 @@ def test_usage_counts_every_entry_and_the_blocks_of_every_file_once(tmp_path: Pa
     assert (used.fault, used.is_incomplete) == (None, False)
 
 
-def test_measuring_stops_at_the_limits(tmp_path: Path) -> None:
+def test_measure_stops_at_limits(tmp_path: Path) -> None:
     for n in range(50):
         (tmp_path / str(n)).write_bytes(bytes(8192))
     assert measured(tmp_path, max_entries=10).entries == 11
@@ -48,7 +48,7 @@ def test_measuring_stops_at_the_limits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("depth", "is_fault"), [(scratch.MAX_DEPTH - 1, False), (1900, True)])
-def test_a_deep_tree_is_a_fault_of_the_code_and_is_deleted(tmp_path: Path, depth: int, is_fault: bool) -> None:
+def test_measure_reports_deep_tree_and_delete_removes_it(tmp_path: Path, depth: int, is_fault: bool) -> None:
     place = tmp_path / "place"
     place.mkdir()
     nest(place, depth, "d" * 200)
@@ -62,7 +62,7 @@ def test_a_deep_tree_is_a_fault_of_the_code_and_is_deleted(tmp_path: Path, depth
 
 
 @pytest.mark.parametrize("swapped", ["link", "file", "nothing"])
-def test_what_is_swapped_while_it_is_measured_leads_nowhere_and_is_no_fault(tmp_path: Path, swapped: str) -> None:
+def test_measure_ignores_entries_swapped_meanwhile(tmp_path: Path, swapped: str) -> None:
     outside, place = tmp_path / "outside", tmp_path / "place"
     (place / "inner").mkdir(parents=True)
     outside.mkdir()
@@ -81,7 +81,7 @@ def test_what_is_swapped_while_it_is_measured_leads_nowhere_and_is_no_fault(tmp_
     assert used.fault is None
 
 
-def test_deleting_follows_no_link_and_stops_at_nothing(tmp_path: Path) -> None:
+def test_delete_follows_no_links_and_needs_no_permissions(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     outside.chmod(0o755)

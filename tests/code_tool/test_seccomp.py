@@ -44,7 +44,7 @@ def child(confined_child):
 
 
 @needs_seccomp
-def test_what_is_cached_of_a_file_can_neither_be_asked_nor_changed(child, confined_folder):
+def test_filter_hides_and_protects_page_cache(child, confined_folder):
     """Whoever may only read a file can otherwise leave a message in which of its pages are in memory."""
     size = 1 << 16
     with Path(confined_folder, "f").open("w+b") as file:
@@ -70,7 +70,7 @@ print(json.dumps([refusal(attempt) for attempt in attempts]))
 
 
 @needs_seccomp
-def test_a_stream_pair_reaches_nobody_else(child, confined_folder):
+def test_filter_confines_socketpair_to_itself(child, confined_folder):
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as streams,
@@ -99,7 +99,7 @@ print(json.dumps([*seen, refusal(a.sendto, b"x", "streams")]))
 
 @needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the code is x86-64's")
-def test_a_32_bit_call_ends_the_process(child):
+def test_filter_kills_on_32_bit_call(child):
     script = """
 import mmap
 memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -114,12 +114,12 @@ call()
 
 @needs_seccomp
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is x86-64's")
-def test_an_x32_call_ends_the_process(child):
+def test_filter_kills_on_x32_call(child):
     child("confine(); syscall(0x40000000 | NUMBERS['getpid'])", ends_with=-signal.SIGSYS)
 
 
 @needs_seccomp
-def test_the_kernel_takes_the_other_machines_program_and_the_first_call_ends_the_process(child):
+def test_filter_of_other_machine_kills_on_first_call(child):
     other = "x86_64" if os.uname().machine == "aarch64" else "aarch64"
     child(
         f"seccomp.install(seccomp.SyscallFilter.for_machine({other!r}).program(os.getpid()))", ends_with=-signal.SIGSYS
@@ -250,27 +250,27 @@ def judge(machine):
     return judged
 
 
-def test_every_name_of_the_filter_is_a_system_call():
+def test_rules_name_only_system_calls():
     for rules in (seccomp.WITHOUT_PROGRAMS, seccomp.WITH_PROGRAMS, seccomp.WITH_PROGRAMS_AS_OWNER):
         assert {*(rules.allowed or ()), *rules.answers, *rules.conditions} <= kernel.X86_64.keys()
         assert not rules.answers.keys() & rules.conditions.keys()
     assert {"open", "stat", "fork", "poll"}.isdisjoint(kernel.AARCH64)
 
 
-def test_what_is_dangerous_is_refused(judge, machine):
+def test_filter_refuses_dangerous_calls(judge, machine):
     answers = {name: judge(name) for name in DENIED if name in kernel.syscall_numbers(machine)}
     assert answers == dict.fromkeys(answers, EPERM)
     assert kernel.X86_64.keys() >= set(DENIED)
 
 
-def test_what_ordinary_code_needs_is_allowed(judge, machine):
+def test_filter_allows_calls_of_ordinary_code(judge, machine):
     answers = {name: judge(name) for name in NEEDED if name in kernel.syscall_numbers(machine)}
     assert answers == dict.fromkeys(answers, ALLOW)
     assert kernel.X86_64.keys() >= set(NEEDED)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_arguments_decide(judge, name):
+def test_filter_checks_arguments(judge, name):
     allowed, refused, *answer = CASES[name]
     for arguments, wanted in ((allowed, ALLOW), (refused, *(answer or [EPERM]))):
         answers = {each: judge(name, *each) for each in arguments}
@@ -278,7 +278,7 @@ def test_arguments_decide(judge, name):
     assert CASES.keys() == seccomp.CONDITIONAL.keys()
 
 
-def test_calls_that_move_pages_by_reference_are_answered_so_that_python_copies_by_read_and_write(judge):
+def test_filter_makes_python_copy_by_read_and_write(judge):
     assert (judge("sendfile", 1, 0), judge("copy_file_range")) == (answer(errno.ENOTSOCK), answer(errno.EXDEV))
     assert judge("ioctl", 3, 0x40049409) == EOPNOTSUPP  # FICLONE, which comes first in `pathlib`'s
 
@@ -317,7 +317,7 @@ PROGRAMS_LACK = {  # name -> answer, arguments
 
 
 @pytest.mark.parametrize("rules", [seccomp.WITH_PROGRAMS, seccomp.WITH_PROGRAMS_AS_OWNER], ids=["alone", "as-owner"])
-def test_programs_get_what_they_need_and_nothing_that_reaches_others(machine, rules):
+def test_filter_with_programs(machine, rules):
     program, numbers = SyscallFilter.for_machine(machine, rules).program(PID), kernel.syscall_numbers(machine)
     for name, calls in PROGRAMS_NEED.items():
         wanted = EPERM if rules is seccomp.WITH_PROGRAMS_AS_OWNER and name in OWNERS_CHANGES else ALLOW
@@ -329,24 +329,24 @@ def test_programs_get_what_they_need_and_nothing_that_reaches_others(machine, ru
     assert verdict(program, 999, (), ARCH[machine]) == ENOSYS
 
 
-def test_locks_of_byte_ranges_are_granted_without_being_taken(judge):
+def test_filter_fakes_byte_range_locks(judge):
     f_setlk, f_setlkw = 6, 7
     assert {judge("fcntl", 3, f_setlk), judge("fcntl", 3, HIGH | f_setlkw)} == {PRETENDED}
 
 
-def test_a_newer_call_than_is_known_looks_absent(judge, machine):
+def test_filter_answers_enosys_to_unknown_call(judge, machine):
     assert {judge(name) for name in ("clone3", "openat2", "futex_waitv", "futex_wait", "futex_wake")} == {ENOSYS}
     program = SyscallFilter.for_machine(machine).program(PID)
     assert verdict(program, 471, (), ARCH[machine]) == ENOSYS
 
 
-def test_another_architectures_calls_end_the_process(machine):
+def test_filter_kills_on_other_architecture(machine):
     program = SyscallFilter.for_machine(machine).program(PID)
     for arch in {0x40000003, 0x40000028, *ARCH.values()} - {ARCH[machine]}:
         assert {verdict(program, number, (), arch) for number in range(500)} == {KILL}
 
 
-def test_one_filter_serves_processes_of_different_numbers():
+def test_filter_program_fills_in_own_pid():
     syscall_filter = SyscallFilter.for_machine("x86_64")
     kill = kernel.X86_64["kill"]
     for pid, other in ((7, 8), (8, 7), (2**22, 7)):
@@ -355,12 +355,12 @@ def test_one_filter_serves_processes_of_different_numbers():
     assert SyscallFilter.for_machine("arm64") == SyscallFilter.for_machine("aarch64")
 
 
-def test_an_unknown_machine_is_refused_by_name():
+def test_filter_rejects_unknown_machine():
     with pytest.raises(ValueError, match="riscv64.*expected one of x86_64, aarch64, arm64"):
         SyscallFilter.for_machine("riscv64")
 
 
-def test_elsewhere_than_on_linux_no_call_is_made(monkeypatch):
+def test_is_supported_is_false_outside_linux(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert (seccomp.is_supported(), kernel.landlock_abi()) == (False, 0)
     for call in (lambda: kernel.syscall(20), lambda: kernel.prctl(16), lambda: seccomp.install(b"")):

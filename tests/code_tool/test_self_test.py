@@ -58,12 +58,12 @@ def found(broken: str) -> str:
     return done.stdout
 
 
-def test_layers_that_hold_pass() -> None:
+def test_find_broken_layer_passes_layers_that_hold() -> None:
     assert found("none") == "None\n"
 
 
 @pytest.mark.parametrize("layer", ["limits", pytest.param("user", marks=AS_ROOT), "files", "syscalls"])
-def test_a_layer_that_is_promised_and_does_not_hold_is_found(layer: str) -> None:
+def test_find_broken_layer_finds_layer_that_does_not_hold(layer: str) -> None:
     assert found(layer).startswith(f"('{layer}', ")
 
 
@@ -98,7 +98,7 @@ def run_with(capabilities: str, script: str = RUN) -> subprocess.CompletedProces
 
 @AS_ROOT
 @WITH_SETPRIV
-def test_dockers_default_capabilities_are_enough_for_everything() -> None:
+def test_layers_need_only_dockers_default_capabilities() -> None:
     done = run_with(",".join(["-all", *DOCKERS.split()]))
     assert done.stdout.split() == ["full", "True", "time", "limit", "of", "0.2", "s"], done.stderr
     done = run_with(",".join(["-all", *DOCKERS.split()]), RUN_PROGRAMS)
@@ -110,7 +110,7 @@ def test_dockers_default_capabilities_are_enough_for_everything() -> None:
 @pytest.mark.parametrize(
     ("missing", "named"), [("kill", "CAP_KILL"), ("dac_override", "CAP_DAC_OVERRIDE"), ("setuid", "CAP_SETUID")]
 )
-def test_a_root_without_the_rights_that_it_takes_is_refused_by_name(missing: str, named: str) -> None:
+def test_find_broken_layer_names_missing_capability(missing: str, named: str) -> None:
     done = run_with(f"-{missing}")
     assert done.returncode == 1
     assert "can't enforce isolation='full'" in done.stderr
@@ -118,7 +118,7 @@ def test_a_root_without_the_rights_that_it_takes_is_refused_by_name(missing: str
 
 
 @pytest.mark.parametrize("file", sorted(Path(sandbox.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
-def test_what_runs_in_the_sandbox_imports_the_standard_library_and_itself_only(file: Path) -> None:
+def test_sandbox_imports_only_standard_library(file: Path) -> None:
     nodes = list(ast.walk(ast.parse(file.read_text())))
     imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)}

@@ -102,7 +102,7 @@ def scratch_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
-async def test_ten_thousand_calls_leave_nothing_behind_and_make_nothing_grow(scratch_dir: Path) -> None:
+async def test_ten_thousand_calls_leave_nothing_behind(scratch_dir: Path) -> None:
     chance = random.Random(1)
     async with LocalExecutor(
         max_concurrency=CALLERS, memory_mb=1024, max_output_mb=8, scratch_dir=str(scratch_dir)

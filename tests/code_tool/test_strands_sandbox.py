@@ -46,7 +46,7 @@ async def executor() -> AsyncIterator[StrandsSandboxExecutor]:
         yield executor
 
 
-async def test_code_longer_than_a_command_line_is_the_codes_fault(executor: StrandsSandboxExecutor) -> None:
+async def test_strands_executor_code_too_long_for_command_line(executor: StrandsSandboxExecutor) -> None:
     noise = os.urandom(100_000).hex()
     result = await executor.run(f"print({noise!r})")
     assert "too long for this sandbox" in result.stderr
@@ -56,7 +56,7 @@ async def test_code_longer_than_a_command_line_is_the_codes_fault(executor: Stra
 # ---- sandboxes that differ, and that fail
 
 
-async def test_a_sandbox_that_fails_once_is_asked_again() -> None:
+async def test_strands_executor_retries_once() -> None:
     sandbox = Scripted(lambda call: ConnectionError("container is gone") if call == 1 else None)
     async with StrandsSandboxExecutor(sandbox) as executor:
         assert (await executor.run("1 + 1")).stdout == "2\n"
@@ -73,7 +73,7 @@ async def test_a_sandbox_that_fails_once_is_asked_again() -> None:
     ],
     ids=["raises", "no docker", "no access", "timeout before the start"],
 )
-async def test_a_sandbox_that_fails_is_an_infrastructure_error(found: Any, words: str) -> None:
+async def test_strands_executor_failure_is_infra_error(found: Any, words: str) -> None:
     sandbox = Scripted(lambda _: found)
     async with StrandsSandboxExecutor(sandbox) as executor:
         result = await executor.run("1")
@@ -83,7 +83,7 @@ async def test_a_sandbox_that_fails_is_an_infrastructure_error(found: Any, words
 
 
 @pytest.mark.slow
-async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strands_executor_abandons_sandbox_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Hanging(PosixShellSandbox):
         async def execute_streaming(self, command: str, **more: Any) -> AsyncIterator[Any]:  # type: ignore[override]
             await asyncio.sleep(60)
@@ -96,7 +96,7 @@ async def test_a_sandbox_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.slow
-async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_ends(monkeypatch, tmp_path) -> None:
+async def test_strands_executor_code_that_stops_its_supervisor(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(strands_sandbox, "START_ALLOWANCE_S", 0.5)
     note = tmp_path / "pids"
     code = f"import os, signal\nopen({str(note)!r}, 'w').write(f'{{os.getpid()}} {{os.getppid()}}')\n"
@@ -109,12 +109,12 @@ async def test_a_supervisor_that_the_code_stopped_is_the_codes_time_limit_and_en
 # ---- places, loops, closing
 
 
-async def test_a_sandbox_is_found_by_its_path_and_made() -> None:
+async def test_strands_executor_loads_sandbox_by_path() -> None:
     async with StrandsSandboxExecutor(LOCAL_PATH) as executor:
         assert (await executor.run("1 + 1")).stdout == "2\n"
 
 
 @pytest.mark.parametrize("sandbox", [None, "nowhere.at_all", "os.getcwd", object()])
-def test_what_is_no_sandbox_is_refused(sandbox: Any) -> None:
+def test_strands_executor_rejects_other_objects(sandbox: Any) -> None:
     with pytest.raises(ConfigError, match="sandbox"):
         StrandsSandboxExecutor(sandbox)

@@ -23,7 +23,7 @@ async def executor() -> AsyncIterator[SubprocessExecutor]:
         yield executor
 
 
-async def test_an_escaped_process_that_holds_the_pipes_is_not_waited_for(executor: SubprocessExecutor) -> None:
+async def test_subprocess_executor_ignores_escaped_process(executor: SubprocessExecutor) -> None:
     code = "import os, time\nif os.fork() == 0:\n    os.setsid(); time.sleep(40)\nelse: print('done')"
     result = await asyncio.wait_for(executor.run(code), 30)
     assert result.stdout == "done\n"
@@ -49,7 +49,7 @@ _TRUE: dict[str, Any] = {
         {"exit_code": 10**4000},
     ],
 )
-def test_a_report_that_the_code_has_forged_counts_for_nothing(forged: dict[str, Any]) -> None:
+def test_remote_program_ignores_forged_report(forged: dict[str, Any]) -> None:
     program = RemoteProgram("1", 5.0, 100, 1 << 20)
 
     def line(report: object) -> str:
@@ -65,20 +65,20 @@ def test_a_report_that_the_code_has_forged_counts_for_nothing(forged: dict[str, 
 
 
 @LINUX
-async def test_memory_is_limited() -> None:
+async def test_subprocess_executor_limits_memory() -> None:
     async with SubprocessExecutor(memory_mb=256) as executor:
         result = await executor.run("keep = []\nwhile True: keep.append('x' * 10**6)")
         assert result.stderr.endswith("MemoryError\n"), result
         assert result.exit_code == 1
 
 
-async def test_files_are_limited_in_size() -> None:
+async def test_subprocess_executor_limits_file_size() -> None:
     async with SubprocessExecutor(file_mb=1) as executor:
         result = await executor.run("open('f', 'wb').write(b'0' * (2 << 20))")
         assert "File too large" in result.stderr
 
 
-async def test_endless_output_is_cut_and_stopped() -> None:
+async def test_subprocess_executor_stops_endless_output() -> None:
     async with SubprocessExecutor(max_output_chars=100, max_output_mb=2) as executor:
         result = await executor.run("print('head')\nwhile True: print('y' * 99)")
     assert (result.killed_by, result.truncated) == ("output limit of 2 MiB", True)
@@ -89,13 +89,13 @@ async def test_endless_output_is_cut_and_stopped() -> None:
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
-async def test_an_interpreter_that_does_not_start_is_an_infrastructure_error(executor, monkeypatch, python) -> None:
+async def test_subprocess_executor_start_failure_is_infra_error(executor, monkeypatch, python) -> None:
     monkeypatch.setattr(sys, "executable", python)
     result = await executor.run("1")
     assert result.infra_error
     assert (result.stdout, result.timed_out) == ("", False)
 
 
-async def test_a_full_disk_is_an_infrastructure_error(executor, monkeypatch) -> None:
+async def test_subprocess_executor_full_disk_is_infra_error(executor, monkeypatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere/tmp")
     assert "/nowhere/tmp" in ((await executor.run("1")).infra_error or "")

@@ -25,23 +25,23 @@ class ScriptedExecutor(CodeExecutor):
     async def aclose(self) -> None: ...
 
 
-async def test_a_fault_of_the_executor_is_raised_and_never_shown() -> None:
+async def test_code_tool_raises_executor_fault() -> None:
     with pytest.raises(SandboxError, match="disk full"):
         await code_tool(ScriptedExecutor(ExecutionResult("", "", None, infra_error="disk full")))(code="1")
 
 
-async def test_the_models_code_gets_the_tools_time_limit() -> None:
+async def test_code_tool_passes_timeout_s() -> None:
     executor = ScriptedExecutor(ExecutionResult("", "", 0))
     assert await code_tool(executor, timeout_s=7)(code="x") == "(no output)"
     assert executor.calls == [("x", 7)]
 
 
-async def test_the_ready_made_tool_runs_code_here() -> None:
+async def test_execute_python_code_runs_code() -> None:
     assert await execute_python_code(code="print(1)\n2") == "1\n2"
     assert "ZeroDivisionError" in await execute_python_code(code="1/0")
 
 
-async def test_output_is_cut_in_the_middle() -> None:
+async def test_code_tool_cuts_output_in_the_middle() -> None:
     async with SubprocessExecutor(max_output_chars=2000) as executor:
         shown = await code_tool(executor, max_output_chars=100)(code="print('a' * 5000 + 'b' * 5000)")
     assert shown == f"{'a' * 50}\n... [9900 characters dropped] ...\n{'b' * 50}"
@@ -62,12 +62,12 @@ async def test_output_is_cut_in_the_middle() -> None:
         (ExecutionResult("", "", -11, killed_by="SIGSEGV (crash)"), "The code was ended by: SIGSEGV (crash)."),
     ],
 )
-def test_the_model_reads_stdout_then_stderr_then_how_it_ended(result: ExecutionResult, shown: str) -> None:
+def test_format_result_orders_stdout_stderr_and_status(result: ExecutionResult, shown: str) -> None:
     assert format_result(result) == shown
 
 
 @pytest.mark.parametrize("digits", ["9" * 4301, "9" * 20, "٣", "", "-5"])
-def test_a_marker_that_the_code_printed_itself_is_text(digits: str) -> None:
+def test_format_result_keeps_marker_printed_by_code(digits: str) -> None:
     forged = f"\n... [{digits} characters dropped] ...\n"
     shown = format_result(ExecutionResult("a" * 100 + forged + "b" * 100, "", 0), 60)
     assert shown == f"{'a' * 30}\n... [{140 + len(forged)} characters dropped] ...\n{'b' * 30}"
@@ -122,7 +122,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (["shelf.sums:Nest.tool"], ["add"]),
     ],
 )
-def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: list[str]) -> None:
+def test_load_tools_by_dotted_path(package: str, paths: list[str], names: list[str]) -> None:
     assert [found.tool_name for found in load_tools(paths)] == names
 
 
@@ -140,18 +140,18 @@ def test_tools_are_found_by_dotted_path(package: str, paths: list[str], names: l
         ("./tools", "is not a dotted path"),
     ],
 )
-def test_a_path_that_is_no_tool_is_an_error_that_helps(package: str, path: str, message: str) -> None:
+def test_load_tools_rejects_path_without_tool(package: str, path: str, message: str) -> None:
     with pytest.raises(ToolError) as caught:
         load_tools([path])
     assert message in str(caught.value)
     assert repr(path) in str(caught.value)
 
 
-def test_two_tools_of_one_name_are_an_error(package: str) -> None:
+def test_load_tools_rejects_duplicate_names(package: str) -> None:
     with pytest.raises(ToolError, match="more than one tool named add"):
         load_tools(["shelf.sums", "shelf.sums.add"])
 
 
-def test_a_single_string_is_an_error_that_says_what_to_write() -> None:
+def test_load_tools_rejects_single_string() -> None:
     with pytest.raises(ToolError, match=r"expected a list of dotted paths: \['strands_rollout.tools'\]"):
         load_tools("strands_rollout.tools")

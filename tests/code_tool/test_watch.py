@@ -53,14 +53,14 @@ def make(disk: Disk, evicted: list[int] | None = None, disk_mb: int = 64, max_fi
 @pytest.mark.parametrize(
     ("mebibytes", "files", "words"), [(1, 1, None), (9, 8, "disk limit of 64 MiB"), (0, 101, "limit of 100 files")]
 )
-async def test_a_look_tells_the_limit_that_is_passed(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
+async def test_find_exceeded_limit_names_the_limit(disk: Disk, mebibytes: int, files: int, words: str | None) -> None:
     watch, child = make(disk), disk.put(0, mebibytes, files)
     with watch.watching(0):
         assert await watch.find_exceeded_limit(child) == words
 
 
 @pytest.mark.parametrize("short_of", ["bytes", "files"])
-async def test_who_holds_the_most_of_a_full_disk_is_ended_and_nobody_else(disk: Disk, short_of: str) -> None:
+async def test_full_disk_ends_only_the_largest_run(disk: Disk, short_of: str) -> None:
     evicted: list[int] = []
     watch = make(disk, evicted, max_files=2000)
     small, big, idle = disk.put(1, 1, 2), disk.put(2, 4, 3), disk.put(3, 8, 4)
@@ -86,7 +86,7 @@ async def test_who_holds_the_most_of_a_full_disk_is_ended_and_nobody_else(disk: 
         assert await watch.find_exceeded_limit(big) == "a disk that is almost full, of which it held the most"
 
 
-async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told_when_it_stays(disk, monkeypatch):
+async def test_disk_full_for_other_reasons_raises_after_a_while(disk, monkeypatch):
     watch, child = make(disk), disk.put(0, 8)
     with watch.watching(0):
         disk.size, disk.others = 1 << 30, 1 << 30
@@ -99,7 +99,7 @@ async def test_a_disk_that_is_full_without_the_runs_is_no_runs_fault_and_is_told
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_who_can_not_be_ended_at_once_is_not_waited_for(ends, tmp_path, monkeypatch) -> None:
+async def test_follow_does_not_wait_long_for_a_kill(ends, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(run_watch, "_END_TIMEOUT_S", 0.2)
     sizes = {"memory_mb": 64, "disk_mb": 1, "max_output_mb": 1}
     limits = sizes | {"max_files": 9, "max_threads": 9, "max_concurrency": 1}

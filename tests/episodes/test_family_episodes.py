@@ -106,7 +106,7 @@ def test_a_template_that_moves_tools_and_system_text_is_refused_for_those_who_wo
     assert template.prompt_ids([user], TOOLS)
     assert template.turn_ids(results("1"), TOOLS, last_id=None)
     assert template.turn_ids([user], last_id=None)
-    with pytest.raises(TemplateError, match="tools and more than one user's turn: .*not append-only for user turns in"):
+    with pytest.raises(TemplateError, match="tools and more than one user turn: .*not append-only for user turns in"):
         template.turn_ids([user], TOOLS, last_id=None)
     with pytest.raises(TemplateError, match="with a system message: .*not append-only for system messages"):
         template.prompt_ids([system, user], TOOLS)

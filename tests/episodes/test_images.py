@@ -121,7 +121,7 @@ async def test_a_template_that_shows_no_images_is_refused(processor: Any) -> Non
 
 
 async def test_a_template_that_counts_images_is_refused_in_later_turns(processor: Any) -> None:
-    with pytest.raises(EventLoopException, match="shows an image otherwise where there was one before.*add_vision_id"):
+    with pytest.raises(EventLoopException, match="renders an image differently after an earlier image.*add_vision_id"):
         await played(processor, [CALL, ANSWER], chat_template_kwargs={"count_images": True})
 
 

@@ -171,7 +171,7 @@ async def test_contexts_are_what_the_template_renders_and_a_changed_one_is_found
 def test_an_empty_result_and_a_call_that_no_token_ends_are_no_mismatch(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["deepseek_v3-1"][1], shipped_tokenizer)
     template = ChatTemplate(tokenizer)
-    turn = template.encoder.encode_trusted(template.written_turn("", [("f", {})] * 2)[0])
+    turn = template.encoder.encode_trusted(template.write_turn("", [("f", {})] * 2)[0])
     results: Any = [{"role": "tool", "name": "f", "tool_call_id": "c", "content": text} for text in ("", "1")]
     parts = [template.prompt_ids([{"role": "user", "content": QUESTION}]), turn]
     parts += [template.turn_ids(results, last_id=turn[-1]), encode(tokenizer, "Done.")]

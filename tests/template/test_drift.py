@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.template.tokens import token_bytes, unlike_tokens
+from strands_rollout.template.tokens import differing_tokens, token_bytes
 
 TEXT = "The number 17 times 2 is thirty four, so the answer is the number 34."
 
 
 def drift(tokenizer: Any, ids: list[int]) -> int:
-    sampled, encoded = unlike_tokens(ids, tokenizer, token_bytes(tokenizer))
+    sampled, encoded = differing_tokens(ids, tokenizer, token_bytes(tokenizer))
     return len(set(sampled) - set(encoded))
 
 
@@ -23,26 +23,26 @@ TURN = "<think>\nHm.\n</think>\n\n<tool_call>\n{}\n</tool_call><|im_end|>"
 
 
 @pytest.mark.parametrize("text", [TEXT, "Größe 東京 🙂 👩‍👩‍👧", TURN, " \n\n\t  x", "<|im_end|>"])
-def test_tokens_that_the_tokenizer_itself_would_choose_do_not_drift(tokenizer: Any, text: str) -> None:
+def test_tokenizers_own_tokens_do_not_drift(tokenizer: Any, text: str) -> None:
     assert drift(tokenizer, encode(tokenizer, text)) == 0
 
 
 @pytest.mark.parametrize("word", [" number", "<|im_end|>"], ids=["word", "control token"])
-def test_a_token_sampled_in_other_pieces_drifts_by_those_pieces_alone(tokenizer: Any, word: str) -> None:
+def test_only_differently_split_tokens_drift(tokenizer: Any, word: str) -> None:
     before, after = encode(tokenizer, "The answer"), encode(tokenizer, " is four.")
     assert len(encode(tokenizer, word)) == 1
     assert drift(tokenizer, [*before, *byte_ids(tokenizer, word), *after]) == len(word)
 
 
 @pytest.mark.parametrize("tail", ["", " and the answer"])
-def test_broken_utf8_drifts_by_its_bytes_alone(tokenizer: Any, tail: str) -> None:
+def test_only_bytes_of_broken_utf8_drift(tokenizer: Any, tail: str) -> None:
     first_byte, between = byte_ids(tokenizer, "🙂")[:1], encode(tokenizer, " is the answer")
     assert drift(tokenizer, [*first_byte, *between, *first_byte, *encode(tokenizer, tail)]) == 2
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(pieces=st.lists(st.text("aehnrtu 17.\n", min_size=1, max_size=6), max_size=12))
-def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: list[str]) -> None:
+def test_differing_tokens_match_the_definition(shipped_tokenizer: Any, pieces: list[str]) -> None:
     sampled = [token for piece in pieces for token in encode(shipped_tokenizer, piece)]
 
     def placed(ids: list[int]) -> set[tuple[int, int]]:
@@ -53,7 +53,7 @@ def test_the_count_is_that_of_the_definition(shipped_tokenizer: Any, pieces: lis
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
-def test_a_turn_is_not_the_first_text_of_a_prompt_to_which_a_tokenizer_prepends_a_space(scheme: str) -> None:
+def test_turn_is_encoded_without_prepended_space(scheme: str) -> None:
     pieces = ["\u2581", "\u2581a", "\u2581b", "a", "b", "ab", "\n"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("\u2581", "b"), ("a", "b")]))
@@ -68,11 +68,11 @@ def test_a_turn_is_not_the_first_text_of_a_prompt_to_which_a_tokenizer_prepends_
         if scheme == "always" and before == begin:  # there the tokenizer does put a space
             turns = [([space_a, newline, end], 0), ([both, end], 1)]
         for turn, count in turns:
-            sampled, encoded = unlike_tokens(turn, tokenizer, token_bytes(tokenizer), before=before)
+            sampled, encoded = differing_tokens(turn, tokenizer, token_bytes(tokenizer), before=before)
             assert len(set(sampled) - set(encoded)) == count, (before, turn)
 
 
-def test_pieces_of_a_sentencepiece_vocabulary_are_understood() -> None:
+def test_token_bytes_of_sentencepiece() -> None:
     pieces = ["\u2581", "\u2581a", "a", "b", "\u2581ab", *(f"<0x{value:02X}>" for value in range(256))]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocabulary, [("\u2581", "a"), ("\u2581a", "b")], byte_fallback=True))

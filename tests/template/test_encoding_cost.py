@@ -68,7 +68,7 @@ WORDS = "The quick brown fox jumps over the lazy dog. " * 8000
     ],
     ids=["words", "earlier turns"],
 )
-async def test_a_long_prompt_is_encoded_beside_the_loop(shipped_tokenizer, monkeypatch, chat) -> None:
+async def test_long_prompt_is_encoded_off_the_loop(shipped_tokenizer, monkeypatch, chat) -> None:
     threads: list[Thread] = []
     encode = TokenEncoder.encode_rendered
 
@@ -84,7 +84,7 @@ async def test_a_long_prompt_is_encoded_beside_the_loop(shipped_tokenizer, monke
     assert current_thread() not in threads
 
 
-def test_long_texts_have_the_ids_that_short_ones_have(shipped_tokenizer: Any) -> None:
+def test_encode_long_text_equals_short_path(shipped_tokenizer: Any) -> None:
     encoder = TokenEncoder(shipped_tokenizer)
     for text in (WORDS, "7" * 20_000, " \n" * 10_000, "<|im_end|>x" * 2000, "数é\u0301🎉" * 4000):
         assert encoder.encode_trusted(text) == shipped_tokenizer.encode(text, add_special_tokens=False)
@@ -98,7 +98,7 @@ async def episode(tokenizer: Any, turns: int, prompt: str = "Count.") -> None:
     assert played.facts["stop_reason"] == "completed", played.facts
 
 
-async def test_a_tool_result_is_encoded_once_and_its_turn_is_not_rendered(shipped_tokenizer: Any) -> None:
+async def test_tool_result_is_encoded_once_and_not_rendered(shipped_tokenizer: Any) -> None:
     await episode(shipped_tokenizer, 2)  # what is found out once per process
     few = await calls_of(lambda: episode(shipped_tokenizer, 3))
     many = await calls_of(lambda: episode(shipped_tokenizer, 10))
@@ -108,7 +108,7 @@ async def test_a_tool_result_is_encoded_once_and_its_turn_is_not_rendered(shippe
     assert many["Tokenizer.decode"] == few["Tokenizer.decode"] == 0
 
 
-async def test_the_samples_of_a_group_encode_their_prompt_once(shipped_tokenizer: Any) -> None:
+async def test_group_encodes_its_prompt_once(shipped_tokenizer: Any) -> None:
     first = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
     second = await calls_of(lambda: episode(shipped_tokenizer, 0, "Say what no other test has asked."))
     assert (first["apply_chat_template"], second["apply_chat_template"]) == (1, 0)
@@ -133,7 +133,7 @@ def answered(text: str) -> dict[str, Any]:
         lambda messages: messages.pop(0),
     ],
 )
-def test_a_history_that_is_rewritten_in_place_is_seen(rewrite: Callable[[Any], object]) -> None:
+def test_history_rewritten_in_place_is_noticed(rewrite: Callable[[Any], object]) -> None:
     branch = Branch()
     messages = [{"role": "user", "content": [{"text": "first"}]}, copy.deepcopy(ASKED), answered("result 1")]
     branch.append_read(messages)

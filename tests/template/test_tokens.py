@@ -11,7 +11,7 @@ from strands import tool
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from strands_rollout.template.tokens import ByteDecoder, TokenEncoder, are_far_over, head_and_tail
+from strands_rollout.template.tokens import ByteDecoder, TokenEncoder, clearly_exceed, truncate_middle
 
 many = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=150
@@ -24,7 +24,7 @@ def decoded(tokenizer: Any, ids: list[int]) -> str:
 
 @given(data=st.data())
 @many
-def test_any_ids_decode_as_the_tokenizer_decodes_them(tokenizer: Any, data: st.DataObject) -> None:
+def test_byte_decoder_equals_tokenizer(tokenizer: Any, data: st.DataObject) -> None:
     beyond = tokenizer.backend_tokenizer.get_vocab_size() + 300  # ids without a token are sampled too
     ids = data.draw(st.lists(st.integers(0, beyond), max_size=30))
     assert ByteDecoder(tokenizer.backend_tokenizer).decode(ids) == decoded(tokenizer, ids)
@@ -32,14 +32,14 @@ def test_any_ids_decode_as_the_tokenizer_decodes_them(tokenizer: Any, data: st.D
 
 @given(content=st.binary(max_size=12) | st.text(max_size=6).map(str.encode), cut=st.integers(0, 12))
 @many
-def test_characters_that_are_split_over_tokens_decode_as_the_tokenizer_decodes_them(tokenizer, content, cut) -> None:
+def test_byte_decoder_joins_split_characters(tokenizer, content, cut) -> None:
     decoder = ByteDecoder(tokenizer.backend_tokenizer)
     ids = [one_byte_tokens(tokenizer)[bytes([byte])] for byte in content]
     assert (decoder.decode(ids), decoder.decode(ids[:cut])) == (decoded(tokenizer, ids), decoded(tokenizer, ids[:cut]))
     assert decoder.decode(ids[cut:]) == decoded(tokenizer, ids[cut:])
 
 
-def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
+def test_byte_decoder_delegates_to_other_tokenizers() -> None:
     backend = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "<0xE4>": 2, "<0xBE>": 3, "<0x8B>": 4}, []))
     backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     decoder = ByteDecoder(backend)
@@ -47,7 +47,7 @@ def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
-def test_a_text_after_a_control_token_is_encoded_as_the_tokenizer_does_whatever_it_prepends(scheme: str) -> None:
+def test_encode_text_after_control_token(scheme: str) -> None:
     pieces = ["▁", "▁a", "▁b", "a", "b", "\n"]
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     backend = Tokenizer(models.BPE(vocabulary, [("▁", "a"), ("▁", "b")]))
@@ -74,19 +74,19 @@ class WideEncoder:
         return "".join("x" * length for length in ids)
 
 
-def test_a_text_that_does_not_fit_keeps_as_many_tokens_as_do() -> None:
+def test_truncate_middle_keeps_max_tokens() -> None:
     encoder: Any = WideEncoder()
     text = "x" * 200_000
-    cut = head_and_tail(text, 1000, encoder)
+    cut = truncate_middle(text, 1000, encoder)
     assert 99_800 <= len(cut) <= 100_100
     assert "characters cut" in cut
 
 
-def test_of_a_text_that_is_far_too_long_the_middle_is_not_encoded() -> None:
+def test_truncate_middle_does_not_encode_the_middle() -> None:
     encoder: Any = WideEncoder()
     text = "x" * 10**8
-    assert are_far_over(["", text], 50, encoder)
-    assert len(head_and_tail(text, 50, encoder)) < 5100
+    assert clearly_exceed(["", text], 50, encoder)
+    assert len(truncate_middle(text, 50, encoder)) < 5100
     assert encoder.encoded_chars < 200_000
 
 
@@ -100,7 +100,7 @@ async def spaces(code: str) -> str:
     return "begin" + " " * 40_000 + "end"
 
 
-async def test_a_result_of_long_tokens_that_fits_is_whole(qwen3_tokenizer: Any) -> None:
+async def test_tool_result_of_long_tokens_is_kept_whole(qwen3_tokenizer: Any) -> None:
     own_tools = {"tools": [f"{__name__}.spaces"]}
     turns, params = [call_text(name="spaces"), ANSWER], {"max_new_tokens": 700}
     done = await run(qwen3_tokenizer, turns, settings=own_tools, params=params)

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from strands.types.tools import AgentTool
 
 from strands_rollout import Sample
-from strands_rollout.template.messages import json_text, plain_result, to_chat_messages
+from strands_rollout.template.messages import json_text, normalize_tool_result, to_chat_messages
 
 
 class Colour(enum.Enum):
@@ -65,9 +65,9 @@ VALUES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("value", "shown"), VALUES.values(), ids=VALUES)
-def test_a_value_is_shown_as_json_of_something_near(value: Any, shown: Any) -> None:
+def test_json_text_converts_values(value: Any, shown: Any) -> None:
     assert json.loads(json_text([value])) == [shown]
-    result = plain_result({"status": "success", "content": [{"json": {"of": [value]}}]}, "c1")
+    result = normalize_tool_result({"status": "success", "content": [{"json": {"of": [value]}}]}, "c1")
     [message] = to_chat_messages([{"role": "user", "content": [{"toolResult": result}]}])
     assert json.loads(message["content"]) == {"of": [shown]}
     json.dumps(result, allow_nan=False)
@@ -95,8 +95,8 @@ BAD: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("value", "words"), BAD.values(), ids=BAD)
-def test_a_value_without_a_text_is_the_tools_error(value: Any, words: str) -> None:
-    result = plain_result({"status": "success", "content": [{"text": "x"}, {"json": {"of": value}}]}, "c1")
+def test_normalize_tool_result_of_unprintable_value_is_error(value: Any, words: str) -> None:
+    result = normalize_tool_result({"status": "success", "content": [{"text": "x"}, {"json": {"of": value}}]}, "c1")
     assert (result["status"], result["toolUseId"]) == ("error", "c1")
     assert words in result["content"][0]["text"]
 
@@ -111,8 +111,8 @@ NO_RESULTS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("given", "text"), NO_RESULTS.values(), ids=NO_RESULTS)
-def test_what_is_no_result_is_a_value(given: Any, text: str) -> None:
-    assert plain_result(given, "c1") == {"toolUseId": "c1", "status": "success", "content": [{"text": text}]}
+def test_normalize_tool_result_wraps_other_values(given: Any, text: str) -> None:
+    assert normalize_tool_result(given, "c1") == {"toolUseId": "c1", "status": "success", "content": [{"text": text}]}
 
 
 @pytest.mark.parametrize("status", ["success", "error"])
@@ -125,15 +125,15 @@ def test_what_is_no_result_is_a_value(given: Any, text: str) -> None:
         ([{"json": [1]}], [{"json": [1]}]),
     ],
 )
-def test_a_result_gets_the_id_of_its_call_and_blocks_that_can_be_shown(status: str, given: Any, content: Any) -> None:
-    result = plain_result({"toolUseId": "x", "status": status, "content": given}, "c1")
+def test_normalize_tool_result_sets_id_and_converts_blocks(status: str, given: Any, content: Any) -> None:
+    result = normalize_tool_result({"toolUseId": "x", "status": status, "content": given}, "c1")
     assert result == {"toolUseId": "c1", "status": status, "content": content}
 
 
 @pytest.mark.parametrize("kind", ["document", "video", "image"])
-def test_what_the_policy_cannot_read_is_the_tools_error(kind: str) -> None:
+def test_normalize_tool_result_of_unreadable_block_is_error(kind: str) -> None:
     block = {kind: {"format": "x", "name": "a", "source": {"s3Location": {"uri": "s3://a"}}}}
-    result = plain_result({"status": "success", "content": [block]}, "c1")
+    result = normalize_tool_result({"status": "success", "content": [block]}, "c1")
     assert result["status"] == "error"
     assert f"it is a {kind}" in result["content"][0]["text"]
 
@@ -158,7 +158,7 @@ give = Giving()
 
 
 @pytest.mark.parametrize("is_block", [True, False])
-async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, is_block: bool) -> None:
+async def test_episode_continues_after_any_tool_result(shipped_tokenizer: Any, is_block: bool) -> None:
     calls = (
         TOOL_CALL.format(name="give", arguments=json.dumps({"name": name, "is_block": is_block}))
         for name in (*VALUES, *BAD)
@@ -176,7 +176,7 @@ async def test_an_episode_goes_on_whatever_a_tool_gives(shipped_tokenizer: Any, 
     assert '"when": "2024-05-17"' in done.context_after(0)
 
 
-def test_results_of_calls_under_one_id_stand_in_the_order_in_which_they_came() -> None:
+def test_to_chat_messages_keeps_order_of_results_with_one_id() -> None:
     def uses(*ids_and_names: str) -> dict[str, Any]:
         blocks = [{"toolUse": {"toolUseId": one[0], "name": one[1:], "input": {}}} for one in ids_and_names]
         return {"role": "assistant", "content": blocks}
@@ -204,7 +204,7 @@ ORDERS = [("abc", "abc"), ("bac", "abc"), ("cba", "abc"), ("ca", "ac"), ("bxa", 
 
 
 @pytest.mark.parametrize(("given", "expected"), ORDERS)
-def test_results_are_shown_in_the_order_of_their_calls(given: str, expected: str) -> None:
+def test_to_chat_messages_orders_results_by_calls(given: str, expected: str) -> None:
     """A result of an id that no call has, or a second one, is that of a call without one."""
     results = [{"toolResult": {"toolUseId": name, "status": "success", "content": [{"text": name}]}} for name in given]
     answer = {"role": "assistant", "content": CALLS}

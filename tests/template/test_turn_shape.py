@@ -51,13 +51,13 @@ def renderings(work: Callable[[], object]) -> int:
 @settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=40
 )
-def test_a_turn_of_tool_results_is_what_the_template_renders(tokenizer: Any, contents: list[str], name: str) -> None:
+def test_turn_shape_equals_rendered_template(tokenizer: Any, contents: list[str], name: str) -> None:
     template = ChatTemplate(tokenizer)
     messages = results(*contents, name=name)
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
 
 
-def test_a_known_turn_is_not_rendered_and_other_tools_are_not_tried_out_at_length_again(tokenizer: Any) -> None:
+def test_turn_shape_is_cached(tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer)
 
     def renderings_of(turn: list[dict[str, Any]], tools: Any = TOOLS) -> int:
@@ -85,7 +85,7 @@ def test_a_known_turn_is_not_rendered_and_other_tools_are_not_tried_out_at_lengt
         "(m.content + strftime_now('%S'))",
     ],
 )
-def test_a_template_that_does_more_than_show_a_result_is_rendered_each_time(shipped_tokenizer: Any, shown: str) -> None:
+def test_template_that_changes_results_has_no_turn_shape(shipped_tokenizer: Any, shown: str) -> None:
     how = f"({shown} if m.role == 'tool' else m.content)"
     template = ChatTemplate(with_template(shipped_tokenizer, PLAIN.replace("m.content", how)))
     for content in TELLING:
@@ -95,7 +95,7 @@ def test_a_template_that_does_more_than_show_a_result_is_rendered_each_time(ship
         assert renderings(lambda turn=messages: template.turn_ids(turn, (), last_id=None)) == 1
 
 
-def test_space_that_a_control_token_swallows_is_swallowed_from_a_result_too(shipped_tokenizer: Any) -> None:
+def test_turn_shape_with_space_swallowing_tokens(shipped_tokenizer: Any) -> None:
     greedy = with_template(
         copy.deepcopy(shipped_tokenizer), PLAIN.replace("'<|im_end|>\n'", "'<|greedy|><|im_end|>\n'")
     )
@@ -122,7 +122,7 @@ LOOKING = {
 
 
 @pytest.mark.parametrize(("shown", "result", "name", "call"), LOOKING.values(), ids=LOOKING)
-def test_a_template_that_looks_at_a_result_is_rendered(tokenizer, shown, result, name, call) -> None:
+def test_template_that_compares_results_has_no_turn_shape(tokenizer, shown, result, name, call) -> None:
     template = ChatTemplate(
         with_template(tokenizer, PLAIN.replace("+ m.content +", f"~ ({shown} if m.role == 'tool' else m.content) ~"))
     )
@@ -131,7 +131,7 @@ def test_a_template_that_looks_at_a_result_is_rendered(tokenizer, shown, result,
     assert template.turn_ids(messages, TOOLS, last_id=None) == rendered_ids(template, messages)
 
 
-def test_a_template_that_is_an_argument_is_the_one_that_is_tried_out(tokenizer: Any) -> None:
+def test_turn_shape_of_template_given_as_argument(tokenizer: Any) -> None:
     own = PLAIN.replace("+ m.content +", "~ ('ERR' if m.content == 'fatal' else m.content) ~")
     template = ChatTemplate(with_template(tokenizer, PLAIN), chat_template=own)
     messages = results("fatal")

@@ -22,7 +22,7 @@ def calls(text: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("tag", ["</tool_call>", "<think>", "<|im_end|>"])
-def test_a_tag_inside_a_json_string_is_content(tag: str) -> None:
+def test_hermes_tag_inside_json_string_is_content(tag: str) -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"{tag}": "print(\\"{tag}\\")"}}}}</tool_call> after'
     assert parser().segments(text) == [ToolCall("c0", "f", {tag: f'print("{tag}")'}), Text(" after")]
 
@@ -36,17 +36,19 @@ def test_a_tag_inside_a_json_string_is_content(tag: str) -> None:
     ],
     ids=["a string that never ends", "text after a string with a close", "a second opener"],
 )
-def test_a_broken_block_ends_at_the_first_close_after_its_json_and_the_next_call_counts(broken: str) -> None:
+def test_hermes_broken_block_does_not_hide_next_call(broken: str) -> None:
     failure, call = calls(broken + CALL)
     assert isinstance(failure, ParseFailure)
     assert (failure.raw, call) == (broken, ToolCall("c0", "f", {"a": 1}))
 
 
-def test_an_unknown_parser_names_the_nearest_and_a_registered_one_is_found() -> None:
+def test_get_parser_suggests_name_and_finds_registered() -> None:
     with pytest.raises(ConfigError, match="unknown tool parser 'hermis'; did you mean 'hermes'"):
         get_parser("hermis")
     for name in ("hermes", "auto", ""):
-        with pytest.raises(ConfigError, match=f"'{name}' can't be registered: the name is empty or taken"):
+        with pytest.raises(
+            ConfigError, match=f"can't register a tool parser named '{name}': the name is empty or taken"
+        ):
             register_parser(name, lambda new_id: HermesParser(new_id))
     register_parser("hermes", HermesParser)
     assert "hermes" in parser_names()

@@ -22,24 +22,24 @@ def calls_of(*calls: Call) -> list[ToolCall]:
     return [ToolCall(f"c{index}", name, arguments) for index, (name, arguments) in enumerate(calls)]
 
 
-def test_the_table_has_every_parser_of_the_package() -> None:
+def test_table_has_every_parser() -> None:
     assert {known.parser for known in FAMILIES} == set(parser_names())
 
 
 @EACH
 @pytest.mark.parametrize("call", [SEARCH, NESTED, UNICODE, LINES, NO_ARGUMENTS], ids=lambda call: call[0])
-def test_a_call_is_read_as_it_was_written(known: Family, call: Call) -> None:
+def test_parse_returns_the_written_call(known: Family, call: Call) -> None:
     assert known.make([call]).segments(known.turn(calls=[call])) == calls_of(call)
 
 
 @EACH
-def test_parallel_calls_come_in_their_order_with_ids_of_their_own(known: Family) -> None:
+def test_parse_parallel_calls_in_order_with_own_ids(known: Family) -> None:
     calls = [SEARCH, NO_ARGUMENTS, NESTED]
     assert known.make(calls).parse(known.turn(calls=calls)) == calls_of(*calls)
 
 
 @EACH
-def test_reasoning_and_text_stand_before_the_calls(known: Family) -> None:
+def test_segments_reasoning_and_text_before_calls(known: Family) -> None:
     if known.mixes:
         turn = known.turn(reasoning="why", text="I will look.", calls=[SEARCH])
         expected: list[Any] = [Reasoning("why"), Text("I will look."), *calls_of(SEARCH)]
@@ -49,14 +49,14 @@ def test_reasoning_and_text_stand_before_the_calls(known: Family) -> None:
 
 
 @EACH
-def test_a_turn_without_calls_is_text(known: Family) -> None:
+def test_segments_of_turn_without_calls_is_text(known: Family) -> None:
     assert known.make().segments("") == []
     assert known.make().segments("Zürich is {lovely} [1], 3 < 4.") == [Text("Zürich is {lovely} [1], 3 < 4.")]
     assert known.make().segments(known.turn(reasoning="why", text="So.")) == [Reasoning("why"), Text("So.")]
 
 
 @EACH
-def test_calls_inside_reasoning_are_drafts_also_where_it_never_closes(known: Family) -> None:
+def test_segments_calls_in_reasoning_are_drafts(known: Family) -> None:
     draft = known.calls([NO_ARGUMENTS])
     assert known.make([SEARCH]).parse(known.turn(reasoning=f"maybe {draft} no", calls=[SEARCH])) == calls_of(SEARCH)
     turn = known.reasoning[0] + "maybe " + known.calls([SEARCH])
@@ -65,7 +65,7 @@ def test_calls_inside_reasoning_are_drafts_also_where_it_never_closes(known: Fam
 
 
 @EACH
-def test_reasoning_that_the_prompt_opened_ends_where_it_is_closed(known: Family) -> None:
+def test_segments_in_reasoning_ends_at_closing_tag(known: Family) -> None:
     draft = known.calls([NO_ARGUMENTS])
     turn = known.turn(reasoning=f"maybe {draft}", calls=[SEARCH], in_reasoning=True)
     assert known.make([SEARCH]).segments(turn, in_reasoning=True) == [Reasoning(f"maybe {draft}"), *calls_of(SEARCH)]
@@ -74,14 +74,14 @@ def test_reasoning_that_the_prompt_opened_ends_where_it_is_closed(known: Family)
 
 
 @EACH
-def test_a_call_that_is_cut_anywhere_is_no_call(known: Family) -> None:
+def test_parse_cut_call_is_never_a_call(known: Family) -> None:
     turn = known.turn(calls=[SEARCH])
     for length in range(len(turn)):
         assert not any(isinstance(part, ToolCall) for part in known.make([SEARCH]).parse(turn[:length])), turn[:length]
 
 
 @EACH
-def test_a_broken_call_does_not_hide_the_good_one_beside_it(known: Family) -> None:
+def test_parse_broken_call_does_not_hide_valid_call(known: Family) -> None:
     """Where the format tells where a call ends; a list, or Llama's objects, are broken as a whole."""
     turn = known.turn(calls=[NO_ARGUMENTS, SEARCH]).replace("{}", "{oops}", 1).replace("now", "now<", 1)
     turn = turn.replace("[now<()", "[now(x=)", 1)
@@ -100,7 +100,7 @@ def malformed_calls() -> Iterator[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize(("known", "name", "reason", "text"), list(malformed_calls()), ids=lambda value: value[:40])
-def test_what_is_no_call_is_a_failure_that_says_why(known: str, name: str, reason: str, text: str) -> None:
+def test_parse_malformed_call_is_failure_with_reason(known: str, name: str, reason: str, text: str) -> None:
     part = text.partition("«")[2].partition("»")[0]
     text = text.replace("«", "").replace("»", "")
     [failure] = family(known).make().parse(text)
@@ -120,7 +120,7 @@ def test_what_is_no_call_is_a_failure_that_says_why(known: str, name: str, reaso
     ],
     ids=["digits", "nested very deeply"],
 )
-def test_a_value_beyond_all_limits_is_a_failure(value: str, reason: str) -> None:
+def test_parse_value_beyond_limits_is_failure(value: str, reason: str) -> None:
     call = f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>'
     [failure] = family("hermes").make().parse(call)
     assert isinstance(failure, ParseFailure)
@@ -128,7 +128,7 @@ def test_a_value_beyond_all_limits_is_a_failure(value: str, reason: str) -> None
     assert reason in failure.reason
 
 
-def test_an_element_of_a_mistral_array_fails_alone_and_an_id_is_allowed() -> None:
+def test_mistral_array_element_fails_alone() -> None:
     text = '[TOOL_CALLS] [{"name": "f"}, {"name": "g", "arguments": {}, "id": "Ab3456789"}] and so on'
     failure, call, rest = family("mistral-array").make().segments(text)
     assert isinstance(failure, ParseFailure)
@@ -144,19 +144,19 @@ def test_an_element_of_a_mistral_array_fails_alone_and_an_id_is_allowed() -> Non
         '<|python_tag|>{"arguments": {"n": "10"}, "name": "f"}',
     ],
 )
-def test_a_llama_call_may_say_that_it_is_a_function_and_call_its_parameters_arguments(text: str) -> None:
+def test_llama_call_with_type_and_arguments(text: str) -> None:
     assert family("llama3_json").make().segments(text) == [ToolCall("c0", "f", {"n": "10"})]
 
 
 @pytest.mark.parametrize(
     "answer", ['{"answer": 4}', '{"name": "Bob", "age": 3}', '{"type": "object", "properties": {}}']
 )
-def test_a_llama_answer_in_json_is_text(answer: str) -> None:
+def test_llama_json_answer_is_text(answer: str) -> None:
     assert family("llama3_json").make().segments(answer) == [Text(answer)]
 
 
 @pytest.mark.parametrize("key", ["parameters", "arguments"])
-def test_what_looks_like_a_llama_call_after_text_is_a_failure(key: str) -> None:
+def test_llama_call_after_text_is_failure(key: str) -> None:
     call = f'{{"name": "f", "{key}": {{}}}}'
     text, failure = family("llama3_json").make().segments(f"I call {call}")
     assert text == Text("I call ")
@@ -165,7 +165,7 @@ def test_what_looks_like_a_llama_call_after_text_is_a_failure(key: str) -> None:
     assert "a call must be the whole answer" in failure.reason
 
 
-def test_harmony_channels_are_reasoning_text_and_calls() -> None:
+def test_gpt_oss_channels() -> None:
     text = (
         "<|channel|>analysis<|message|>first<|end|><|start|>assistant<|channel|>commentary<|message|>Plan: 1.<|end|>"
         "<|start|>assistant<|channel|>analysis<|message|>then<|end|><|start|>assistant<|channel|>commentary "
@@ -198,7 +198,7 @@ def test_harmony_channels_are_reasoning_text_and_calls() -> None:
         ("41", ["41"]),
     ],
 )
-def test_what_harmony_says_to_nobody_is_no_text(turn: str, said: list[str]) -> None:
+def test_gpt_oss_text_outside_messages_is_reasoning(turn: str, said: list[str]) -> None:
     segments = family("gpt_oss").make().segments(turn)
     assert [part.text for part in segments if isinstance(part, Text)] == said
     assert not any(isinstance(part, ParseFailure) for part in segments)
@@ -219,7 +219,7 @@ def test_what_harmony_says_to_nobody_is_no_text(turn: str, said: list[str]) -> N
         ("41", ["41"]),
     ],
 )
-def test_what_muse_glimmer_says_to_nobody_is_no_text(turn: str, said: list[str]) -> None:
+def test_muse_glimmer_text_outside_messages_is_reasoning(turn: str, said: list[str]) -> None:
     segments = family("muse_glimmer").make().segments(turn)
     assert [part.text for part in segments if isinstance(part, Text)] == said
     assert not any(isinstance(part, ParseFailure) for part in segments)
@@ -234,7 +234,7 @@ def test_what_muse_glimmer_says_to_nobody_is_no_text(turn: str, said: list[str])
         ("gemma4", "<|channel>analysis\nso 42", []),
     ],
 )
-def test_what_stands_in_an_unknown_channel_is_no_text(known: str, turn: str, said: list[str]) -> None:
+def test_unknown_channel_is_reasoning(known: str, turn: str, said: list[str]) -> None:
     segments = family(known).make().segments(turn)
     assert [part.text for part in segments if isinstance(part, Text)] == said
     assert "so 42" in "".join(part.text for part in segments if isinstance(part, Reasoning))
@@ -250,7 +250,7 @@ def test_what_stands_in_an_unknown_channel_is_no_text(known: str, turn: str, sai
         (["f"], "f.g", "f.g"),
     ],
 )
-def test_a_muse_glimmer_call_may_write_a_tools_name_twice(tools: list[str], written: str, meant: str) -> None:
+def test_muse_glimmer_call_may_repeat_the_tools_name(tools: list[str], written: str, meant: str) -> None:
     known = family("muse_glimmer")
     turn = known.turn(calls=[(written, {"n": "1"})])
     [call] = known.make([(name, {"n": "1"}) for name in tools]).parse(turn)
@@ -262,7 +262,7 @@ STRAY = [known for known in FAMILIES if known.parser not in ("gpt_oss", "llama3_
 
 
 @pytest.mark.parametrize("known", STRAY, ids=str)
-def test_a_stray_close_makes_everything_before_it_reasoning(known: Family) -> None:
+def test_segments_stray_close_makes_text_before_it_reasoning(known: Family) -> None:
     draft = "maybe " + known.calls([NO_ARGUMENTS])
     thought, call = known.make([SEARCH]).segments(draft + known.reasoning[1] + known.calls([SEARCH]))
     assert thought == Reasoning(draft)
@@ -271,7 +271,7 @@ def test_a_stray_close_makes_everything_before_it_reasoning(known: Family) -> No
 
 
 @pytest.mark.parametrize("name", parser_names())
-def test_ids_are_unique_without_a_source(name: str) -> None:
+def test_parse_ids_are_unique_by_default(name: str) -> None:
     known = next(known for known in FAMILIES if known.parser == name)
     first, second = get_parser(name).parse(known.turn(calls=[NO_ARGUMENTS, NO_ARGUMENTS]))
     assert isinstance(first, ToolCall)

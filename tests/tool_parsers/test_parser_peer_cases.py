@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from strands_rollout.tool_parsers import ParseFailure, ToolCall, for_tool_specs, get_parser
+from strands_rollout.tool_parsers import ParseFailure, ToolCall, bind_tool_specs, get_parser
 
 
 def rows() -> Iterator[tuple[str, str, Any, str]]:
@@ -24,18 +24,18 @@ def rows() -> Iterator[tuple[str, str, Any, str]]:
 
 
 @pytest.mark.parametrize(("parser", "what", "outcome", "text"), list(rows()), ids=lambda value: str(value)[:40])
-def test_what_peers_publish_is_read_as_the_table_says(parser, what, outcome, text) -> None:
+def test_parse_peer_cases(parser, what, outcome, text) -> None:
     parts = get_parser(parser).parse(text)
     assert [part.name if isinstance(part, ParseFailure) else [part.name, part.arguments] for part in parts] == outcome
 
 
-def test_values_as_python_writes_them_are_read_where_the_format_has_such() -> None:
+def test_parse_python_literals_in_typed_values() -> None:
     values = {"a": ["x", True, None], "b": {"c": 1.5}, "d": False, "e": "['as', 'text']"}
     kinds = dict(zip(values, ("array", "object", "boolean", "string"), strict=True))
     schema = {"properties": {key: {"type": kind} for key, kind in kinds.items()}}
     pairs = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     text = f"<tool_call>\n<function=f>\n{pairs}</function>\n</tool_call>"
     specs = [{"name": "f", "inputSchema": {"json": schema}}]
-    [call] = for_tool_specs(get_parser("qwen3_coder"), specs).parse(text)
+    [call] = bind_tool_specs(get_parser("qwen3_coder"), specs).parse(text)
     assert isinstance(call, ToolCall)
     assert call.arguments == values

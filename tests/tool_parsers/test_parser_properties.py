@@ -37,7 +37,7 @@ PROSE = st.text("ab \n.{é", max_size=12).map(lambda text: text if text.strip() 
 @EACH
 @given(data=st.data())
 @settings(UNHURRIED, max_examples=15)
-def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) -> None:
+def test_parse_round_trip(known: Family, data: st.DataObject) -> None:
     calls = data.draw(calls_for(known))
     thought = data.draw(PROSE)
     text = data.draw(PROSE) if known.mixes else ""
@@ -51,7 +51,7 @@ def test_what_was_written_is_what_is_read(known: Family, data: st.DataObject) ->
 
 @EACH
 @pytest.mark.parametrize("in_reasoning", [False, True])
-def test_a_turn_that_was_cut_is_reasoning_and_text_and_nothing_of_it_is_lost(known: Family, in_reasoning: bool) -> None:
+def test_cut_segments_lose_no_text(known: Family, in_reasoning: bool) -> None:
     turn = known.turn(reasoning="hm, so", calls=[("f", {"a": "x"})], in_reasoning=in_reasoning)
     opening, closing = ("" if in_reasoning else known.reasoning[0]), known.reasoning[1]
     for end in range(len(opening) + 1, len(turn) + 1):
@@ -70,7 +70,7 @@ def test_a_turn_that_was_cut_is_reasoning_and_text_and_nothing_of_it_is_lost(kno
 @EACH
 @given(data=st.data(), in_reasoning=st.booleans())
 @settings(UNHURRIED, max_examples=50)
-def test_a_cut_turn_has_no_calls_and_never_raises(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
+def test_cut_segments_have_no_calls_and_never_raise(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
     segments = known.make().cut_segments(text, in_reasoning)
     assert set(map(type, segments)) <= {Reasoning, Text}
@@ -82,7 +82,7 @@ def test_a_cut_turn_has_no_calls_and_never_raises(known: Family, data: st.DataOb
 @EACH
 @given(data=st.data(), in_reasoning=st.booleans())
 @settings(UNHURRIED, max_examples=50)
-def test_no_text_raises_and_nothing_of_it_is_lost(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
+def test_segments_never_raise_and_lose_no_text(known: Family, data: st.DataObject, in_reasoning: bool) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*known.pieces, *JSON]), max_size=16)))
     segments = known.make().segments(text, in_reasoning)
     calls = [part for part in segments if isinstance(part, ToolCall | ParseFailure)]
@@ -102,7 +102,7 @@ def is_call(part: object) -> bool:
 
 @EACH
 @pytest.mark.slow
-def test_hostile_text_is_parsed_in_linear_time(known: Family) -> None:
+def test_segments_of_hostile_text_take_linear_time(known: Family) -> None:
     written = known.calls([("f", {"a": "x"})])
     broken = (written[:-1], written.replace("{", "{,"), written.replace('"', "", 1), written.replace("a", "", 1))
     opener = next(iter(re.findall(r"[\[<][^\]>]*[\]>]|\{", written)))

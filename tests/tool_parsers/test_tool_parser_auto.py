@@ -15,23 +15,23 @@ from strands_rollout.agent.limits import EpisodeLimits, StopReason
 from strands_rollout.errors import ConfigError
 from strands_rollout.record.saved import EpisodeProgress
 from strands_rollout.template.chat_template import ChatTemplate
-from strands_rollout.tool_parsers import Text, ToolCall, format_of_call, get_parser, register_parser
+from strands_rollout.tool_parsers import Text, ToolCall, detect_format, get_parser, register_parser
 from strands_rollout.tool_parsers.json_object import HermesParser
 
 # families whose turns all end with one token, and begin without reasoning; see test_family_episodes for the others
 
 
 def chosen(tokenizer: Any, **kwargs: Any) -> str:
-    call = ChatTemplate(tokenizer, **kwargs).written_call
-    return format_of_call(*call)
+    call = ChatTemplate(tokenizer, **kwargs).example_call
+    return detect_format(*call)
 
 
-def test_the_real_templates_are_read_as_hermes(tokenizer: Any) -> None:
+def test_detect_format_of_real_templates_is_hermes(tokenizer: Any) -> None:
     assert chosen(tokenizer) == chosen(tokenizer, enable_thinking=False) == "hermes"
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-def test_each_familys_format_is_found_in_a_template_that_writes_it(known: str, shipped_tokenizer: Any) -> None:
+def test_detect_format_of_each_family(known: str, shipped_tokenizer: Any) -> None:
     name, template = TEMPLATES[known]
     assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
 
@@ -40,14 +40,14 @@ def test_each_familys_format_is_found_in_a_template_that_writes_it(known: str, s
     ("sign", "name"),
     [("{#<|tool_call|>#}", "granite"), ("{#<|tool_call_start|>#}", "lfm2"), ("<tool_call>\n{", "hermes")],
 )
-def test_where_no_call_is_written_a_token_or_the_words_about_tools_tell_the_format(sign, name, shipped_tokenizer):
+def test_detect_format_by_hints_without_calls(sign, name, shipped_tokenizer):
     shown = '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' if name == "hermes" else sign
     template = CHATML.replace("CALL", "").replace("<tool_call>...</tool_call>", shown)
     assert chosen(tokenizer_with(template, shipped_tokenizer)) == name
 
 
 @pytest.mark.parametrize("known", TEMPLATES)
-def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, shipped_tokenizer: Any) -> None:
+def test_write_turn_is_parsed_back(known: str, shipped_tokenizer: Any) -> None:
     name, source = TEMPLATES[known]
     template = ChatTemplate(tokenizer_with(source, shipped_tokenizer))
     calls = [("add", {"item": "an apple"}), ("look_up", {"item": "a pear", "shop": "x"})]
@@ -55,7 +55,7 @@ def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, s
         "" if name in ("llama3_json", "gpt_oss", "muse_glimmer") else "Let me see."
     )  # whose turns with calls have none
     for written in (calls[:1], calls[: 1 if name in ("llama3_json", "gpt_oss") else 2]):
-        turn, end_id = template.written_turn(said, written)
+        turn, end_id = template.write_turn(said, written)
         assert end_id == template.end_of_calls_id
         segments = get_parser(name).segments(turn, template.opens_reasoning)
         assert [(one.name, one.arguments) for one in segments if isinstance(one, ToolCall)] == written
@@ -67,19 +67,19 @@ def test_a_turn_that_is_written_down_is_read_as_its_text_and_calls(known: str, s
     [
         (
             "[[{{ call.function.name }}({{ call.function.arguments | tojson }})]]",
-            r"\[\[probe.*fits none of apertus, .*Name the format.*: apertus, deepseek_v3",
+            r"\[\[probe.*fits none of apertus, .*Set tool_parser to the format.*: apertus, deepseek_v3",
         ),
-        ("", "writes .*Name the format .* qwen3_coder"),
+        ("", "writes .*Set tool_parser to the format .* qwen3_coder"),
     ],
     ids=["no known format", "no calls"],
 )
-def test_a_template_without_a_known_format_is_an_error_that_names_the_choices(shipped_tokenizer, call, words) -> None:
+def test_detect_format_without_match_names_the_choices(shipped_tokenizer, call, words) -> None:
     tokenizer = tokenizer_with(CHATML.replace("CALL", call), shipped_tokenizer)
     with pytest.raises(ConfigError, match=words):
         SGLangModel(tokenizer, "http://127.0.0.1:1", tool_parser="auto")
 
 
-def test_several_formats_that_fit_are_an_error_that_names_them(shipped_tokenizer, monkeypatch) -> None:
+def test_detect_format_with_several_matches_names_them(shipped_tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("strands_rollout.tool_parsers._factories", {"hermes": HermesParser})
     register_parser("mine", HermesParser)
     with pytest.raises(ConfigError, match="fits hermes and mine; expected exactly one.*: hermes, mine"):
@@ -92,7 +92,7 @@ def add(a: int, b: int, note: str = "") -> str:
     return f"{a!r}+{b!r} is {a + b!r} ({note!r})"
 
 
-async def test_a_value_that_does_not_fit_its_schema_is_told_and_counted(shipped_tokenizer: Any) -> None:
+async def test_value_against_its_schema_is_reported_and_counted(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["qwen3_coder"][1], shipped_tokenizer)
     turn = family("qwen3_coder").turn(calls=[("add", {"a": "two", "b": 3})]) + "<|im_end|>"
     script = [Reply.tokens(ids_of(tokenizer, turn)), Reply.tokens(ids_of(tokenizer, "Hm.<|im_end|>"))]
@@ -105,7 +105,7 @@ async def test_a_value_that_does_not_fit_its_schema_is_told_and_counted(shipped_
     assert "the parameter 'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
 
 
-async def test_an_episode_that_is_gone_on_with_reads_its_turns_by_the_tools_schemas(shipped_tokenizer: Any) -> None:
+async def test_resumed_episode_parses_by_tool_schemas(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["qwen3_coder"][1], shipped_tokenizer)
     turn = family("qwen3_coder").turn(calls=[("add", {"a": "two", "b": 3})]) + "<|im_end|>"
     user = {"role": "user", "content": [{"text": "What is 2 + 3?"}]}
@@ -124,7 +124,7 @@ async def test_an_episode_that_is_gone_on_with_reads_its_turns_by_the_tools_sche
     assert "'a' of 'add' is 'two'; expected integer" in tokenizer.decode(fake.requests[1].input_ids)
 
 
-async def test_a_turn_that_ends_at_another_stop_token_of_its_family_is_read_without_it(shipped_tokenizer: Any) -> None:
+async def test_turn_with_other_stop_token_is_parsed_without_it(shipped_tokenizer: Any) -> None:
     tokenizer = tokenizer_with(TEMPLATES["llama3_json"][1] + "{#<|eom_id|>#}", shipped_tokenizer)
     eom = tokenizer.convert_tokens_to_ids("<|eom_id|>")
     turn = [*ids_of(tokenizer, family("llama3_json").turn(calls=[("add", {"a": 2, "b": 3})])), eom]

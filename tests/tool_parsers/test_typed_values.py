@@ -35,7 +35,7 @@ def types(schema: object, **definitions: Any) -> set[str] | None:
         (True, None),
     ],
 )
-def test_the_types_of_a_schema(schema: object, expected: set[str] | None) -> None:
+def test_types_of_schema(schema: object, expected: set[str] | None) -> None:
     definitions = {"Item": {"type": "object"}, "Loop": {"$ref": "#/$defs/Loop"}}
     assert types(schema, **{"$defs": definitions}) == expected
 
@@ -73,14 +73,14 @@ def value(text: str, *names: str, untyped_is_json: bool = False) -> Any:
         ),
     ],
 )
-def test_a_text_is_read_as_its_type(text: str, names: tuple[str, ...], expected: object) -> None:
+def test_typed_value_converts_text(text: str, names: tuple[str, ...], expected: object) -> None:
     read = value(text, *names)
     assert read == expected
     assert type(read) is type(expected)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("5", 5), ("five", "five"), ('"5"', "5"), ("True", True), ("[1", "[1")])
-def test_a_text_of_no_known_type_may_be_json(text: str, expected: object) -> None:
+def test_typed_value_of_unknown_type_may_be_json(text: str, expected: object) -> None:
     assert value(text, untyped_is_json=True) == expected
 
 
@@ -110,6 +110,6 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in MALFORMED.items() for text in texts])
-def test_a_text_that_is_no_value_of_its_type_is_malformed(name: str, text: str) -> None:
+def test_typed_value_rejects_text_of_other_type(name: str, text: str) -> None:
     with pytest.raises(MalformedError, match=f"the parameter 'a' is .*; expected {name}"):
         value(text, name)

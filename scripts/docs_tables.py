@@ -229,7 +229,7 @@ def launch_settings_table() -> str:
         source = path.read_text().replace("\\\n", " ")
         for line in re.findall(r"^ *setting [A-Z_]+ .*", source, re.MULTILINE):
             name, default, meaning = shlex.split(line)[1:4]
-            chosen = re.fullmatch(r"\$\(chosen (\S+) (\S+)\)", default)
+            chosen = re.fullmatch(r"\$\(smoke_or_full (\S+) (\S+)\)", default)
             if chosen:
                 default, smoke = chosen[2], f" In a smoke run `{chosen[1]}`."
             else:

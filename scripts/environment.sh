@@ -67,8 +67,8 @@ mark_installed() {
   printf '%s' "$2" >"$1/.strands-rollout-installed"
 }
 
-# counting_minutes COMMAND...: run a quiet command, and print a line on stderr after each minute.
-counting_minutes() {
+# with_progress COMMAND...: run a quiet command, and print a line on stderr after each minute.
+with_progress() {
   local status=0 counter
   (
     minutes=0
@@ -89,7 +89,7 @@ install_into() {
   local directory="$1"
   shift
   rm -f -- "$directory/.strands-rollout-installed"
-  counting_minutes "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
+  with_progress "$directory/bin/python" -m pip install --quiet --quiet --disable-pip-version-check "$@" >&2
 }
 
 # prepare_environment DIR [EXTRAS]: create the environment DIR if needed, and install this package there, editable.

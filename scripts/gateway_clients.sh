@@ -25,7 +25,7 @@ if [[ -f "$folder/.installed" && "$(cat "$folder/.installed")" == "${clients[*]}
 fi
 echo "installing agents on Node into $folder (once) ..." >&2
 mkdir -p -- "$folder"
-counting_minutes npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
+with_progress npm install --prefix "$folder" --no-audit --no-fund --ignore-scripts --loglevel error "${clients[@]}" >&2
 # only these two need their install script, which selects the program for this machine; the others' scripts don't run
 node "$folder/node_modules/@anthropic-ai/claude-code/install.cjs" >&2
 node "$folder/node_modules/opencode-ai/postinstall.mjs" >&2

@@ -50,7 +50,7 @@ if [[ "${1:-}" == "--slime" ]]; then
   done
   venv="${STRANDS_ROLLOUT_SLIME_VENV:-$repository/.venv-slime}"
   prepare_environment "$venv" "dev,tools"
-  counting_minutes "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm \
+  with_progress "$venv/bin/python" -m pip install --quiet --disable-pip-version-check torch pybase64 pylatexenc tqdm \
     ${STRANDS_ROLLOUT_TEST_WORKERS:+"ray>=2.40"}
   failed=()
   cd "$repository"

@@ -2,8 +2,8 @@
 # Shared by all jobs of slime with this package: their settings, the arguments for slime made from them, and the checks before
 # a job starts. A script sets model_name first, and the defaults that differ for its model.
 
-# chosen SMOKE FULL: print the default of a size: SMOKE in a smoke run, else FULL.
-chosen() {
+# smoke_or_full SMOKE FULL: print the default of a size: SMOKE in a smoke run, else FULL.
+smoke_or_full() {
   if [[ $SMOKE -eq 1 ]]; then printf '%s' "$1"; else printf '%s' "$2"; fi
 }
 
@@ -16,8 +16,8 @@ path_settings() {
   setting DATA_DIR "$repository/data" "folder of the data sets" path
   setting ROLLOUT_CONFIG "$repository/configs/math_code.yaml" "YAML file with the agent's settings; slime's --custom-config-path" path
   setting REWARD strands_rollout.reward_func "dotted path of the reward function; slime's --custom-rm-path"
-  setting REWARD_KEY score "key of its result to train on; none if it returns a number"
-  setting EVAL_REWARD_KEY acc "key of its result to report in evaluation"
+  setting REWARD_KEY score "key of the reward function's result to train on; none if it returns a number"
+  setting EVAL_REWARD_KEY acc "key of the reward function's result to report in evaluation"
   setting EPISODE_WORKERS "" "processes on Ray that play the episodes; default: the setting episode_workers" optional_count
   setting RUN_NAME "$1" "name of the run" name
   setting SAVE_DIR "$repository/checkpoints/$RUN_NAME" "folder of the run's checkpoints and dumps" path
@@ -30,7 +30,7 @@ path_settings() {
 # Placement of the weights on the GPUs, and maximum length of an episode. SGLang gets 0.7 of the memory, as in slime's own scripts:
 # if SGLang and the trainer share GPUs, slime moves the trainer's state to the host while SGLang generates. On an 80 GB GPU, that
 # is 56 GB. Each of the two GPUs of an engine with Qwen3-8B uses 8 GB for weights and 48 GB for the cache, which holds 650,000
-# tokens of 74 kB each. 48 concurrent episodes (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000 tokens. With
+# tokens of 74 kB each. 48 concurrent episodes per engine (24 prompts x 8 on 4 engines) of 9,000 tokens on average need 430,000. With
 # 0.4 the cache would hold 320,000, and SGLang would stop episodes and read them again.
 size_settings() {
   setting SGLANG_MEM_FRACTION 0.7 "fraction of a GPU's memory for SGLang's weights and cache" share
@@ -39,7 +39,7 @@ size_settings() {
   setting CONTEXT_PARALLEL 1 "GPUs that a sequence is split over in training" count
   setting GPUS_PER_ENGINE "${default_gpus_per_engine:-2}" "GPUs per SGLang engine" count
   setting ROUTER_POLICY consistent_hashing "policy of slime's router; the router on PyPI lacks the default, slime's image has it"
-  setting MAX_RESPONSE_LEN "$(chosen 2048 16384)" "maximum tokens of a response, tool results included" count
+  setting MAX_RESPONSE_LEN "$(smoke_or_full 2048 16384)" "maximum tokens of a response, tool results included" count
   setting MAX_CONTEXT_LEN "$((MAX_RESPONSE_LEN + 2048))" "maximum tokens of prompt plus response" count
   setting MAX_TOKENS_PER_GPU "$(((MAX_CONTEXT_LEN + CONTEXT_PARALLEL - 1) / CONTEXT_PARALLEL))" \
     "maximum tokens of a training batch on one GPU; times CONTEXT_PARALLEL, at least MAX_CONTEXT_LEN" count
@@ -52,7 +52,7 @@ evaluation_settings() {
   _evaluates=1
   setting EVAL_SETS "$1" "data sets to evaluate on, separated by commas: NAME is DATA_DIR/NAME.jsonl" names
   setting EVAL_CONFIG "" "slime's --eval-config instead of EVAL_SETS, such as configs/aime_eval.yaml" path
-  setting EVAL_SAMPLES "$(chosen 1 16)" "samples per problem" count
+  setting EVAL_SAMPLES "$(smoke_or_full 1 16)" "samples per problem" count
   setting EVAL_MAX_RESPONSE_LEN "$MAX_RESPONSE_LEN" "maximum tokens of a response in evaluation" count
   setting EVAL_TEMPERATURE 1.0 "sampling temperature in evaluation" number
 }

@@ -101,7 +101,7 @@ _hand_over_key() {
 }
 
 # Run a command of Ray for at most 60 s, because a hanging cluster must not block the script.
-_bounded() {
+_with_timeout() {
   if command -v timeout >/dev/null; then
     timeout 60 "$@"
   else
@@ -110,11 +110,11 @@ _bounded() {
 }
 
 _takes_jobs() {
-  _bounded ray job list --address="$(job_address)" >/dev/null 2>&1
+  _with_timeout ray job list --address="$(job_address)" >/dev/null 2>&1
 }
 
 _ray_runs() {
-  _bounded env -u RAY_ADDRESS ray status >/dev/null 2>&1
+  _with_timeout env -u RAY_ADDRESS ray status >/dev/null 2>&1
 }
 
 _find_or_start_ray() {
@@ -177,7 +177,7 @@ _submit() {
 _follow() {
   local status="$1" state unanswered=0
   while true; do
-    if ! state="$(_bounded ray job status "--address=$(job_address)" "$SUBMISSION_ID" 2>&1)"; then
+    if ! state="$(_with_timeout ray job status "--address=$(job_address)" "$SUBMISSION_ID" 2>&1)"; then
       unanswered=$((unanswered + 1))
       [[ $unanswered -lt 3 ]] || fail "Ray no longer answers about the job $SUBMISSION_ID; it may have ended with Ray"
       sleep 2
@@ -203,8 +203,8 @@ _follow() {
 }
 
 # Succeed if another job runs on the Ray that this script has started.
-_is_shared() {
-  _bounded ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
+_has_other_jobs() {
+  _with_timeout ray job list --address="$(job_address)" 2>/dev/null | grep -qE 'status=<JobStatus\.(RUNNING|PENDING)'
 }
 
 # Stop the job if it may still run, then the Ray that this script has started. Runs at any end of the script.
@@ -214,9 +214,9 @@ _clean_up() {
   trap '' INT TERM HUP
   if [[ $_job_runs -eq 1 ]]; then
     echo "stopping the job $SUBMISSION_ID ..." >&2
-    _bounded ray job stop "--address=$(job_address)" "$SUBMISSION_ID" >&2 || true
+    _with_timeout ray job stop "--address=$(job_address)" "$SUBMISSION_ID" >&2 || true
   fi
-  if [[ -n "$_ray_pid" ]] && _is_shared; then
+  if [[ -n "$_ray_pid" ]] && _has_other_jobs; then
     echo "leaving the Ray of this script running, because another job uses it; to stop it later: kill $_ray_pid" >&2
   elif [[ -n "$_ray_pid" ]]; then
     echo "stopping the Ray of this script ..." >&2

@@ -7,14 +7,14 @@ training_settings() {
   path_settings "$1"
   setting PROMPT_DATA "$DATA_DIR/dapo-math-17k.jsonl" "training data" path
   size_settings
-  setting NUM_ROLLOUT "$(chosen 2 3000)" "training steps" count
-  setting ROLLOUT_BATCH_SIZE "$(chosen 4 16)" "prompts per step" count
-  setting N_SAMPLES_PER_PROMPT "$(chosen 4 8)" "episodes per prompt" count
+  setting NUM_ROLLOUT "$(smoke_or_full 2 3000)" "training steps" count
+  setting ROLLOUT_BATCH_SIZE "$(smoke_or_full 4 16)" "prompts per step" count
+  setting N_SAMPLES_PER_PROMPT "$(smoke_or_full 4 8)" "episodes per prompt" count
   setting GLOBAL_BATCH_SIZE "$((ROLLOUT_BATCH_SIZE * N_SAMPLES_PER_PROMPT))" "episodes per optimizer step" count
   setting TEMPERATURE 1.0 "sampling temperature" number
   setting LEARNING_RATE 1e-6 "learning rate of Adam" number
   setting KL_LOSS_COEF 0 "coefficient of the KL loss to the initial model; 0 saves its forward passes" number
-  setting SAVE_INTERVAL "$(chosen 2 20)" "steps between checkpoints" count
+  setting SAVE_INTERVAL "$(smoke_or_full 2 20)" "steps between checkpoints" count
   setting KEEP_ALL_CHECKPOINTS 0 "keep all checkpoints (115 GB each for Qwen3-8B), not only the newest" switch
   setting DUMP_ROLLOUTS 1 "write each step's samples to SAVE_DIR/rollouts" switch
   wandb_settings
@@ -24,7 +24,7 @@ training_settings() {
 # Dynamic sampling starts more prompts than it trains, because it drops groups whose rewards are all equal. A smoke run's responses
 # are too short for right answers, so that it would draw prompts forever.
 sampling_settings() {
-  setting DYNAMIC_SAMPLING "$(chosen 0 1)" "drop groups whose rewards are all equal, and draw others" switch
+  setting DYNAMIC_SAMPLING "$(smoke_or_full 0 1)" "drop groups whose rewards are all equal, and draw others" switch
   setting OVER_SAMPLING_BATCH_SIZE "$(((ROLLOUT_BATCH_SIZE * 3 + 1) / 2))" "prompts to start at once, with DYNAMIC_SAMPLING or PARTIAL_ROLLOUT" count
   setting PARTIAL_ROLLOUT 0 "keep unfinished episodes at the end of a step, and resume them in the next step" switch
 }
@@ -129,7 +129,7 @@ require_batches() {
 colocated_training() {
   training_settings "$2"
   sampling_settings
-  setting EVAL_INTERVAL "$(chosen 2 20)" "steps between evaluations; the first evaluation is before the first step" count
+  setting EVAL_INTERVAL "$(smoke_or_full 2 20)" "steps between evaluations; the first evaluation is before the first step" count
   evaluation_settings aime-2024
   pass_rate_settings
   end_of_settings "$1" "NUM_GPUS=8 bash $0 --data-dir /data --num-rollout 500 -- --lr 2e-6"

@@ -344,6 +344,11 @@ def test_launch_settings_named_in_docs_exist() -> None:
     assert {"MAX_RESPONSE_LEN", "RAY_ADDRESS", "DYNAMIC_SAMPLING"} <= named
 
 
+def test_settings_by_task_lists_every_setting_once() -> None:
+    listed = re.findall(r"`(\w+)`", "".join(row[1] for row in table_rows(page("settings"), "task")))
+    assert sorted(listed) == sorted(RolloutSettings.model_fields)
+
+
 def test_slime_arguments_that_are_read_are_all_listed() -> None:
     sources = "".join(path.read_text() for path in (REPOSITORY / "strands_rollout").rglob("*.py"))
     read = set(re.findall(r'getattr\(args, "(\w+)"', sources)) - {"strands_rollout", "reward_key"}

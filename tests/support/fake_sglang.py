@@ -109,7 +109,7 @@ class FakeSGLang:
         return self.episodes.violations
 
     async def __aenter__(self) -> Self:
-        app = web.Application(client_max_size=1 << 28, middlewares=[self._turn_away])
+        app = web.Application(client_max_size=1 << 28, middlewares=[self._answer_outage])
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/health", self._health)
         app.router.add_get("/workers", self._workers)
@@ -139,7 +139,7 @@ class FakeSGLang:
             await self._arrived.wait_for(lambda: self.requests_seen >= count)
 
     @web.middleware
-    async def _turn_away(
+    async def _answer_outage(
         self, http: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         if self.away is None:
@@ -215,9 +215,9 @@ class FakeSGLang:
         wanted = received.body.get("sampling_params", {}).get("max_new_tokens") or 1
         if limit is None or length + wanted <= limit:
             return None
-        words = f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
-        words += f"{length} tokens of input and {wanted} of output."
-        return Reply.status(400, {"error": {"message": words}})
+        message = f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested "
+        message += f"{length} tokens of input and {wanted} of output."
+        return Reply.status(400, {"error": {"message": message}})
 
     def _is_hidden(self, http: web.Request) -> bool:
         return self._router and not http.path.startswith("/worker/")

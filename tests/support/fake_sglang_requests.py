@@ -35,47 +35,47 @@ class Requests:
     def __init__(self, weight_version: str) -> None:
         self.weight_version = weight_version
         self.is_paused = False
-        self._stands_still = False
+        self._is_frozen = False
         self._running: set[_Request] = set()
         self._change = asyncio.Event()
 
     async def run(self, rid: str, reply: Reply) -> Sampled:
         """Queue a request, sample its reply, and return it when it ends or is aborted."""
         while self.is_paused:
-            await self._changed(math.inf)
+            await self._wait_for_change(math.inf)
         request, prefilled_by, versions = _Request(rid), self.weight_version, list[str]()
         self._running.add(request)
         try:
-            await self._pass(request, reply.queued_s)
+            await self._wait_engine_time(request, reply.queued_s)
             request.is_queued = False
             for _ in reply.ids:
-                await self._pass(request, reply.token_s)
+                await self._wait_engine_time(request, reply.token_s)
                 if request.is_aborted:
                     break
                 versions.append(self.weight_version)
             if reply.kind == "hang":
-                await self._pass(request, math.inf)
+                await self._wait_engine_time(request, math.inf)
         finally:
             self._running.discard(request)
-            self._tell()
+            self._notify()
         if request.is_aborted:
             if reply.kind != "hang":  # the last token would have ended it
                 versions = versions[: max(0, len(reply.ids) - 1)]
             reply = reply.aborted_after(len(versions))
         return Sampled(reply, tuple(versions), prefilled_by)
 
-    async def _pass(self, request: _Request, seconds: float) -> None:
+    async def _wait_engine_time(self, request: _Request, seconds: float) -> None:
         """Wait for `seconds` of engine time, which stops during a pause; return early if the request is aborted."""
         while seconds > 0 and not request.is_aborted:
-            began_s, stood_still = time.monotonic(), self._stands_still
-            await self._changed(math.inf if stood_still else seconds)
-            seconds -= 0.0 if stood_still else time.monotonic() - began_s
+            began_s, was_frozen = time.monotonic(), self._is_frozen
+            await self._wait_for_change(math.inf if was_frozen else seconds)
+            seconds -= 0.0 if was_frozen else time.monotonic() - began_s
 
     def abort(self, rid: str) -> None:
         """Abort all requests whose ids begin with `rid`."""
         for request in self._running:
             request.is_aborted = request.is_aborted or request.rid.startswith(rid)
-        self._tell()
+        self._notify()
 
     async def pause(self, mode: str) -> None:
         """Pause the engine; in mode "abort", return when no request runs."""
@@ -83,14 +83,14 @@ class Requests:
         if mode == "abort":
             self.abort("")
             while self._running:
-                await self._changed(math.inf)
+                await self._wait_for_change(math.inf)
         else:
-            self._stands_still = True
-        self._tell()
+            self._is_frozen = True
+        self._notify()
 
     def resume(self) -> None:
-        self.is_paused = self._stands_still = False
-        self._tell()
+        self.is_paused = self._is_frozen = False
+        self._notify()
 
     def update_weights(self, version: str) -> None:
         """Use this weight version for all further tokens."""
@@ -101,11 +101,11 @@ class Requests:
         queued = sum(request.is_queued for request in self._running)
         return len(self._running) - queued, queued
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def _changed(self, timeout_s: float) -> None:
+    async def _wait_for_change(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
                 await self._change.wait()

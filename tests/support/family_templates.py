@@ -277,7 +277,7 @@ GPT_OSS = """<|start|>system<|message|># Valid channels: analysis, commentary, f
 {%- endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
 
-# results stand inside the model's turn, before what it said beside its calls; a prompt may hold an empty thought
+# results stand inside the model's turn, before the text beside its calls; a prompt may contain an empty thought
 GEMMA4 = """
 {%- macro shown(value) -%}
 {%- if value is string -%}<|"|>{{ value }}<|"|>

@@ -61,14 +61,14 @@ def random_turn(known: Family, rng: random.Random, *, in_reasoning: bool = False
         for _ in range(rng.choice((0, *(1,) * 10, *(2, 3) * 5, 30)))
     ]
     thought = rng.choice(("", "", "hm", known.pieces[0]))
-    said = rng.choice(("", "", "so: ", "\\boxed{34}", " \n"))
-    text = raw_turn(known, calls, reasoning=thought, text=said, in_reasoning=in_reasoning)
+    answer = rng.choice(("", "", "so: ", "\\boxed{34}", " \n"))
+    text = raw_turn(known, calls, reasoning=thought, text=answer, in_reasoning=in_reasoning)
     for _ in range(rng.choice((*(0,) * 6, 1, 2, 5))):
-        text = _changed(text, known.pieces, rng)
+        text = _damaged(text, known.pieces, rng)
     return text
 
 
-def _changed(text: str, pieces: Sequence[str], rng: random.Random) -> str:
+def _damaged(text: str, pieces: Sequence[str], rng: random.Random) -> str:
     at = rng.randrange(len(text) + 1)
     kind = rng.randrange(4)
     if kind == 0:

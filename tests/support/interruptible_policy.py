@@ -139,23 +139,23 @@ class InterruptiblePolicy:
         found = _MARK.search(self.tokenizer.decode(ids))
         starts = _occurrences(ids, self._assistant)
         if found is None or not starts:
-            return self._lost(f"no task, or no assistant's turn, in {len(ids)} ids")
+            return self._refuse(f"no task, or no assistant's turn, in {len(ids)} ids")
         key, name, number = str(received.key), found[1], int(found[2])
-        planned = self._turn(key, name, len(starts) - 1)
-        done = self._done(ids[starts[-1] + len(self._assistant) :], planned)
+        planned = self._turn_ids(key, name, len(starts) - 1)
+        done = self._sampled_count(ids[starts[-1] + len(self._assistant) :], planned)
         if done is None:
-            return self._lost(f"turn {len(starts) - 1} of {name}/{number} is open with ids that it never sampled")
+            return self._refuse(f"turn {len(starts) - 1} of {name}/{number} is open with ids that it never sampled")
         asked = self._note(received, key, name, number, len(starts) - 1, done, len(planned) - done)
         rest = Reply.tokens(planned[done:])
-        rest = _with_facts(rest, TaskFacts(asked.task)).limited(received.body["sampling_params"]["max_new_tokens"])
+        rest = _add_facts(rest, TaskFacts(asked.task)).limited(received.body["sampling_params"]["max_new_tokens"])
         change = self.disturb(asked)
         if change is None or isinstance(change, Reply):
             return change or rest
-        return _with_facts(change(rest), TaskFacts(asked.task))
+        return _add_facts(change(rest), TaskFacts(asked.task))
 
     def planned_ids(self, key: str, name: str) -> list[tuple[int, ...]]:
         """Return the ids of all turns of a sample."""
-        return [self._turn(key, name, turn) for turn in range(len(self.plans[name]))]
+        return [self._turn_ids(key, name, turn) for turn in range(len(self.plans[name]))]
 
     def _note(self, received: Received, key: str, *facts: Any) -> PolicyRequest:
         visit = self._visits.get(key, 0)
@@ -164,14 +164,14 @@ class InterruptiblePolicy:
         self.asked.append(PolicyRequest(key, *facts, visit, attempt))
         return self.asked[-1]
 
-    def _turn(self, key: str, name: str, turn: int) -> tuple[int, ...]:
+    def _turn_ids(self, key: str, name: str, turn: int) -> tuple[int, ...]:
         if (key, name, turn) not in self._planned:
             plan = self.plans[name]
             text = plan[min(turn, len(plan) - 1)].replace("@KEY", key).replace("@TURN", str(turn))
             self._planned[key, name, turn] = self._encode(text)
         return self._planned[key, name, turn]
 
-    def _done(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
+    def _sampled_count(self, opened: tuple[int, ...], planned: tuple[int, ...]) -> int | None:
         """Return how many of the turn's tokens `opened` has after the template's opening; None if it has others."""
         for opening in self._openings:
             done = len(opened) - len(opening)
@@ -182,12 +182,12 @@ class InterruptiblePolicy:
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _lost(self, words: str) -> Reply:
-        self.violations.append(words)
-        return Reply.status(400, {"error": {"message": words}})
+    def _refuse(self, message: str) -> Reply:
+        self.violations.append(message)
+        return Reply.status(400, {"error": {"message": message}})
 
 
-def _with_facts(reply: Reply, facts: TaskFacts) -> Reply:
+def _add_facts(reply: Reply, facts: TaskFacts) -> Reply:
     return replace(reply, facts=facts) if reply.kind in ("tokens", "hang", "cut") else reply
 
 

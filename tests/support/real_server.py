@@ -58,5 +58,5 @@ def version_of(base_url: str) -> str:
 
 
 def _start(script: str, *arguments: str) -> RealServer:
-    told = json.loads(run_script(script, "start", "--owner", str(os.getpid()), *arguments))
-    return RealServer(script, told["base_url"], told["pid"], Path(told["log"]))
+    started = json.loads(run_script(script, "start", "--owner", str(os.getpid()), *arguments))
+    return RealServer(script, started["base_url"], started["pid"], Path(started["log"]))

@@ -19,8 +19,8 @@ def step_records(count: int = 3, **values: Any) -> list[StepRecord]:
 def write_run(folder: Path, done: Sequence[StepRecord], *, summary=None, commit: str = "4d1c", **options) -> Path:
     """Write the folder of a run, and return it."""
     folder.mkdir()
-    told = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
-    (folder / "options.json").write_text(json.dumps(told))
+    contents = {"options": {"out": str(folder), **options}, "versions": {"torch": "2.9"}, "commit": commit}
+    (folder / "options.json").write_text(json.dumps(contents))
     with StepLog(folder / "steps.jsonl") as log:
         for record in done:
             log.append(record)

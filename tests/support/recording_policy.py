@@ -25,15 +25,15 @@ class RecordingPolicy:
         requests: Ids of each request and of its answer.
     """
 
-    def __init__(self, tokenizer: Any, said: Any) -> None:
+    def __init__(self, tokenizer: Any, script: Any) -> None:
         self._tokenizer = tokenizer
-        self._said = said
+        self._script = script
         self.sampled: list[tuple[int, float]] = []
         self.requests: list[tuple[list[int], list[int]]] = []
 
     async def __call__(self, body: dict[str, Any], number: int) -> Reply:
-        said = self._said(self._tokenizer.decode(body["input_ids"]), number)
-        text, finish = said if isinstance(said, tuple) else (said, "stop")
+        turn = self._script(self._tokenizer.decode(body["input_ids"]), number)
+        text, finish = turn if isinstance(turn, tuple) else (turn, "stop")
         ids = ids_of(self._tokenizer, text)
         first = len(self.sampled)
         self.sampled += [(token, -(first + at + 1) / 8192) for at, token in enumerate(ids)]
@@ -66,14 +66,14 @@ class RecordingPolicy:
 async def play_agent(
     tokenizer: Any,
     factory: Any,
-    said: Any,
+    script: Any,
     context_length: int = 16384,
     max_new_tokens: int = 8192,
     wire: type[RecordingPolicy] = RecordingPolicy,
     **settings: Any,
 ) -> tuple[Any, RecordingPolicy]:
     user_agents.from_the_test[:] = [factory]
-    answering = wire(tokenizer, said)
+    answering = wire(tokenizer, script)
     async with FakeSGLang(answering, context_length=context_length) as fake:
         ours = {"agent_factory": "user_agents.made_by_the_test", "tools": [], "fan_out": True, **settings}
         args = args_for(fake.base_url, tokenizer, strands_rollout=ours)

@@ -24,8 +24,8 @@ def report_row(request: pytest.FixtureRequest) -> Callable[..., None]:
     """Return a function that adds a row to a table: `report_row("faults", fault="killed", episodes=8, lost=0)`."""
 
     def add(table: str, **row: Any) -> None:
-        words = "  ".join(f"{name}={value}" for name, value in row.items())
-        request.node.user_properties.append((_ROW, (table, words)))
+        cells = "  ".join(f"{name}={value}" for name, value in row.items())
+        request.node.user_properties.append((_ROW, (table, cells)))
 
     return add
 
@@ -34,12 +34,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for outcome in ("passed", "failed") for report in terminalreporter.getreports(outcome)]
     engines = Counter(f"{engine}, {report.outcome}" for report, engine in _properties(reports, _ENGINE))
     tables: dict[str, list[str]] = {}
-    for _, (table, words) in _properties(reports, _ROW):
-        tables.setdefault(table, []).append(words)
+    for _, (table, cells) in _properties(reports, _ROW):
+        tables.setdefault(table, []).append(cells)
     for name, rows in sorted(tables.items()):
         terminalreporter.section(name)
-        for words in rows:
-            terminalreporter.write_line(words)
+        for cells in rows:
+            terminalreporter.write_line(cells)
     if engines:
         terminalreporter.section("engines")
         for engine, count in sorted(engines.items()):

@@ -1,13 +1,13 @@
-"""Drift and mismatch: what training on text would have cost an episode, and whether its context is the template's.
+"""Measure drift, the tokens that training on text would change, and mismatch, context that no template wrote.
 
-Drift is measured in two ways: each turn encoded again by itself, and the whole conversation as one text, as a trainer
-does that is given text.
+Drift is measured in two ways: by encoding each turn again by itself, and by encoding the whole conversation again as
+one text, as a trainer that gets text does.
 
-Mismatch is context that is not what the chat template renders, token for token. What was read between two turns is cut
-at its control tokens: they must be those that the template puts around the results of so many calls, or around a user's
-turn, and each text between them must be encoded as the tokenizer encodes it. The results' own texts are taken from the
-tokens, so that no record of the conversation is needed. A sample doesn't hold its tools and system text: of the prompt
-the texts are checked, and how it ends, with question and generation prompt.
+Mismatch is context that differs from what the chat template renders, token for token. The context between two turns is
+cut at its control tokens. These must be the ones that the template puts around the results of the turn's calls or
+around a user's turn, and each text between them must be encoded as the tokenizer encodes it. The texts of the results
+are taken from the tokens, so no record of the conversation is needed. A sample does not hold its tools and system
+prompt; of its prompt, only the encoding of the texts and the end (question and generation prompt) are checked.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CLASSES: Final = ("assistant text", "tool call", "whitespace", "special tokens", "template")
-MAX_SAMPLES: Final = 64  # of a step are measured
-MAX_TOKENS: Final = 2**18  # of a step, prompts included, in the samples that are measured; about
+MAX_SAMPLES: Final = 64  # samples of a step that are measured
+MAX_TOKENS: Final = 2**18  # tokens of a step that are measured, prompts included; approximate
 _DIVERGENCE_TOKENS: Final = 8
-# what stands for texts that are not known, in messages that the template renders
+# placeholders for unknown texts in messages that the template renders
 _PLACEHOLDER: Final = "probed-{}-of-{}"
-_PLACEHOLDER_ID: Final = "Probed{:03d}"  # of 9 letters and digits, as some templates want it
+_PLACEHOLDER_ID: Final = "Probed{:03d}"  # 9 letters and digits, which some templates require
 _PLACEHOLDERS: Final = re.compile(r"probed-[a-z]+-of-\d+|Probed\d{3,}")
 _SHOWN_TOKENS: Final = 12
 _MAX_USER_TURNS: Final = 2
@@ -67,20 +67,26 @@ Piece: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class SampledEpisode:
-    """A sample that has tokens and a policy's turn among them."""
+    """A sample with at least one turn of the policy.
+
+    Attributes:
+        turns: The start and the end of each turn in the tokens; at least one turn, none empty.
+    """
 
     sample: SampleLike
     facts: EpisodeFacts
-    turns: Sequence[tuple[int, int]]  # where each begins and ends in the tokens; at least one, none empty
+    turns: Sequence[tuple[int, int]]
 
     @property
     def tokens(self) -> list[int]:
-        """Prompt and response."""
+        """The tokens of prompt and response."""
         return list(self.sample.tokens)
 
 
 class TurnReading:
-    """Reads turns of one policy; its parser is None where none is named and the template writes no known format.
+    """Reads turns of one policy.
+
+    Its parser is None if `tool_parser` is "auto" and the template writes calls in no known format.
 
     Raises:
         TemplateError: The template can't be used token-exactly.
@@ -107,7 +113,7 @@ class TurnReading:
         return sum(isinstance(segment, _CALLS) for segment in self._segments(ids))
 
     def prose(self, ids: Sequence[int]) -> list[tuple[int, int]] | None:
-        """Find where in a turn's text its prose begins and ends, in characters; None where all of it is prose."""
+        """Return start and end, in characters, of each piece of prose in a turn's text; None if all of it is prose."""
         segments = self._segments(ids)
         if not any(isinstance(segment, _CALLS) for segment in segments):
             return None
@@ -122,28 +128,40 @@ class TurnReading:
         if self.parser is None:
             return []
         encoder = self.template.encoder
-        # a turn that a stop string ended may end with what closes a call
+        # a turn that a stop string ended may end with the token that closes a call
         without_end = ids[:-1] if ids and encoder.is_control(ids[-1]) and ids[-1] not in self._tags else ids
         return self.parser.segments(encoder.decode(without_end), in_reasoning=self.template.opens_reasoning)
 
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The first place where a stretch of context is not what was expected."""
+    """The first difference of a stretch of context from the expected context.
 
-    at: int  # index in the stretch
-    tokens: int  # how many of the stretch's tokens differ
+    Attributes:
+        at: Its index in the stretch.
+        tokens: How many of the stretch's tokens differ.
+    """
+
+    at: int
+    tokens: int
     expected: str
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A stretch of context that is not what the template renders."""
+    """A stretch of context that differs from what the template renders.
 
-    position: int  # index in the sample's tokens of the first one that differs
-    tokens: int  # how many of the context's tokens differ; 1 where some only lack
-    got: str  # text from there on
-    expected: str  # what the template makes there
+    Attributes:
+        position: The index of the first differing token in the sample's tokens.
+        tokens: How many of the context's tokens differ; 1 if tokens are only missing.
+        got: The text from the first differing token on.
+        expected: The text that the template renders there.
+    """
+
+    position: int
+    tokens: int
+    got: str
+    expected: str
 
 
 class RenderCheck:
@@ -158,9 +176,10 @@ class RenderCheck:
         """Yield the mismatches in order, at most one for each stretch of context between two turns."""
         tokens, turns = episode.tokens, list(episode.turns)
         contexts = zip([0, *(end for _, end in turns)], (start for start, _ in turns), strict=False)
-        # the template writes an image as one token, of which the processor makes many: then only texts can be compared
+        # the template writes an image as one token, which the processor expands, and plugins may have added transient
+        # text: then only the encoding of the texts can be checked
         has_images = getattr(episode.sample, "multimodal_train_inputs", None) is not None
-        is_unknown = has_images or episode.facts.transient_texts  # as are the texts that plugins have added
+        is_unknown = has_images or episode.facts.transient_texts
         for number, (start, end) in enumerate(contexts):
             if is_unknown:
                 found = self._encoding_difference(tokens[start:end])
@@ -171,14 +190,14 @@ class RenderCheck:
             if found is not None:
                 at = start + found.at
                 got = self._encoder.decode(tokens[at : min(end, at + _SHOWN_TOKENS)])
-                yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # where tokens only lack, none differs
+                yield Mismatch(at, max(found.tokens, 1), got, found.expected)  # none differs if tokens are missing
 
     def _turn_difference(self, context: Sequence[int], turn: Sequence[int]) -> _Difference | None:
-        """Compare what was read after a turn with each form that the template may give it."""
+        """Compare the context after a turn with each form that the template may give it."""
         differences = []
         for results, users in self._possible_messages(turn):
             pieces = self._render_pieces(results, users)
-            if pieces is None:  # the template can't be asked, e.g. for the form of a call's id
+            if pieces is None:  # the template can't render it, e.g. because it rejects the call's id
                 continue
             differences.append(self._template_difference(context, pieces[1:] if turn[-1] == pieces[0] else pieces))
         if differences and None not in differences:
@@ -186,17 +205,17 @@ class RenderCheck:
         return self._encoding_difference(context)
 
     def _possible_messages(self, turn: Sequence[int]) -> list[tuple[int, int]]:
-        """List how many tool results, and user's turns behind them, may follow a turn; empty where it is unknown."""
+        """Return the possible numbers of tool results, and of user's turns after them, that follow a turn."""
         calls = self.reading.count_calls(turn)
         if calls is None:
             return []
-        # a turn that was cut by length is not searched for calls
+        # a turn that was cut by length may not have been parsed for calls
         counts = [calls] if turn[-1] in self._template.end_ids else [calls, 0]
         return [(count, users) for count in counts for users in range(0 if count else 1, _MAX_USER_TURNS + 1)]
 
     def _prompt_difference(self, context: Sequence[int], episode: SampledEpisode) -> _Difference | None:
         is_rewritten = (episode.facts.segments or 1) > 1
-        if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # the prompt is not the row's
+        if is_rewritten or fan_out_part(episode.sample) not in (None, 0):  # then the prompt is not the row's
             return self._encoding_difference(context)
         question = episode.facts.question
         if question is None:
@@ -329,45 +348,65 @@ def _count_differing(got: Sequence[int], own: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token that the whole text, encoded again, has otherwise."""
+    """The first token that differs when the whole text is encoded again.
 
-    position: int  # its index in the sample's tokens
-    turn: int | None  # the policy's turn that it is in, from 0; None in what it read
-    before: str  # text of the tokens before it
-    got: list[int]  # ids from there on, as they were
+    Attributes:
+        position: Its index in the sample's tokens.
+        turn: The policy's turn that contains it, from 0; None if it is context.
+        before: The text of the tokens before it.
+        got: The sample's ids from there on.
+        again: The ids from there on after encoding the text again.
+    """
+
+    position: int
+    turn: int | None
+    before: str
+    got: list[int]
     got_texts: list[str]
-    again: list[int]  # ids from there on, of the text encoded again
+    again: list[int]
     again_texts: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDrift:
-    """The drift and the mismatches of one episode."""
+    """The drift and the mismatches of one episode.
 
-    number: int  # its place among those that are measured, or in its dump, from 0
-    index: int | None  # the sample's own
+    Attributes:
+        number: Its position among the measured episodes, or in its dump, from 0.
+        index: The sample's own index.
+        turn_drift: Sampled tokens that would differ if each turn were encoded again by itself.
+        text_drift: Sampled tokens that would differ if the whole conversation were encoded again.
+        off_policy: Sampled tokens after the first difference of the whole text; the policy wrote them after other
+            tokens than a trainer on text would show it.
+        classes: Drifted tokens by kind; "template" counts context tokens in the whole text.
+        first: The first difference of the whole text.
+        mismatches: Context that the template would not render; None if it was not compared.
+    """
+
+    number: int
+    index: int | None
     sampled_tokens: int
-    turn_drift: int  # sampled tokens that would differ, had each turn been encoded again by itself
-    text_drift: int  # sampled tokens that would differ, had the whole conversation been
-    off_policy: int  # sampled tokens from the whole text's first difference on, which the policy wrote after other text
-    classes: dict[str, int]  # drifted tokens by kind: of the turns, and as "template" the context's in the whole text
-    first: Divergence | None  # the whole text's first difference
-    mismatches: list[Mismatch] | None  # context that is not what the template renders; None where not compared
+    turn_drift: int
+    text_drift: int
+    off_policy: int
+    classes: dict[str, int]
+    first: Divergence | None
+    mismatches: list[Mismatch] | None
 
     @property
     def counts(self) -> dict[str, int | None]:
-        """All numbers, None for what was not compared."""
+        """All counts by name; None for mismatches that were not compared."""
         mismatched = None if self.mismatches is None else self.mismatched_tokens
         return {**{name: getattr(self, name) for name in _COUNTS}, "mismatched_tokens": mismatched}
 
     @property
     def is_drifted(self) -> bool:
-        """True where a sampled token drifts, turn by turn or in the whole text."""
+        """Return whether a sampled token drifts, turn by turn or in the whole text."""
         return bool(self.turn_drift or self.text_drift)
 
     @property
     def mismatched_tokens(self) -> int:
-        """Context tokens that are not the template's."""
+        """Number of context tokens that the template would not render."""
         return sum(found.tokens for found in self.mismatches or [])
 
 
@@ -375,7 +414,7 @@ class EpisodeDrift:
 class DriftTotals:
     """Sums of `EpisodeDrift` over all episodes, and shares of the episodes and sampled tokens, 0 to 1.
 
-    Mismatches are None where no context was compared.
+    Mismatches are None if no context was compared.
     """
 
     episodes: int
@@ -395,14 +434,14 @@ class DriftMeter:
     """Measures episodes of one policy.
 
     Args:
-        tokenizer: The policy's.
-        template_kwargs: Given to the chat template over a sample's own.
-        tool_parser: The format of the policy's calls; "auto" for the one that the template writes.
+        tokenizer: The policy's tokenizer.
+        template_kwargs: Keyword arguments for the chat template, which override a sample's own.
+        tool_parser: The format of the policy's calls; "auto" for the format that the template writes.
         checks_context: Whether contexts are compared with what the template renders.
 
     Attributes:
-        template_fault: Why the template can't be used, once that is known: nothing is compared with it, and a tool call
-            counts as text.
+        template_fault: The reason why the template can't be used, once it is known. Then nothing is compared with it,
+            and a tool call counts as text.
     """
 
     def __init__(
@@ -424,7 +463,7 @@ class DriftMeter:
         self.template_fault: str | None = None
 
     def measure(self, episode: SampledEpisode, number: int = 0) -> EpisodeDrift:
-        """Measure one episode; `number` is its place among others."""
+        """Measure one episode; `number` is its position among others."""
         tokens, turns = episode.tokens, episode.turns
         again = reencode(tokens, self._tokenizer)
         lost = _lost(*differing_tokens(tokens, self._tokenizer, self._bytes_of, again))
@@ -447,7 +486,7 @@ class DriftMeter:
         )
 
     def _check_for(self, episode: SampledEpisode) -> RenderCheck | None:
-        # what the template was rendered with, if the episode's facts say; else what the sample and the caller do
+        # the arguments that the facts record, else those of the sample and the caller
         recorded = episode.facts.template_kwargs
         own = getattr(episode.sample, "apply_chat_template_kwargs", None) or {}
         kwargs = dict(recorded) if recorded is not None else {**own, **self._template_kwargs}
@@ -460,7 +499,7 @@ class DriftMeter:
         return self._checks[key]
 
     def _classes_of(self, ids: Sequence[int], before: int | None, episode: SampledEpisode) -> Counter[str]:
-        """Count the drifted tokens of a turn by kind; without a template all of its words are text."""
+        """Count the drifted tokens of a turn by kind; without a template all of its text is prose."""
         sampled, again = differing_tokens(ids, self._tokenizer, self._bytes_of, before=before)
         drifted = _lost(sampled, again)
         if not drifted:
@@ -471,7 +510,7 @@ class DriftMeter:
         found: Counter[str] = Counter()
         for at in drifted:
             place, *_, token = sampled[at]
-            # what stands at the token's place when the text is encoded again
+            # the token at that place when the text is encoded again
             covering = again[max(0, bisect_right(again_places, place) - 1)][-1] if again else token
             if self._control_ids & {token, covering}:
                 found["special tokens"] += 1
@@ -501,30 +540,30 @@ class DriftMeter:
 def measure_some(samples: Sequence[FinishedSample], meter: DriftMeter) -> list[EpisodeDrift]:
     """Measure at most `MAX_SAMPLES` samples of a step, with about `MAX_TOKENS`, evenly spread.
 
-    A sample whose facts don't say what was sampled, or with what is no token id, is left out.
+    Samples without facts about what was sampled, or with invalid token ids, are left out.
     """
-    episodes = [SampledEpisode(one.sample, one.facts, turns) for one in samples if (turns := one.turn_bounds)]
+    episodes = [SampledEpisode(each.sample, each.facts, turns) for each in samples if (turns := each.turn_bounds)]
     tokens = sum(len(episode.sample.tokens) for episode in episodes)
-    most = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
-    chosen = enumerate(evenly_spread(episodes, min(most, MAX_SAMPLES)))
-    found = [run_metric("drift", functools.partial(meter.measure, one, n), of_sample=True) for n, one in chosen]
-    return [drift for drift in found if drift is not None]
+    limit = max(1, MAX_TOKENS * len(episodes) // max(tokens, 1))
+    chosen = enumerate(evenly_spread(episodes, min(limit, MAX_SAMPLES)))
+    drifts = [run_metric("drift", functools.partial(meter.measure, each, n), of_sample=True) for n, each in chosen]
+    return [drift for drift in drifts if drift is not None]
 
 
-def evenly_spread(items: Sequence[T], most: int = MAX_SAMPLES) -> list[T]:
-    """Choose at most so many of these, always the same ones."""
-    count = min(len(items), most)
+def evenly_spread(items: Sequence[T], limit: int = MAX_SAMPLES) -> list[T]:
+    """Return at most `limit` items, evenly spread; the same items for the same input."""
+    count = min(len(items), limit)
     return [items[position * len(items) // count] for position in range(count)]
 
 
 def _lost(sampled: Sequence[PlacedToken], again: Sequence[PlacedToken]) -> list[int]:
-    """List the positions of tokens that are not among the others, in ascending order."""
-    found = set(again)
-    return [at for at, placed in enumerate(sampled) if placed not in found]
+    """Return the positions of sampled tokens that are lost when the text is encoded again, in ascending order."""
+    remaining = set(again)
+    return [at for at, placed in enumerate(sampled) if placed not in remaining]
 
 
 def totals_of(drifts: Iterable[EpisodeDrift]) -> DriftTotals:
-    """Sum up what was measured of episodes."""
+    """Return the sums over all measured episodes."""
     measured = list(drifts)
     drifted = sum(drift.is_drifted for drift in measured)
     sums = {name: sum(getattr(drift, name) for drift in measured) for name in _COUNTS}

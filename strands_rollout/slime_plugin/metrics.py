@@ -1,6 +1,6 @@
-"""Metrics of a step: slime's `log_rollout` and `log_eval`, what is counted, and where it goes.
+"""Metrics of a step: slime's logging hooks `log_rollout` and `log_eval`, and the functions that compute the metrics.
 
-Metrics are named here. They go to a log line, wandb and TensorBoard; wandb and slime's logging may both be absent.
+This module names the metrics. They go to a log line, wandb and TensorBoard; wandb and slime's logging may be absent.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ PER_SAMPLE: Final = (
     "resumes",
     "engine_aborts",
 )
-"""Facts that are one number a sample; a metric's name is the fact's."""
+"""Facts that are one number per sample; each metric has the name of its fact."""
 STATUSES: Final = ("completed", "truncated", "failed", "aborted")
 TRUNCATING: Final = tuple(str(reason) for reason in StopReason if reason in TRUNCATED_REASONS)
-# where the newest slime has its modules of metrics and logging, and where its releases up to 0.3.1 have them
-_SLIMES_PACKAGES: Final = ("slime.observability", "slime.utils")
-_first_steps: Final[dict[str, int]] = {}  # by the prefix of metrics, the first step that had them in this process
-_LOST: Final = "%s is set, but this package's metrics are not logged there: %s"
+# the packages of slime's metrics and logging: in the newest slime, and in releases up to 0.3.1
+_SLIME_PACKAGES: Final = ("slime.observability", "slime.utils")
+_first_steps: Final[dict[str, int]] = {}  # by metric prefix, the first step in this process
+_NOT_LOGGED: Final = "%s is set, but this package's metrics are not logged there: %s"
 
 
 def log_rollout(
     rollout_id: int,
     args: SlimeArgs,
-    samples: Iterable[Any],  # slime's, ours or foreign ones; a fan-out's may be in lists of their own
+    samples: Iterable[Any],  # of slime, of this package or foreign; a fan-out's samples may be in a list of their own
     rollout_extra_metrics: Mapping[str, Any] | None,  # noqa: ARG001 - slime's signature; slime logs them
     rollout_time: float,  # noqa: ARG001 - slime's signature; slime logs it
 ) -> bool:
     """Log a training rollout under `rollout/agent/`; slime's `--custom-rollout-log-function-path`.
 
     Returns:
-        False: slime logs its own metrics as well.
+        False, so that slime logs its own metrics as well.
 
     Raises:
-        FailedGroupsError: The run is to be ended, and `generate` could not end it; see `FailedGroups`.
+        FailedGroupsError: Too many groups failed in a row, and `generate` could not end the run; see `FailedGroups`.
     """
-    run_metric("settings", functools.partial(_check_staleness, args))
-    run_metric("rollout", lambda: _log(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
+    run_metric("settings", functools.partial(_check_staleness_setting, args))
+    run_metric("rollout", lambda: _log_step(rollout_id, args, {"rollout/agent": samples}, "rollout/step"))
     raise_on_failed_groups(args, samples)
     return False
 
@@ -93,35 +93,36 @@ def log_eval(
 ) -> bool:
     """Log an evaluation under `eval/<dataset>/agent/`; slime's `--custom-eval-rollout-log-function-path`.
 
-    A sample that failed, or was not graded, by a fault of the infrastructure is no wrong answer. It is taken out of
-    `data`, from which slime computes its own numbers next, and so is a data set of such samples alone, which is logged
-    as an error.
+    A sample that failed or was not graded because of an infrastructure fault is no wrong answer. It is removed from
+    `data`, from which slime computes its own metrics next. A data set that has only such samples is removed too, and
+    logged as an error.
 
     Args:
-        rollout_id: slime's.
-        args: slime's.
-        data: By data set, what slime's evaluation returns: `rewards`, and its `samples` where there are any. Changed.
-        extra_metrics: Not read.
+        rollout_id: slime's number of the step.
+        args: slime's args.
+        data: The results of slime's evaluation by data set: `rewards` and, if there are any, `samples`. Changed in
+            place.
+        extra_metrics: Ignored.
 
     Returns:
-        False: slime logs its own metrics as well. Nothing is raised.
+        False, so that slime logs its own metrics as well. Nothing is raised.
     """
-    run_metric("eval", lambda: _log(rollout_id, args, _by_data_set(data), "eval/step"))
-    run_metric("missing", functools.partial(_prepare, args, data))
+    run_metric("eval", lambda: _log_step(rollout_id, args, _samples_by_prefix(data), "eval/step"))
+    run_metric("missing", functools.partial(_prepare_for_slime, args, data))
     return False
 
 
-def _by_data_set(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _samples_by_prefix(data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"eval/{name}/agent": result.get("samples") for name, result in data.items()}
 
 
-def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
-    """Leave in an evaluation's results what slime's own metrics are to be computed from."""
+def _prepare_for_slime(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None:
+    """Reduce an evaluation's results to those from which slime must compute its own metrics."""
     for name in list(data):
         _drop_missing(args, data, name)
     if getattr(args, "reward_key", None):
         return
-    # slime reads each reward again, by `--reward-key`, and rounds it: a dict that is read by another key ends the run
+    # slime reads each reward again, by `--reward-key`, and rounds it; a dict without that key would end the run
     for result in data.values():
         for sample, reward in zip(result.get("samples") or (), result.get("rewards") or (), strict=False):
             if isinstance(sample.reward, Mapping):
@@ -129,7 +130,7 @@ def _prepare(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]]) -> None
 
 
 def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], name: str) -> None:
-    """Take what has no graded answer out of a data set; for slime's pass rate all samples of its problem."""
+    """Remove samples without a graded answer from a data set; for slime's pass rate, all samples of their problem."""
     result = data[name]
     samples = finished_samples(result.get("samples"))
     missing = [sample.is_missing for sample in samples]
@@ -138,30 +139,30 @@ def _drop_missing(args: SlimeArgs, data: MutableMapping[str, dict[str, Any]], na
     lost = next(sample for sample in reversed(samples) if sample.is_missing)
     last = lost.facts.error or lost.graded.get("error")
     level = logging.ERROR if all(missing) else logging.WARNING
-    words = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
-    logger.log(level, words, name, len(samples), sum(missing), last)
+    message = "event=evaluation_incomplete data_set=%s samples=%d missing=%d last_error=%s"
+    logger.log(level, message, name, len(samples), sum(missing), last)
     size = getattr(args, "n_samples_per_eval_prompt", None) or 1 if getattr(args, "log_passrate", False) else 1
-    left_out = [any(missing[at - at % size : at - at % size + size]) for at in range(len(missing))]
-    if all(left_out):
+    dropped = [any(missing[at - at % size : at - at % size + size]) for at in range(len(missing))]
+    if all(dropped):
         del data[name]  # slime would divide by 0
         return
     for key in ("rewards", "truncated", "samples"):
         if isinstance(result.get(key), list):
-            result[key] = [value for value, is_out in zip(result[key], left_out, strict=True) if not is_out]
+            result[key] = [value for value, is_dropped in zip(result[key], dropped, strict=True) if not is_dropped]
 
 
-def _check_staleness(args: SlimeArgs) -> None:
+def _check_staleness_setting(args: SlimeArgs) -> None:
     limit = settings_from_args(args).max_sample_staleness
     if limit is not None and not getattr(args, "custom_reward_post_process_path", None):
         flag = "--custom-reward-post-process-path strands_rollout.normalize_rewards"
-        words = "max_sample_staleness is %s and has no effect without slime's %s"
-        log_once(logger, logging.WARNING, words, limit, flag)
+        message = "max_sample_staleness is %s and has no effect without slime's %s"
+        log_once(logger, logging.WARNING, message, limit, flag)
 
 
-def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
+def _log_step(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any], step_key: str) -> None:
     if getattr(args, "load_debug_rollout_data", None):
-        return  # slime logs nothing of a rollout that it replays from a file
-    compute_step = _slimes("metric_utils", "compute_rollout_step")
+        return  # slime logs nothing for a rollout that it replays from a file
+    compute_step = _slime_function("metric_utils", "compute_rollout_step")
     step = None if compute_step is None else run_metric("step", lambda: int(compute_step(args, rollout_id)))
     step = rollout_id if step is None else step
     reward_key = getattr(args, "reward_key", None)
@@ -170,10 +171,10 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
     numbers: Metrics = {}
     tables: dict[str, Table] = {}
     secrets = find_secrets(os.environ, getattr(args, "strands_rollout", None))
-    for prefix, given in samples_by_prefix.items():
-        samples = run_metric("samples", functools.partial(finished_samples, given)) or []
+    for prefix, raw_samples in samples_by_prefix.items():
+        samples = run_metric("samples", functools.partial(finished_samples, raw_samples)) or []
         groups = {name: functools.partial(group, samples) for name, group in GROUPS.items()}
-        groups["drift"] = functools.partial(_drift, args, samples, prefix, rollout_id)
+        groups["drift"] = functools.partial(_measure_drift, args, samples, prefix, rollout_id)
         if prefix.startswith("eval/"):
             groups["answers"] = functools.partial(answer_metrics, samples)
         for name, group in groups.items():
@@ -182,7 +183,7 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         if rows := run_metric("transcripts", table):
             tables[f"{prefix}/transcripts"] = Table(COLUMNS, rows)
         name = prefix.removesuffix("/agent").replace("/", "-")
-        run_metric("dump", functools.partial(write_step_dump, args, name, rollout_id, given))
+        run_metric("dump", functools.partial(write_step_dump, args, name, rollout_id, raw_samples))
     pairs = " ".join(f"{name}={value:.4g}" for name, value in numbers.items())
     logger.info("agent metrics rollout_id=%s %s=%s %s", rollout_id, step_key, step, pairs)
     if numbers:
@@ -191,10 +192,10 @@ def _log(rollout_id: int, args: SlimeArgs, samples_by_prefix: Mapping[str, Any],
         run_metric("tensorboard", lambda: _log_to_tensorboard(args, numbers, step_key))
 
 
-def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
-    """Drift, and mismatch where that is due, by the policy's tokenizer.
+def _measure_drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, rollout_id: int) -> Metrics:
+    """Return the metrics of drift, and of mismatch in the first step or with `mismatch_check: every_step`.
 
-    It is asked for only where a sample says what was sampled.
+    Empty if no sample records which of its tokens were sampled.
     """
     first = next((sample for sample in samples if sample.turn_bounds), None)
     if first is None:
@@ -210,10 +211,10 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, roll
     if meter.template_fault is not None:
         log_once(logger, logging.WARNING, "context is not compared with the chat template: %s", meter.template_fault)
     for drift in drifts:
-        if drift.mismatches:  # each time: it never happens in a run whose numbers are right
+        if drift.mismatches:  # logged each time, since it never happens in a correct run
             logger.warning(
-                "context is not what the chat template renders sample_index=%s token=%d tokens=%d: "
-                "`strands-rollout drift` on a dump of it tells more",
+                "context is not what the chat template renders sample_index=%s token=%d tokens=%d: run "
+                "`strands-rollout drift` on a dump of the sample for details",
                 drift.index,
                 drift.mismatches[0].position,
                 drift.mismatched_tokens,
@@ -222,41 +223,43 @@ def _drift(args: SlimeArgs, samples: Sequence[FinishedSample], prefix: str, roll
 
 
 def _log_to_wandb(args: SlimeArgs, numbers: Metrics, tables: Mapping[str, Table]) -> None:
-    """Log numbers and tables in one call, as slime does: the step is among the numbers, wandb's own is left alone."""
+    """Log numbers and tables in one call, as slime does, with the step among the numbers and not as wandb's own."""
     if not getattr(args, "use_wandb", False):
         return
     import wandb
 
     if wandb.run is None:
-        log_once(logger, logging.WARNING, _LOST, "--use-wandb", "this process has no wandb run")
+        log_once(logger, logging.WARNING, _NOT_LOGGED, "--use-wandb", "this process has no wandb run")
         return
-    shown = {name: wandb.Table(columns=list(one.columns), data=list(one.rows)) for name, one in tables.items()}
-    wandb.log({**numbers, **shown})
+    wandb_tables = {
+        name: wandb.Table(columns=list(table.columns), data=list(table.rows)) for name, table in tables.items()
+    }
+    wandb.log({**numbers, **wandb_tables})
 
 
 def _log_to_tensorboard(args: SlimeArgs, numbers: Metrics, step_key: str) -> None:
     """Log the numbers through slime's own logging, which holds the writer."""
     if not getattr(args, "use_tensorboard", False):
         return
-    log = _slimes("logging_utils", "log")
+    log = _slime_function("logging_utils", "log")
     if log is None:
-        places = " or ".join(f"{package}.logging_utils" for package in _SLIMES_PACKAGES)
+        places = " or ".join(f"{package}.logging_utils" for package in _SLIME_PACKAGES)
         why = f"slime has loaded no {places} with a function log"
-        log_once(logger, logging.WARNING, _LOST, "--use-tensorboard", why)
+        log_once(logger, logging.WARNING, _NOT_LOGGED, "--use-tensorboard", why)
         return
-    # wandb has had the numbers, together with the tables
+    # wandb already has the numbers, together with the tables
     without_wandb = Namespace(**{**vars(args), "use_wandb": False})
     log(without_wandb, numbers, step_key)
 
 
-def _slimes(module: str, function: str) -> Callable[..., Any] | None:
-    """A function of a module that slime has loaded; None where there is none."""
-    found = (getattr(sys.modules.get(f"{package}.{module}"), function, None) for package in _SLIMES_PACKAGES)
-    return next((one for one in found if one is not None), None)
+def _slime_function(module: str, name: str) -> Callable[..., Any] | None:
+    """Return a function of a module that slime has loaded, or None."""
+    candidates = (getattr(sys.modules.get(f"{package}.{module}"), name, None) for package in _SLIME_PACKAGES)
+    return next((function for function in candidates if function is not None), None)
 
 
 def distribution(name: str, values: Iterable[float | None]) -> Metrics:
-    """Mean, 50th, 90th and 99th percentile (interpolated) and maximum of the values that are there; empty for none."""
+    """Return mean, 50th, 90th and 99th percentile (interpolated) and maximum of values other than None, if any."""
     present = [value for value in values if value is not None]
     if not present:
         return {}
@@ -266,14 +269,14 @@ def distribution(name: str, values: Iterable[float | None]) -> Metrics:
 
 
 def shares(name: str, values: Iterable[str | None], known: Iterable[str] = ()) -> Metrics:
-    """The share of each value among those that are there; 0.0 for a known value that is not, empty without any."""
+    """Return the share of each value among values other than None, 0.0 for `known` values that are absent, if any."""
     counts = Counter(value for value in values if value is not None)
     total = counts.total()
     return {f"{name}/{value}": counts[value] / total for value in dict.fromkeys([*known, *counts])} if total else {}
 
 
 def per_sample_metrics(samples: Samples) -> Metrics:
-    """The facts that are one number, each as a distribution."""
+    """Return the distribution of each fact in `PER_SAMPLE`, and the number of samples."""
     metrics: Metrics = {"samples": float(len(samples))} if samples else {}
     for name in PER_SAMPLE:
         metrics |= distribution(name, [getattr(sample.facts, name) for sample in samples])
@@ -281,9 +284,9 @@ def per_sample_metrics(samples: Samples) -> Metrics:
 
 
 def ending_metrics(samples: Samples) -> Metrics:
-    """Shares of stop reasons, of statuses, of what truncated those that were, and of samples kept out of training.
+    """Return the shares of stop reasons, of statuses, of the causes of truncation and of samples removed from training.
 
-    Also the number of samples whose reward failed.
+    Also return the number of samples whose reward failed.
     """
     reasons, statuses = [sample.facts.stop_reason for sample in samples], [sample.status for sample in samples]
     cut = [reason for reason, status in zip(reasons, statuses, strict=True) if status == "truncated"]
@@ -302,20 +305,20 @@ def _mean(name: str, values: Sequence[float]) -> Metrics:
 
 
 def budget_metrics(samples: Samples) -> Metrics:
-    """How much of each budget was used, 0 to 1; of the samples that have a limit."""
+    """Return the distribution of the used share of each budget, 0 to 1, over the samples that have the limit."""
     metrics: Metrics = {}
     budgets = [sample.facts.budgets or {} for sample in samples]
-    for name in _keys_of(budgets):
-        metrics |= distribution(f"budget/{name}", [finite(one.get(name)) for one in budgets])
+    for name in _all_keys(budgets):
+        metrics |= distribution(f"budget/{name}", [finite(shares_used.get(name)) for shares_used in budgets])
     return metrics
 
 
 def code_metrics(samples: Samples) -> Metrics:
-    """The code executor: seconds as distributions over the samples, everything else as totals by outcome."""
+    """Return the metrics of the code tool: seconds as distributions over the samples, outcomes as totals."""
     metrics: Metrics = {}
     counts = [sample.facts.code or {} for sample in samples]
-    for name in _keys_of(counts):
-        values = [value for one in counts if (value := finite(one.get(name))) is not None]
+    for name in _all_keys(counts):
+        values = [value for count in counts if (value := finite(count.get(name))) is not None]
         if name.endswith("_s"):
             metrics |= distribution(f"code/{name}", values)
         elif values:
@@ -326,16 +329,16 @@ def code_metrics(samples: Samples) -> Metrics:
 
 
 def gateway_metrics(samples: Samples) -> Metrics:
-    """The endpoint of episodes that programs played: what was asked, repeated, forked and refused."""
-    asked = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
-    counts = {name: [one.get(name) for one in asked] for name in ("requests", "repeats", "forks")}
-    refused = [sum(one["refused"].values()) for one in asked if isinstance(one.get("refused"), Mapping)]
+    """Return the distributions of requests, repeats, forks and refusals at the endpoint of episodes of programs."""
+    facts = [gateway for sample in samples if (gateway := sample.facts.gateway) is not None]
+    counts = {name: [gateway.get(name) for gateway in facts] for name in ("requests", "repeats", "forks")}
+    refused = [sum(gateway["refused"].values()) for gateway in facts if isinstance(gateway.get("refused"), Mapping)]
     named = (counts | {"refused": refused}).items()
     return {name: value for key, values in named for name, value in distribution(f"gateway/{key}", values).items()}
 
 
 def weight_metrics(samples: Samples) -> Metrics:
-    """Distinct weight versions of each sample, and how far its newest is from its oldest where they are integers."""
+    """Return the number of distinct weight versions per sample, and newest minus oldest if they are integers."""
     return {
         **distribution("weight_versions", [len(sample.weight_versions) or None for sample in samples]),
         **distribution("weight_version_spread", [sample.weight_version_spread for sample in samples]),
@@ -343,23 +346,23 @@ def weight_metrics(samples: Samples) -> Metrics:
 
 
 def answer_metrics(samples: Samples) -> Metrics:
-    """Of an evaluation: samples without a graded answer, and the share of right ones among the others, if they tell."""
+    """Return the number of samples without a graded answer, and the accuracy of the others if they have an `acc`."""
     answers = [finite(sample.graded.get("acc")) for sample in samples if not sample.is_missing]
     missing = {"missing": float(sum(sample.is_missing for sample in samples))} if samples else {}
     return missing | _mean("accuracy", [answer for answer in answers if answer is not None])
 
 
 def part_metrics(samples: Samples) -> Metrics:
-    """The further numbers of the rewards, each as a distribution."""
+    """Return the distribution of each further number of the rewards."""
     parts = parts_of(sample.graded for sample in samples if not sample.is_missing)
     return {key: number for name, values in parts.items() for key, number in distribution(name, values).items()}
 
 
 def slowest_metrics(samples: Samples) -> Metrics:
-    """Where the time of the slowest sample went, its episode and its reward, in seconds.
+    """Return the seconds that the slowest sample spent in generation, tools, reward and other work.
 
-    Only samples that say how long their episode took are looked at; of a fan-out that is the main agent's.
-    Tools that ran at once count each: then the rest is at least 0, and the parts may sum to more than the total.
+    Only samples with an episode duration count; in a fan-out, that is the main agent's sample. Tools that ran
+    concurrently are added up, so the parts may sum to more than the total; the rest is at least 0.
     """
     durations = [(sample.facts.duration_s, sample) for sample in samples]
     timed = [(seconds + (sample.score_s or 0.0), sample) for seconds, sample in durations if seconds is not None]
@@ -373,7 +376,7 @@ def slowest_metrics(samples: Samples) -> Metrics:
 
 
 def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
-    """What text would have cost each measured sample, of what kind, and context that is not the template's."""
+    """Return the metrics of drift: tokens per sample, totals by kind, and mismatches of the context if compared."""
     if not drifts:
         return {}
     totals = totals_of(drifts)
@@ -391,7 +394,7 @@ def drift_metrics(drifts: Sequence[EpisodeDrift]) -> Metrics:
 
 
 def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
-    """Of samples whose context was compared with the template: how many tokens differ in each."""
+    """Return the metrics of mismatch from the differing tokens of each sample that was compared with the template."""
     if not tokens:
         return {}
     mismatched = sum(map(bool, tokens))
@@ -404,7 +407,7 @@ def _mismatch_metrics(tokens: Sequence[int]) -> Metrics:
 
 
 def worker_metrics(samples: Samples) -> Metrics:
-    """Episode workers: how long samples waited for a place; of each worker, its load, episodes and restarts."""
+    """Return how long samples waited for an episode worker, and each worker's CPU use, episodes and restarts."""
     waits = distribution("queue_s", [sample.facts.queue_s for sample in samples])
     return waits | workers.pool_metrics() if waits else waits
 
@@ -421,11 +424,11 @@ GROUPS: Final[Mapping[str, Callable[[Samples], Metrics]]] = {
     "parts": part_metrics,
     "workers": worker_metrics,
 }
-"""Metrics that need nothing but the samples; each is computed apart, so that one that fails costs no other."""
+"""Groups of metrics that need nothing but the samples; a failure in one group does not affect the others."""
 
 
-def _keys_of(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All their keys, in order of first appearance."""
+def _all_keys(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the keys of all mappings, in order of first appearance."""
     return list(dict.fromkeys(str(key) for mapping in mappings for key in mapping))
 
 
@@ -461,25 +464,25 @@ class Table:
 def transcript_rows(
     samples: Sequence[FinishedSample], *, step: int, reward_key: str | None, secrets: Collection[str] = ()
 ) -> list[list[Cell]]:
-    """At most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples, with these texts masked.
+    """Return at most `MAX_ROWS` rows of `COLUMNS`, in the order of the samples.
 
-    Best, worst and median reward, the first failed and truncated, the longest, the slowest and the one with most tool
-    calls are shown; the column "why" says which a row is. What room is left goes to others, evenly spread.
-    A row that can't be written is left out.
+    Shown are the samples with the best, worst and median reward, the first failed and the first truncated one, the
+    longest, the slowest, and the one with most tool calls; the column "why" has the reason. Remaining rows are other
+    samples, evenly spread. A sample that can't be written is left out.
 
     Args:
-        samples: A step's.
-        step: slime's.
-        reward_key: The entry of a reward that is a dict.
-        secrets: Texts that are masked wherever they stand.
+        samples: The samples of a step.
+        step: slime's number of the step.
+        reward_key: The key of the number in rewards that are dicts.
+        secrets: Texts that are masked everywhere.
     """
     rewards = [None if sample.is_missing else sample.reward(reward_key) for sample in samples]
     reasons: dict[int, list[str]] = {}
-    for reason, position in _chosen(samples, rewards):
+    for reason, position in _choose_rows(samples, rewards):
         reasons.setdefault(position, []).append(reason)
     others = [position for position in range(len(samples)) if position not in reasons]
-    room = min(MAX_ROWS - len(reasons), len(others))
-    shown = [*reasons, *(others[number * len(others) // room] for number in range(room))]
+    remaining = min(MAX_ROWS - len(reasons), len(others))
+    shown = [*reasons, *(others[number * len(others) // remaining] for number in range(remaining))]
     rows: list[list[Cell]] = []
     for position in sorted(shown):
         cells = functools.partial(sample_row, samples[position], rewards[position], secrets)
@@ -488,8 +491,8 @@ def transcript_rows(
     return rows
 
 
-def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
-    """Reasons to show a sample, each with its position; of equals the first."""
+def _choose_rows(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) -> Iterator[tuple[str, int]]:
+    """Yield reasons to show a sample, each with the sample's position; of equal samples the first."""
     graded = sorted((reward, position) for position, reward in enumerate(rewards) if reward is not None)
     if graded:
         yield "best", min(graded, key=lambda entry: (-entry[0], entry[1]))[1]
@@ -511,69 +514,73 @@ def _chosen(samples: Sequence[FinishedSample], rewards: Sequence[float | None]) 
 
 
 def sample_row(sample: FinishedSample, reward: float | None, secrets: Collection[str] = ()) -> list[Cell]:
-    """One sample as a row of `SAMPLE_COLUMNS`, long texts cut in the middle, and these texts masked."""
+    """Return a sample as a row of `SAMPLE_COLUMNS`, with long texts cut in the middle and secrets masked."""
     raw = sample.sample
     limits = {"prompt": MAX_PROMPT_CHARS, "response": MAX_RESPONSE_CHARS, "label": MAX_LABEL_CHARS}
     return [
-        _whole(getattr(raw, "index", None)),
-        _whole(getattr(raw, "group_index", None)),
+        _to_int(getattr(raw, "index", None)),
+        _to_int(getattr(raw, "group_index", None)),
         sample.status,
         sample.facts.stop_reason,
         reward,
         sample.facts.turns,
         sample.facts.tool_calls,
         ", ".join(sample.weight_versions),
-        *(bounded_text(getattr(raw, name, None), most, secrets) for name, most in limits.items()),
+        *(bounded_text(getattr(raw, name, None), max_chars, secrets) for name, max_chars in limits.items()),
     ]
 
 
-def _whole(value: object) -> int | None:
+def _to_int(value: object) -> int | None:
     number = finite(value)
     return None if number is None else int(number)
 
 
 def bounded_text(value: object, max_chars: int, secrets: Collection[str] = ()) -> str | None:
-    """Head and tail of a text, or of JSON, with secrets masked; a lone surrogate, which no file takes, becomes "?"."""
+    """Return the head and tail of a text, or of a value's JSON, with secrets masked and lone surrogates as "?"."""
     if value is None:
         return None
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    except (TypeError, ValueError):  # JSON has no form for a value's keys, nor for a value within itself
+    except (TypeError, ValueError):  # keys that JSON lacks, or a value that holds itself
         text = repr(value)
     return shorten(mask_values(text, secrets), max_chars).encode("utf-8", "replace").decode("utf-8")
 
 
-def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, given: object) -> Path | None:
+def write_step_dump(args: SlimeArgs, name: str, rollout_id: int, raw_samples: object) -> Path | None:
     """Write the step's first samples, whole groups where they fit, to `<dump_dir>/<name>_<rollout_id>.jsonl.gz`.
 
-    A file of that name is of a step that was cut and is done again: it is replaced.
+    An existing file of that name is from an interrupted step that is being repeated, and is replaced.
 
-    In `name`, what is no letter, digit, `.`, `-` or `_` becomes `_`; `given` are samples, maybe in nested lists.
+    Args:
+        args: slime's args.
+        name: The name of the file; characters other than letters, digits, `.`, `-` and `_` become `_`.
+        rollout_id: slime's number of the step.
+        raw_samples: Samples, also in nested lists.
 
     Returns:
-        The file; None where none is asked for, or there is no sample.
+        The file; None without the setting `dump_dir` or without samples.
 
     Raises:
         ConfigError: A setting is unknown or out of range.
         DumpError: The file can't be written.
     """
     settings = settings_from_args(args)
-    samples = finished_samples(given) if settings.dump_dir is not None else []
+    samples = finished_samples(raw_samples) if settings.dump_dir is not None else []
     if settings.dump_dir is None or not samples:
         return None
     name = re.sub(r"[^\w.-]", "_", name)
     path = Path(settings.dump_dir) / f"{name}_{rollout_id:06d}.jsonl.gz"
-    chosen = [one.sample for one in _first_groups(samples, settings.dump_samples)]
+    chosen = [sample.sample for sample in _first_groups(samples, settings.dump_samples)]
     path.unlink(missing_ok=True)
     secrets = find_secrets(os.environ, settings.model_dump(mode="json"))
     write_dump(path, chosen, TokenTexts(tokenizer_of(args, chosen[0])), secrets)
     return path
 
 
-def _first_groups(samples: Sequence[FinishedSample], most: int) -> Sequence[FinishedSample]:
-    """As many whole groups as fit, at least the beginning of one."""
+def _first_groups(samples: Sequence[FinishedSample], limit: int) -> Sequence[FinishedSample]:
+    """Return as many whole groups as fit into `limit` samples, or the first samples of a group that does not fit."""
     groups = [getattr(sample.sample, "group_index", None) for sample in samples]
-    end = whole = min(most, len(samples))
+    end = whole = min(limit, len(samples))
     while 0 < whole < len(samples) and groups[whole] == groups[whole - 1]:
         whole -= 1
     return samples[: whole or end]

@@ -1,7 +1,7 @@
-"""Checks whether slime's trainer can take a finished sample, and says what is wrong with it.
+"""Check whether slime's trainer can take a finished sample, and list what is wrong with it.
 
-slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. Nothing of the code that fills
-samples is used here, so that this can judge it.
+slime 0.3's requirements are in slime/rollout/sglang_rollout.py and slime/ray/rollout.py. This module uses none of the
+code that fills samples, so that it can judge that code.
 """
 
 import json
@@ -14,8 +14,8 @@ from strands_rollout.files.json_codec import Json
 from strands_rollout.samples import SampleLike
 
 METADATA_KEY: Final = "strands_rollout"
-_SLIMES_OWN: Final = "trace"  # slime's tracing hangs it on a sample
-_FINISHED: Final = ("completed", "truncated", "failed")
+_TRACE_ATTRIBUTE: Final = "trace"  # slime's tracing adds it to a sample
+_FINISHED_STATUSES: Final = ("completed", "truncated", "failed")
 
 
 def contract_violations(
@@ -25,35 +25,36 @@ def contract_violations(
     reward_key: str | None = None,
     may_abort: bool = False,
 ) -> list[str]:
-    """Everything that is wrong with a sample after `generate` and the reward function; empty if it may be trained on.
+    """Return all that is wrong with a sample after `generate` and the reward function; empty if it can be trained on.
 
     Args:
-        sample: slime's Sample or ours.
-        decode: Text of ids, control tokens included; without it the response's text is not checked.
+        sample: slime's Sample, or this package's.
+        decode: Decodes ids to text, control tokens included; without it the response's text is not checked.
         reward_key: slime's `--reward-key`; None if the reward must be a number.
         may_abort: Whether the rollout is being aborted, so that ABORTED is a valid status.
     """
     status = str(sample.status.value)
-    found = [*_bad_lengths(sample)]
-    if not found:
-        found += [*_bad_values(sample), *_bad_context(sample), *_bad_training(sample, status)]
-        found += [] if decode is None else _bad_text(sample, decode)
-    found += _bad_status(status, may_abort=may_abort)
+    violations = [*_bad_lengths(sample)]
+    if not violations:
+        violations += [*_bad_values(sample), *_bad_context(sample), *_bad_training(sample, status)]
+        violations += [] if decode is None else _bad_text(sample, decode)
+    violations += _bad_status(status, may_abort=may_abort)
     if status != "aborted":
-        found += _bad_reward(sample.reward, reward_key)
-    return [*found, *_bad_extras(sample)]
+        violations += _bad_reward(sample.reward, reward_key)
+    return [*violations, *_bad_extras(sample)]
 
 
 def export_violations(sample: SampleLike, *, reward_key: str | None) -> list[str]:
-    """What keeps a sample from any trainer: unfinished, tokens, mask and logprobs that disagree, or no reward.
+    """Return what makes a sample unusable for any trainer.
 
-    These hold for samples of any generate function; `contract_violations` checks this package's own facts as well.
+    That is an unfinished status, no reward, or tokens, mask and logprobs that do not agree. The rules hold for samples
+    of any generate function; `contract_violations` also checks this package's own facts.
     """
     status = str(sample.status.value)
-    if status not in _FINISHED:
+    if status not in _FINISHED_STATUSES:
         return [*_bad_status(status, may_abort=False)]
-    found = [*_bad_lengths(sample)] or [*_bad_values(sample)]
-    return [*found, *_bad_reward(sample.reward, reward_key)]
+    violations = [*_bad_lengths(sample)] or [*_bad_values(sample)]
+    return [*violations, *_bad_reward(sample.reward, reward_key)]
 
 
 def _bad_lengths(sample: SampleLike) -> Iterator[str]:
@@ -72,7 +73,7 @@ def _bad_lengths(sample: SampleLike) -> Iterator[str]:
 
 
 def _bad_values(sample: SampleLike) -> Iterator[str]:
-    # without a step of Python for each token, as long as nothing is wrong
+    # the common case, without a Python step for each token
     has_floats = {float} >= set(map(type, sample.rollout_log_probs)) and all(
         map(math.isfinite, sample.rollout_log_probs)
     )
@@ -100,11 +101,11 @@ def _bad_training(sample: SampleLike, status: str) -> Iterator[str]:
     if status == "completed" and not trained:
         yield "a COMPLETED sample trains no token; expected the policy's own tokens in loss_mask"
     if trained and not sample.loss_mask[-1]:
-        yield "the response ends with context that trains nothing; expected it to end with a sampled token"
+        yield "the response ends with context, which is not trained; expected it to end with a sampled token"
 
 
 def _bad_text(sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> Iterator[str]:
-    """A sample without one sampled token holds a filler as response and no text."""
+    """Compare the response text with the tokens; a sample without sampled tokens has a filler token and no text."""
     if not any(sample.loss_mask) and sample.remove_sample and sample.response == "":
         return
     text = decode(sample.tokens[len(sample.tokens) - sample.response_length :])
@@ -113,7 +114,7 @@ def _bad_text(sample: SampleLike, decode: Callable[[Sequence[int]], str]) -> Ite
 
 
 def _bad_status(status: str, *, may_abort: bool) -> Iterator[str]:
-    allowed = (*_FINISHED, "aborted") if may_abort else _FINISHED
+    allowed = (*_FINISHED_STATUSES, "aborted") if may_abort else _FINISHED_STATUSES
     if status not in allowed:
         yield f"status is {status}; expected one of {', '.join(allowed)}"
 
@@ -127,7 +128,7 @@ def _bad_reward(reward: Json, reward_key: str | None) -> Iterator[str]:
 
 
 def _bad_extras(sample: SampleLike) -> Iterator[str]:
-    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(cast("Any", sample))} - {_SLIMES_OWN})
+    undeclared = sorted(vars(sample).keys() - {item.name for item in fields(cast("Any", sample))} - {_TRACE_ATTRIBUTE})
     if undeclared:
         yield f"the sample has the undeclared attributes {', '.join(undeclared)}; slime's buffers lose them"
     if not _is_number(sample.non_generation_time) or sample.non_generation_time < 0:
@@ -137,7 +138,7 @@ def _bad_extras(sample: SampleLike) -> Iterator[str]:
         return
     status = str(sample.status.value)
     if sample.metadata[METADATA_KEY].get("stop_reason") == "aborted" and status in ("completed", "truncated"):
-        yield f"status is {status} and the episode was aborted; an unfinished one must not be trained as one that ended"
+        yield f"status is {status} and the episode was aborted; expected no training on an unfinished episode"
     try:
         json.dumps(sample.metadata, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as e:

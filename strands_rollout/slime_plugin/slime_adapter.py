@@ -1,7 +1,7 @@
-"""What is read of slime itself: its generation state, abort flag and trace, or our own equivalents where it is absent.
+"""The border to slime: its generation state, abort flag and trace, and stand-ins for them where slime is absent.
 
-slime is imported here only, inside functions. It is installed from its repository; the `slime` of PyPI is another
-package. Written for the newest slime and its releases from 0.2.4 on, between which some of its modules moved.
+Only this module imports slime, inside functions. slime is installed from its repository; the `slime` of PyPI is another
+package. The code supports the newest slime and its releases from 0.2.4 on, between which some of its modules moved.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# the first is the newest slime's, the second that of releases up to 0.3.1
+# in the newest slime, and in releases up to 0.3.1
 _TRACE_MODULES: Final = ("slime.observability.trace_utils", "slime.utils.trace_utils")
 DRIVER_STATE_ATTR: Final = "strands_rollout_drivers_state"
-"""Of the args in an episode worker: slime's state in the driver, as far as it was told."""
+"""The attribute of the args in an episode worker that holds the driver's copy of slime's state."""
 _STATE_MODULE: Final = "slime.rollout.sglang_rollout"
 REWARD_PATHS: Final = ("strands_rollout.reward_func", "strands_rollout.slime_plugin.reward.reward_func")
-"""The paths by which slime may call this package's reward."""
+"""The dotted paths of this package's reward function."""
 _HUB_ID: Final = re.compile(r"(?!.*(--|\.\.))(?=.{1,96}$)\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """One call of `generate`; `sampling_params` are slime's, `evaluation` says that it is one of an evaluation."""
+    """The arguments of one call of `generate`."""
 
     args: SlimeArgs
     sample: SampleLike
@@ -58,19 +58,19 @@ class GenerateCall:
 
 
 def is_slime_sample(sample: object) -> bool:
-    """Whether a sample is slime's own, so that slime's state is there to be asked."""
+    """Return whether a sample is slime's own, which means that slime's state exists in this process."""
     return any(base.__module__.startswith("slime.") for base in type(sample).__mro__)
 
 
 def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
-    """The tokenizer that slime already holds, or the one of `args.hf_checkpoint`, loaded once per process.
+    """Return the tokenizer that slime has loaded, else the one of `args.hf_checkpoint`, loaded once per process.
 
     Raises:
         ConfigError: There is no usable checkpoint.
     """
-    held = getattr(slime_state(args, sample), "tokenizer", None)
-    if held is not None:
-        return held
+    loaded = getattr(slime_state(args, sample), "tokenizer", None)
+    if loaded is not None:
+        return loaded
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint or not isinstance(checkpoint, str | os.PathLike):
         got = f"hf_checkpoint={checkpoint!r:.200} of type {type(checkpoint).__name__}"
@@ -85,13 +85,13 @@ def tokenizer_of(args: SlimeArgs, sample: object) -> PreTrainedTokenizerBase:
 
 
 def processor_of(args: SlimeArgs, sample: object) -> ProcessorMixin | str | None:
-    """The processor that slime already holds, or the checkpoint to load it from when the first image occurs."""
-    held = getattr(slime_state(args, sample), "processor", None)
-    return held if held is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
+    """Return the processor that slime has loaded, else the checkpoint from which it is loaded for the first image."""
+    loaded = getattr(slime_state(args, sample), "processor", None)
+    return loaded if loaded is not None else str(getattr(args, "hf_checkpoint", None) or "") or None
 
 
-_LOADING: Final = threading.Lock()
-"""Held while transformers is imported, which several threads can't do at once, and while it loads."""
+_TRANSFORMERS_LOCK: Final = threading.Lock()
+"""Held while transformers is imported, which fails in several threads at once, and while it loads a checkpoint."""
 
 
 def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
@@ -100,17 +100,17 @@ def load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: It can't be loaded.
     """
-    with _LOADING:
-        return _loaded_tokenizer(checkpoint)
+    with _TRANSFORMERS_LOCK:
+        return _load_tokenizer(checkpoint)
 
 
 @functools.lru_cache(maxsize=8)
-def _loaded_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
-    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for what can't be a path
+def _load_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
+    is_folder = os.path.isdir(checkpoint)  # noqa: PTH112 - false, and no error, for an invalid path
     if not is_folder and not _HUB_ID.fullmatch(checkpoint):
         raise ConfigError(
-            f"the tokenizer of {checkpoint!r:.200} can't be loaded: it is no folder here, and no id of Hugging Face's "
-            "hub; expected one of them"
+            f"the tokenizer of {checkpoint!r:.200} can't be loaded: it is neither a folder here nor an id of Hugging "
+            "Face's hub; expected one of them"
         )
     from transformers import AutoTokenizer
 
@@ -122,29 +122,32 @@ def _loaded_tokenizer(checkpoint: str) -> PreTrainedTokenizerBase:
         if is_folder and not os.path.exists(os.path.join(checkpoint, "tokenizer.json")):  # noqa: PTH110, PTH118 - as above
             reason = "it has no tokenizer.json; expected the folder of a model, or of its tokenizer"
         if obstacle is not None:
-            remedy = f"expected the folder of a model; with a network, hf download {checkpoint} fetches it"
-            reason = f"it is no folder here and not in the cache, and {obstacle}; {remedy}"
+            remedy = f"expected the folder of a model; with a network, download it with `hf download {checkpoint}`"
+            reason = f"it is neither a folder here nor in the cache, and {obstacle}; {remedy}"
         raise ConfigError(f"the tokenizer of {checkpoint!r} can't be loaded: {reason}") from e
 
 
 def hub_unreachable_reason() -> str | None:
-    """Why the hub can't be asked, by one request through the environment's proxies: transformers tries for a minute."""
+    """Return the reason why Hugging Face's hub can't be used, or None.
+
+    Tries one request through the environment's proxies, since transformers would retry for a minute.
+    """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return "HF_HUB_OFFLINE is set"
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     try:
         httpx.head(endpoint, timeout=_HUB_TIMEOUT_S)
-    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as e:  # the latter two: of its proxy's URL
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, ValueError) as e:  # the last two: a wrong proxy URL
         return f"Hugging Face's hub can't be reached ({endpoint}: {e})"
     return None
 
 
 def vocab_size_of(args: SlimeArgs) -> int | None:
-    """Rows of the embedding by the model's config, maybe more than the tokenizer knows; None without a config."""
+    """Return the rows of the model's embedding, which may exceed the tokenizer's ids; None without a model config."""
     checkpoint = getattr(args, "hf_checkpoint", None)
     if not checkpoint:
         return None
-    with _LOADING:
+    with _TRANSFORMERS_LOCK:
         return _load_vocab_size(str(checkpoint))
 
 
@@ -162,10 +165,10 @@ def _load_vocab_size(checkpoint: str) -> int | None:
 
 
 def router_url(args: SlimeArgs, model_name: str | None) -> str:
-    """The URL of the router before a named model of slime's `--sglang-config`; of its first model if there is no name.
+    """Return the URL of the router of a model in slime's `--sglang-config`; without a name, of the first model.
 
     Raises:
-        ConfigError: There is no such model, or no router at all.
+        ConfigError: slime serves no model of this name, or there is no router.
     """
     routers = getattr(args, "sglang_model_routers", None) or {}
     if model_name is not None and model_name not in routers:
@@ -179,20 +182,20 @@ def router_url(args: SlimeArgs, model_name: str | None) -> str:
     return f"http://{host}:{port}"
 
 
-def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool] | None = None) -> bool:
-    """Whether the rollout is being aborted: every running episode should return at once, as ABORTED.
+def is_aborting(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None = None) -> bool:
+    """Return whether the rollout is being aborted, so that every running episode must return at once as ABORTED.
 
     Args:
-        args: slime's.
-        sample: slime's own flag is read where the sample is slime's.
-        asked: A further function to ask, or its dotted path.
+        args: slime's args.
+        sample: The sample; slime's own flag is read if it is slime's.
+        should_abort: A further function to call, or its dotted path.
 
     Raises:
-        ConfigError: The path names nothing, or the function raised SystemExit or its like.
+        ConfigError: There is no function at the path, or it raised SystemExit or the like.
     """
-    if asked is not None:
+    if should_abort is not None:
         with exits_as_errors("should_abort", ConfigError):
-            if (load_should_abort(asked) if isinstance(asked, str) else asked)():
+            if (load_should_abort(should_abort) if isinstance(should_abort, str) else should_abort)():
                 return True
     return bool(getattr(slime_state(args, sample), "aborted", False))
 
@@ -200,40 +203,40 @@ def is_aborting(args: SlimeArgs, sample: object, asked: str | Callable[[], bool]
 def rollout_control(
     args: SlimeArgs,
     sample: object,
-    asked: str | Callable[[], bool] | None,
+    should_abort: str | Callable[[], bool] | None,
     engine_grace_s: EngineGrace = short_grace,
 ) -> Control:
-    """Return the control of one sample's episode or reward, which ends when `is_aborting` holds."""
-    should_abort = functools.partial(is_aborting, args, sample, asked)
-    return Control(should_abort, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, asked))
+    """Return the control of one sample's episode or reward, which ends when `is_aborting` returns True."""
+    is_aborted = functools.partial(is_aborting, args, sample, should_abort)
+    return Control(is_aborted, engine_grace_s=engine_grace_s, poll_key=abort_key(args, sample, should_abort))
 
 
-def abort_key(args: SlimeArgs, sample: object, asked: str | Callable[[], bool] | None) -> Hashable:
-    """Return a value that is equal for samples of which `is_aborting` asks the same, as long as they are in use."""
-    return id(args), is_slime_sample(sample), asked if isinstance(asked, str) else id(asked)
+def abort_key(args: SlimeArgs, sample: object, should_abort: str | Callable[[], bool] | None) -> Hashable:
+    """Return a key that is equal for samples for which `is_aborting` returns the same, while they are in use."""
+    return id(args), is_slime_sample(sample), should_abort if isinstance(should_abort, str) else id(should_abort)
 
 
 ABORT_LISTENERS: Final[set[Callable[[], object]]] = set()
-"""Called by `watch_aborts`; they must not raise, and return soon."""
+"""Functions that are called when slime sets its abort flag; they must not raise, and must return soon."""
 
 
 def watch_aborts(args: SlimeArgs, sample: object) -> None:
-    """Have the listeners called from now on when slime sets its abort flag, before slime does anything else.
+    """Call the listeners from now on when slime sets its abort flag, before slime does anything else.
 
-    slime tells the engines next, and again after 3 s if one has a request by then: whoever may send requests from other
-    processes must know first. slime has no event for it. Its flag is an attribute of one object, whose class becomes a
-    subclass that notices.
+    After setting the flag, slime aborts the engines' requests, and again every 3 s while an engine has any. Processes
+    that send requests must know of the abort first, or they would send new ones in between. slime has no event for
+    this: its flag is an attribute of one object, whose class is replaced here by a subclass with a property.
     """
     state = None if hasattr(args, DRIVER_STATE_ATTR) else slime_state(args, sample)
-    if state is not None and not hasattr(type(state), _NOTICES):
-        state.__class__ = _noticing(type(state))
+    if state is not None and not hasattr(type(state), _CALLS_LISTENERS):
+        state.__class__ = _with_abort_listeners(type(state))
 
 
-_NOTICES: Final = "strands_rollout_notices_aborts"
+_CALLS_LISTENERS: Final = "strands_rollout_notices_aborts"
 
 
-def _noticing(kind: type) -> type:
-    """A subclass whose `aborted` calls the listeners when it is set."""
+def _with_abort_listeners(state_class: type) -> type:
+    """Return a subclass of slime's state that calls the listeners when `aborted` is set."""
 
     def get(state: object) -> object:
         return vars(state).get("aborted", False)
@@ -244,79 +247,85 @@ def _noticing(kind: type) -> type:
         for listener in list(ABORT_LISTENERS) if begins else ():
             listener()
 
-    return type(kind)(kind.__name__, (kind,), {"aborted": property(get, set_flag), _NOTICES: True})
+    members = {"aborted": property(get, set_flag), _CALLS_LISTENERS: True}
+    return type(state_class)(state_class.__name__, (state_class,), members)
 
 
 def was_sent_before_abort(args: SlimeArgs, sent_at: float) -> bool:
-    """Whether a request that was sent at this time of `time.monotonic` was sent before the abort that is known by now.
+    """Return whether a request sent at this time of `time.monotonic` was sent before the current abort.
 
-    That is so where slime's flag is read before each request. An episode worker knows until when it was not set.
+    Always True in slime's own process, where the flag is read before each request. An episode worker learns of an abort
+    late; it knows only until when there was none.
     """
-    told = getattr(args, DRIVER_STATE_ATTR, None)
-    return told is None or sent_at <= told.clear_until
+    driver_state = getattr(args, DRIVER_STATE_ATTR, None)
+    return driver_state is None or sent_at <= driver_state.clear_until
 
 
 @functools.lru_cache(maxsize=8)
 def load_should_abort(path: str) -> Callable[[], bool]:
-    """The function of a dotted path.
+    """Return the function at a dotted path.
 
     Raises:
-        ConfigError: The path names none.
+        ConfigError: There is no function at the path.
     """
     try:
-        found = resolve(path)
+        function = resolve(path)
     except ToolError as e:
         raise ConfigError(f"got should_abort={path!r}; expected the path of a function: {e}") from e
-    if not callable(found):
-        raise ConfigError(f"got should_abort={path!r}, a {type(found).__name__}; expected a function of no arguments")
-    return found
+    if not callable(function):
+        kind = type(function).__name__
+        raise ConfigError(f"got should_abort={path!r}, a {kind}; expected a function without arguments")
+    return function
 
 
 def may_return_aborted(args: SlimeArgs, sample: object) -> bool:
-    """Whether slime can take an ABORTED sample now.
+    """Return whether slime can take an ABORTED sample now.
 
-    It recycles them while it is aborting and in its fully-async rollout; at any other time one crashes the run.
+    slime recycles aborted samples while it is aborting, and in its fully-async rollout; otherwise they crash the run.
     """
     return not is_slime_sample(sample) or is_aborting(args, sample) or is_fully_async(args)
 
 
 def uses_reward_func(args: SlimeArgs, sample: object) -> bool:
-    """Whether slime has this package's `reward_func` grade a sample."""
+    """Return whether slime grades a sample with this package's `reward_func`."""
     own = None if getattr(args, "group_rm", False) else getattr(sample, "custom_rm_path", None)
     return (own or getattr(args, "custom_rm_path", None)) in REWARD_PATHS
 
 
 def is_fully_async(args: SlimeArgs) -> bool:
-    """Whether slime's fully-async rollout runs: it loses what `generate` raises, and takes one sample per episode."""
+    """Return whether slime's fully-async rollout runs.
+
+    It loses exceptions of `generate`, and takes one sample per episode.
+    """
     return "fully_async" in (getattr(args, "rollout_function_path", None) or "")
 
 
 def request_span(sample: object) -> RequestSpan | None:
-    """Records each request to the engine in slime's trace, its source of request metrics, if the sample is slime's."""
+    """Return a recorder of requests in slime's trace, from which slime computes metrics; None for a foreign sample."""
     if not is_slime_sample(sample):
         return None
 
     @contextmanager
     def span(max_new_tokens: int | None) -> Iterator[Callable[[Mapping[str, Any]], object] | None]:
         with _trace_span(sample, "sglang_generate", {"max_new_tokens": max_new_tokens}) as record:
-            # slime hands the sample back where it could not open a span
-            yield None if record is None or record is sample else functools.partial(_note, record)
+            # slime yields the sample itself if it could not open a span
+            yield None if record is None or record is sample else functools.partial(_record_answer, record)
 
     return span
 
 
 def tool_span(sample: object) -> ToolSpan | None:
-    """Records each tool call in slime's trace, as `tool:<name>`; nothing unless the sample is slime's."""
+    """Return a recorder of tool calls, as `tool:<name>` in slime's trace; None for a foreign sample."""
     return (lambda name: _trace_span(sample, f"tool:{name}")) if is_slime_sample(sample) else None
 
 
 @contextmanager
 def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = None) -> Iterator[object]:
-    """One of slime's spans, which ends however its block does; yields None where slime's trace can't record it."""
+    """Open one of slime's spans, which ends with the block in any case; yield None if slime's trace can't record it."""
     record: object = None
     with ExitStack() as stack:
         with _tracing("begin a span"):
-            span = _slimes_trace().trace_span(sample, name, attrs=attrs)
+            span = _slime_trace().trace_span(sample, name, attrs=attrs)
             record = span.__enter__()
             stack.push(functools.partial(_end_span, span))
         yield record
@@ -324,71 +333,71 @@ def _trace_span(sample: object, name: str, attrs: Mapping[str, Any] | None = Non
 
 def _end_span(span: Any, kind: object, error: BaseException | None, at: object) -> None:  # noqa: ANN401 - slime's span
     with _tracing("end a span"):
-        # slime ends a span for an Exception only: a cancellation must look like an ordinary end
+        # slime accepts only an Exception here, so a cancellation ends the span like an ordinary end
         span.__exit__(*((kind, error, at) if isinstance(error, Exception) else (None, None, None)))
 
 
-def _note(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
-    with _tracing("note an answer"):
-        record.update(_slimes_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
+def _record_answer(record: Any, meta_info: Mapping[str, Any]) -> None:  # noqa: ANN401 - slime's span
+    with _tracing("record an answer"):
+        record.update(_slime_trace().build_sglang_meta_trace_attrs(dict(meta_info)))
 
 
 def open_spans(sample: object) -> object:
-    """The open spans of slime's trace where this is called, for `within_spans` in another process."""
-    found: object = None
+    """Return the spans of slime's trace that are open here, for `within_spans` in another process."""
+    spans: object = None
     if is_slime_sample(sample):
         with _tracing("read the open spans"):
-            found = _slimes_trace()._TRACE_STACK.get()
-    return found
+            spans = _slime_trace()._TRACE_STACK.get()
+    return spans
 
 
 @contextmanager
 def within_spans(spans: object) -> Iterator[None]:
-    """Let spans of the block be children of those that were open elsewhere."""
+    """Make the spans of the block children of spans that are open in another process."""
     if spans is not None:
         with _tracing("take over open spans"):
-            _slimes_trace()._TRACE_STACK.set(spans)
+            _slime_trace()._TRACE_STACK.set(spans)
     yield
 
 
 @contextmanager
 def _tracing(step: str) -> Iterator[None]:
-    """Keeps a trace from failing an episode; each kind of error is logged once per process."""
+    """Suppress errors of slime's trace, which must not fail an episode; log each kind of error once per process."""
     try:
         with exits_as_errors("slime's trace", RuntimeError):
             yield
     except Exception as e:  # slime's trace may raise anything
-        words = "slime's trace could not %s, so that spans are missing in it; episodes go on: %s: %s"
-        log_once(logger, logging.WARNING, words, step, type(e).__name__, e, key=(step, type(e)), exc_info=e)
+        message = "slime's trace could not %s and lacks spans now; episodes continue: %s: %s"
+        log_once(logger, logging.WARNING, message, step, type(e).__name__, e, key=(step, type(e)), exc_info=e)
 
 
-def _slimes_trace() -> ModuleType:
-    """Slime's module of spans, which its rollout has loaded.
+def _slime_trace() -> ModuleType:
+    """Return slime's module of spans.
 
     Raises:
         ImportError: It is at none of its known places.
     """
-    fault: Exception | None = None
+    error: Exception | None = None
     loaded = [name for name in _TRACE_MODULES if name in sys.modules]  # first, since it costs nothing
     for name in (*loaded, *_TRACE_MODULES):
         try:
-            found = importlib.import_module(name)
+            module = importlib.import_module(name)
         except Exception as e:  # another program's import may raise anything
-            fault = e
+            error = e
             continue
-        if hasattr(found, "trace_span"):
-            return found
-    raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {fault}") from fault
+        if hasattr(module, "trace_span"):
+            return module
+    raise ImportError(f"slime has trace_span neither in {' nor in '.join(_TRACE_MODULES)}: {error}") from error
 
 
 def slime_state(args: SlimeArgs, sample: object = None) -> object:
-    """Slime's process-wide state where its rollout has made it; None elsewhere, and for a sample that is not slime's.
+    """Return slime's process-wide state if its rollout has created it; None elsewhere, and for a foreign sample.
 
-    It is not made here: that loads a tokenizer, and needs args that a caller outside of slime's rollout may lack. In an
-    episode worker it is what the driver has told of it.
+    It is not created here, since that loads a tokenizer and needs args that a caller outside of slime's rollout may
+    lack. In an episode worker, return the driver's copy.
     """
-    if (told := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
-        return told
+    if (driver_state := getattr(args, DRIVER_STATE_ATTR, None)) is not None:
+        return driver_state
     state_class = getattr(sys.modules.get(_STATE_MODULE), "GenerateState", None)
     if state_class is None or (sample is not None and not is_slime_sample(sample)):
         return None

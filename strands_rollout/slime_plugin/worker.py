@@ -1,8 +1,8 @@
-"""One episode worker: a Ray actor that plays episodes as `generate` does in the driver; its place and its messages.
+"""One episode worker: a Ray actor that plays episodes as `generate` does in the driver, and the messages of both.
 
-Samples travel pickled, their large arrays beside them, so that Ray shares those without a copy. The lists of a filled
-sample travel as arrays. Records of an episode's steps go to the driver in batches; a turn's tools run when the driver
-has them.
+Samples are pickled, with their large arrays in separate buffers that Ray shares without a copy. The lists of a filled
+sample are sent as arrays. Records of an episode's steps are sent to the driver in batches; the tools of a turn run only
+when the driver has its record.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ from strands_rollout.slime_plugin.slime_adapter import DRIVER_STATE_ATTR, Genera
 from strands_rollout.user_code import add_config_folder
 
 Ray: TypeAlias = Any
-"""The module, or a handle of an actor: Ray's own types are of little use."""
+"""The module `ray`, or a handle of an actor; Ray's own types are of little use."""
 Packed = tuple[bytes, list[Any]]
 """A pickled value, and the buffers of its large arrays."""
-_DRIVERS: Final = ("episode_workers", "journal_dir", "should_abort")  # settings that are the driver's
+_DRIVER_SETTINGS: Final = ("episode_workers", "journal_dir", "should_abort")  # apply in the driver only
 _LOG_LINES: Final = 20
-_IN_BAND_BYTES: Final = 64_000
-_LATE_S: Final = 5.0  # by which Ray may hear late that resources are free
-_LONGEST_WAIT_S: Final = 0.05  # for which one waits for others while there are many
-_WAIT_FOR_EACH_S: Final = 0.002
+_MIN_BUFFER_BYTES: Final = 64_000  # smaller arrays are pickled with the value
+_RAY_DELAY_S: Final = 5.0  # by which Ray may be late to count freed resources
+_MAX_BATCH_WAIT_S: Final = 0.05  # a batch waits for more messages while many arrive
+_BATCH_WAIT_PER_MESSAGE_S: Final = 0.002
 _BATCH_BYTES: Final = 1_000_000
 _HEARTBEAT_S: Final = 1.0
-MAX_ARGS: Final = 64  # that a worker keeps
-_ARRAYS: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
-_INPUTS: Final = ("prompt", "multimodal_inputs")  # large, and not sent back as they came
+MAX_ARGS: Final = 64  # versions of slime's args that a worker keeps
+_ARRAY_TYPES: Final = {"tokens": np.int32, "loss_mask": np.int8, "rollout_log_probs": np.float64}
+_INPUT_FIELDS: Final = ("prompt", "multimodal_inputs")  # large; sent back only if they have changed
 
 
 def pack(value: object, dumps: Callable[..., bytes] = pickle.dumps) -> Packed:
-    """A value as it crosses the border."""
+    """Pickle a value for Ray, with its large arrays in separate buffers."""
     buffers: list[Any] = []
 
-    def keep(buffer: pickle.PickleBuffer) -> bool:
+    def is_in_band(buffer: pickle.PickleBuffer) -> bool:
         with buffer.raw() as raw:
-            if raw.nbytes < _IN_BAND_BYTES:
+            if raw.nbytes < _MIN_BUFFER_BYTES:
                 return True
         buffers.append(np.frombuffer(buffer.raw(), dtype=np.uint8))
         return False
 
-    return dumps(value, protocol=5, buffer_callback=keep), buffers
+    return dumps(value, protocol=5, buffer_callback=is_in_band), buffers
 
 
 def unpack(data: bytes, buffers: Sequence[Any]) -> Any:  # noqa: ANN401 - whatever was packed
-    """The value; its large arrays are read-only, since Ray shares their memory."""
+    """Return the value; its large arrays are read-only, since Ray shares their memory."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301 - the job's own
 
 
@@ -81,7 +81,7 @@ class RemoteCall:
     """A `GenerateCall` as it is sent to a worker.
 
     Attributes:
-        args_number: Of slime's args, which were sent before.
+        args_number: The number of slime's args, which are sent separately.
         spans: slime's open spans in the driver.
     """
 
@@ -93,7 +93,7 @@ class RemoteCall:
 
 
 class LeftRecords(NamedTuple):
-    """The records of an attempt whose process died; see `journal.RecordSink`."""
+    """The records of an attempt whose process died; fields as in `journal.RecordSink`."""
 
     records: Sequence[bytes]
     may_have_acted: bool
@@ -101,21 +101,26 @@ class LeftRecords(NamedTuple):
 
 
 class AbortSignals(NamedTuple):
-    """Whether slime is aborting, and whether the setting's `should_abort` says so; None without that setting."""
+    """The two sources of an abort.
 
-    own: bool
-    asked: bool | None
+    Attributes:
+        slime: slime's abort flag.
+        user: The result of the setting `should_abort`; None without that setting.
+    """
+
+    slime: bool
+    user: bool | None
 
 
 class Assignment(NamedTuple):
     """An episode on its way to a worker.
 
     Attributes:
-        key: Of the episode, in one driver.
-        data: A `RemoteCall`, pickled.
+        key: Identifies the episode in one driver.
+        data: A pickled `RemoteCall`.
         buffers: Its large arrays.
         left: The records of an earlier attempt.
-        aborts: The signals so far.
+        aborts: The abort signals so far.
     """
 
     key: int
@@ -126,7 +131,7 @@ class Assignment(NamedTuple):
 
 
 class AbortNotice(NamedTuple):
-    """Signals for the episodes with these keys."""
+    """New abort signals for the episodes with these keys."""
 
     keys: Sequence[int]
     aborts: AbortSignals
@@ -136,8 +141,10 @@ class Batch(NamedTuple):
     """Records and results of a worker since its last batch.
 
     Attributes:
-        busy: The share of a CPU that its process has used since.
-        newest_version: The newest weight version that engines have named to it.
+        records: Pairs of an episode's key and a record.
+        results: The results of finished episodes.
+        busy: The CPU cores that its process has used since the last batch, on average.
+        newest_version: The newest weight version that engines have reported to it.
     """
 
     records: Sequence[tuple[int, bytes]]
@@ -147,7 +154,7 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """The outcome of an assignment: the filled samples' fields, packed, or the error in their place."""
+    """The outcome of an assignment: the packed fields of the filled samples, or the error if there are none."""
 
     key: int
     error: str | None
@@ -157,7 +164,17 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """A started worker's process, place and versions; `faults` are the settings' names that can't be used there."""
+    """The process of a started worker.
+
+    Attributes:
+        pid: Its process id.
+        host: The IP address of its node.
+        node: Ray's id of its node.
+        log: The path of its log.
+        folder: The folder with the records of its episodes.
+        versions: The versions of Python, Ray and this package there.
+        load_errors: One line for each setting whose code can't be loaded there.
+    """
 
     pid: int
     host: str
@@ -165,21 +182,21 @@ class WorkerInfo:
     log: str
     folder: str
     versions: Mapping[str, str]
-    faults: Sequence[str] = ()
+    load_errors: Sequence[str] = ()
 
 
 @dataclass(slots=True)
 class DriverState:
-    """slime's state in the driver, as far as it is known in a worker; see `slime_adapter.slime_state`.
+    """A worker's copy of slime's state in the driver; see `slime_adapter.slime_state`.
 
     Attributes:
-        aborted: slime's flag.
-        asked: The answer of the setting's `should_abort`; None without that setting.
-        clear_until: The time of `time.monotonic` until which neither was set.
+        aborted: slime's abort flag.
+        user_abort: The result of the setting `should_abort`; None without that setting.
+        clear_until: The last time of `time.monotonic` at which neither is known to have been set.
     """
 
     aborted: bool
-    asked: bool | None
+    user_abort: bool | None
     clear_until: float
 
 
@@ -192,52 +209,56 @@ class _PlayedEpisode:
 
 
 class _Outbox:
-    """Records and results on their way to the driver, in batches: a message costs the same for one as for many."""
+    """Batches the records and results for the driver, since a message costs the same for one of them as for many."""
 
     def __init__(self) -> None:
         self._records: list[tuple[int, bytes]] = []
         self._results: deque[Result] = deque()
         self._filled = asyncio.Event()
-        self._uncommitted: list[asyncio.Future[None]] = []
-        self._sent: list[asyncio.Future[None]] = []
+        self._commits: list[asyncio.Future[None]] = []  # waiters for the records that are not sent yet
+        self._sent_commits: list[asyncio.Future[None]] = []  # waiters for the records of the last batch
         self._wait_s = 0.0
 
     def add(self, key: int, record: bytes) -> None:
-        """Have a record sent."""
+        """Add a record to the next batch."""
         self._records.append((key, record))
         self._filled.set()
 
     def add_result(self, result: Result) -> None:
-        """Have a result sent."""
+        """Add a result to the next batch."""
         self._results.append(result)
         self._filled.set()
 
     def send_soon(self) -> None:
-        """Have a batch sent, though it be empty."""
+        """Send the next batch soon, even if it is empty."""
         self._filled.set()
 
     async def commit(self) -> None:
         """Return when the driver has all records so far."""
-        kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._uncommitted.append(kept)
-        await kept
+        commit: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._commits.append(commit)
+        await commit
 
-    async def batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
-        """What is next, nothing after a while; when it is asked for again, the driver has the last batch."""
-        for kept in self._sent:
-            if not kept.done():
-                kept.set_result(None)
-        self._sent = []
+    async def next_batch(self) -> tuple[list[tuple[int, bytes]], list[Result]]:
+        """Return the next records and results; nothing after `_HEARTBEAT_S` seconds.
+
+        The call also acknowledges the last batch: the driver has it.
+        """
+        for commit in self._sent_commits:
+            if not commit.done():
+                commit.set_result(None)
+        self._sent_commits = []
         try:
             async with asyncio.timeout(_HEARTBEAT_S):
                 await self._filled.wait()
         except TimeoutError:
             return [], []
         await asyncio.sleep(self._wait_s)
-        self._wait_s = min(_LONGEST_WAIT_S, (len(self._records) + len(self._results)) * _WAIT_FOR_EACH_S)
-        records, self._records, self._sent, self._uncommitted = self._records, [], self._uncommitted, []
+        messages = len(self._records) + len(self._results)
+        self._wait_s = min(_MAX_BATCH_WAIT_S, messages * _BATCH_WAIT_PER_MESSAGE_S)
+        records, self._records, self._sent_commits, self._commits = self._records, [], self._commits, []
         results, size = [], 0
-        while self._results and size < _BATCH_BYTES:  # large arrays end a batch, whose memory they share
+        while self._results and size < _BATCH_BYTES:  # large arrays share the memory of their batch
             results.append(self._results.popleft())
             size += sum(len(buffer) for buffer in results[-1].buffers)
         if not self._results:
@@ -246,10 +267,11 @@ class _Outbox:
 
 
 @dataclass(slots=True)
-class _Relay:
-    """Keeps an episode's records in a file, for when this process dies, and in the driver, for when the node is lost.
+class _WorkerRecordSink:
+    """Keeps an episode's records in a file, in case this process dies, and in the driver, in case the node is lost.
 
-    See `journal.RecordSink`. Until an attempt has a record, which is whole, the driver keeps those of the last one.
+    Implements `journal.RecordSink`. The driver keeps the records of the last attempt until this attempt has sent one,
+    since the first record holds the whole episode.
     """
 
     outbox: _Outbox
@@ -264,59 +286,66 @@ class _Relay:
         self.file.begin()
 
     def write(self, record: bytes) -> None:
-        """Write a record, and send it."""
+        """Write a record to the file, and send it."""
         self.file.write(record)
         self.outbox.add(self.key, record)
 
     async def write_before_tools(self, record: bytes) -> None:
-        """Send a record; write it when the driver has it, so that the file tells whether the tools may have begun."""
+        """Send a record, and write it to the file when the driver has it.
+
+        The order tells after a death whether the tools may have begun: only then is the record in the file.
+        """
         self.outbox.add(self.key, record)
         await self.outbox.commit()
         self.file.write(record)
 
-    def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver has the sample next
-        """Remove the file."""
+    def close(self, *, keep: bool) -> None:  # noqa: ARG002 - the driver keeps records
+        """Remove the file; the driver has the records and soon the sample."""
         self.file.close(keep=False)
 
 
 class EpisodeWorker:
-    """All methods run on one event loop, any number of them at a time."""
+    """The Ray actor; all methods run concurrently on one event loop."""
 
     def __init__(self, number: int, pool: str, log_level: int, numbering: str) -> None:
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it speaks of torch
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # the warning that torch is missing
         KNOWN_VERSIONS.share(numbering)
         self._number = number
         self._folder = _session_folder() / f"episodes-{pool}-{number}-{os.getpid()}"
-        self._log = RecordStore(self._folder)
+        self._store = RecordStore(self._folder)
         self._log_level = log_level
         self._args: dict[int, Any] = {}
         self._has_args = asyncio.Condition()
         self._running: dict[int, _PlayedEpisode] = {}
         self._outbox = _Outbox()
         self._cpu_s, self._measured_at = time.process_time(), time.monotonic()
-        self._clear_until = self._measured_at  # when the driver knew of no abort, at the least
+        # the last time at which the driver is known to have seen no abort
+        self._clear_until = self._measured_at
 
-    async def hello(self, number: int, args: bytes) -> WorkerInfo:
-        """Get ready for these args; not in the constructor, whose errors Ray buries."""
+    async def start(self, number: int, args: bytes) -> WorkerInfo:
+        """Prepare for these args, and check that the code they name can be loaded.
+
+        This is not done in the constructor, since Ray hides the errors of constructors.
+        """
         logging.basicConfig(
             level=self._log_level, format=f"[episode worker {self._number}] %(levelname)s %(name)s: %(message)s"
         )
         await self.set_args(number, args)
-        # the driver decides which samples are too old
+        # the driver decides which samples are too old, so it must learn of new weight versions soon
         KNOWN_VERSIONS.on_newer = functools.partial(
             asyncio.get_running_loop().call_soon_threadsafe, self._outbox.send_soon
         )
-        given = self._args[number]
-        add_config_folder(getattr(given, "custom_config_path", None))
+        run_args = self._args[number]
+        add_config_folder(getattr(run_args, "custom_config_path", None))
         ray = importlib.import_module("ray")
         versions = {"python": platform.python_version(), "ray": ray.__version__, "strands-rollout": __version__}
-        faults = [f"{name}: {error}" for name, error in await find_load_errors(settings_from_args(given))]
+        errors = [f"{name}: {error}" for name, error in await find_load_errors(settings_from_args(run_args))]
         node = ray.get_runtime_context().get_node_id()
         host = ray.util.get_node_ip_address()
-        return WorkerInfo(os.getpid(), host, node, _log_path(), str(self._folder), versions, faults)
+        return WorkerInfo(os.getpid(), host, node, _log_path(), str(self._folder), versions, errors)
 
     async def set_args(self, number: int, args: bytes) -> None:
-        """Take slime's args; those of the episodes that follow."""
+        """Take slime's args, to which calls refer by `number`."""
         async with self._has_args:
             self._args[number] = pickle.loads(args)  # noqa: S301 - the job's own
             drop_oldest_args(self._args)
@@ -328,28 +357,28 @@ class EpisodeWorker:
         notices: Sequence[AbortNotice],
         cancelled: Sequence[int],
     ) -> None:
-        """Begin episodes; tell others of aborts; end those whose callers were cancelled, by their keys."""
-        for one in assignments:
-            state = DriverState(one.aborts.own, one.aborts.asked, self._clear_until)
-            task = asyncio.create_task(self._run(one, state))
-            self._running[one.key] = _PlayedEpisode(task, state)
-            task.add_done_callback(functools.partial(self._forget, one.key))
+        """Begin episodes, pass abort signals on to others, and cancel those whose callers were cancelled, by keys."""
+        for assignment in assignments:
+            state = DriverState(assignment.aborts.slime, assignment.aborts.user, self._clear_until)
+            task = asyncio.create_task(self._run(assignment, state))
+            self._running[assignment.key] = _PlayedEpisode(task, state)
+            task.add_done_callback(functools.partial(self._forget, assignment.key))
         for notice in notices:
             for state in (self._running[key].state for key in notice.keys if key in self._running):
-                state.aborted = state.aborted or notice.aborts.own
-                state.asked = notice.aborts.asked
+                state.aborted = state.aborted or notice.aborts.slime
+                state.user_abort = notice.aborts.user
                 state.clear_until = self._clear_until
         for key in cancelled:
             if key in self._running:
                 self._running[key].task.cancel()
 
     async def _run(self, assignment: Assignment, state: DriverState) -> None:
-        """Play an episode, and have its result sent; none of one that was cancelled."""
+        """Play an episode and send its result; a cancelled episode has none."""
         key = assignment.key
         try:
             call: RemoteCall = unpack(assignment.data, assignment.buffers)
             result = Result(key, None, *await self._play(key, call, state, assignment.left))
-        except Exception as e:  # a value of a user's may raise anything when it is unpickled, or pickled again
+        except Exception as e:  # a user's value may raise anything when it is pickled or unpickled
             result = Result(key, f"{type(e).__name__}: {e}", b"", [])
         self._outbox.add_result(result)
 
@@ -361,39 +390,39 @@ class EpisodeWorker:
             await self._has_args.wait_for(lambda: call.args_number in self._args)
         args = copy.copy(self._args[call.args_number])
         setattr(args, DRIVER_STATE_ATTR, state)
-        if state.asked is not None:
-            args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.asked}
-        sample, relay = call.sample, _Relay(self._outbox, key, *left, self._log.open(str(key)))
-        inputs = {name: getattr(sample, name, None) for name in _INPUTS}
+        if state.user_abort is not None:
+            args.strands_rollout = {**args.strands_rollout, "should_abort": lambda: state.user_abort}
+        sample, sink = call.sample, _WorkerRecordSink(self._outbox, key, *left, self._store.open(str(key)))
+        inputs = {name: getattr(sample, name, None) for name in _INPUT_FIELDS}
         with within_spans(call.spans):
             await own_pass()
-            own_call = GenerateCall(args, sample, call.sampling_params, call.evaluation)
-            given = await play_sample(own_call, relay)
-            samples = given if isinstance(given, list) else [given]
+            local_call = GenerateCall(args, sample, call.sampling_params, call.evaluation)
+            played = await play_sample(local_call, sink)
+            samples = played if isinstance(played, list) else [played]
             await grade_ahead(args, samples[0])
-        return pack((isinstance(given, list), [_fields(one, inputs) for one in samples]))
+        return pack((isinstance(played, list), [_changed_fields(each, inputs) for each in samples]))
 
     async def collect(self, *, is_clear: bool) -> Batch:
-        """The next batch; the last one has arrived when this is called.
+        """Return the next batch; the call acknowledges the last one.
 
         Args:
-            is_clear: Whether no rollout was being aborted when the driver had the last batch.
+            is_clear: Whether no rollout was being aborted when the driver received the last batch.
         """
         if is_clear:
             self._clear_until = self._measured_at
-        records, results = await self._outbox.batch()
+        records, results = await self._outbox.next_batch()
         cpu_s, now = time.process_time(), time.monotonic()
         busy = (cpu_s - self._cpu_s) / max(now - self._measured_at, 1e-6)
         self._cpu_s, self._measured_at = cpu_s, now
         return Batch(records, results, busy, KNOWN_VERSIONS.newest)
 
-    async def left(self, folder: str) -> dict[int, Sequence[bytes]]:
-        """What episodes of a process that died on this node have left in its folder, which is removed."""
-        found = await asyncio.to_thread(left_in, Path(folder))
-        return {int(key): records for key, records in found.items()}
+    async def take_left_records(self, folder: str) -> dict[int, Sequence[bytes]]:
+        """Return the records by episode that a process that died on this node left in its folder; remove the folder."""
+        left = await asyncio.to_thread(left_in, Path(folder))
+        return {int(key): records for key, records in left.items()}
 
     async def close(self) -> None:
-        """Remove the records: nothing is played any more."""
+        """Remove the records, after the last episode."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -405,84 +434,84 @@ def _log_path() -> str:
 
 
 def _session_folder() -> Path:
-    """Ray's folder of this session, in which its logs are too."""
+    """Return Ray's folder of this session, which also holds its logs; else the folder for temporary files."""
     logs = Path(_log_path()).parent
     return logs.parent if logs.name == "logs" else Path(tempfile.gettempdir())
 
 
-def _fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of a filled sample, its lists as arrays."""
+def _changed_fields(sample: SampleLike, inputs: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a filled sample, without unchanged inputs, and with its lists as arrays."""
     values = {name: value for name, value in vars(sample).items() if name not in inputs or value is not inputs[name]}
-    for name, kind in _ARRAYS.items():
+    for name, dtype in _ARRAY_TYPES.items():
         if isinstance(values.get(name), list):
-            values[name] = np.array(values[name], dtype=kind)
+            values[name] = np.array(values[name], dtype=dtype)
     return values
 
 
 def fill_sample(sample: SampleLike, values: dict[str, Any]) -> None:
-    """Set a sample's fields to what `_fields` gave."""
-    for name in _ARRAYS:
+    """Set the fields of a sample to values from `_changed_fields`."""
+    for name in _ARRAY_TYPES:
         if isinstance(values.get(name), np.ndarray):
             values[name] = values[name].tolist()
     vars(sample).update(values)
 
 
 def drop_oldest_args(sent: dict[int, Any]) -> None:
-    """Leave the args that came last; the driver knows by this which a worker has."""
+    """Keep the last `MAX_ARGS` args; worker and driver both call this, so the driver knows which args a worker has."""
     for old in list(sent)[:-MAX_ARGS]:
         del sent[old]
 
 
 class SentArgs:
-    """slime's args as they were sent to workers."""
+    """slime's args, pickled for workers, at one moment."""
 
     def __init__(self, args: SlimeArgs, number: int) -> None:
         dumps = importlib.import_module("ray").cloudpickle.dumps
         self.number = number
-        self._args = args  # held so that no others get their id
+        self._args = args  # kept alive, so that no other args get the same id
         self._values = dict(vars(args))
-        given = _workers_settings(args)
+        settings = _worker_settings(args)
         try:
             sent = copy.copy(args)
-            sent.strands_rollout = given  # type: ignore[attr-defined]
+            sent.strands_rollout = settings  # type: ignore[attr-defined]
             self.data: bytes = dumps(sent)
-            self._settings = copy.deepcopy(given)  # it may be changed in place
+            self._settings = copy.deepcopy(settings)  # the original may be changed in place
         except Exception as e:  # a user's values may raise anything when they are pickled
             values = {**self._values, "strands_rollout": None}
-            values |= {f"strands_rollout.{name}": value for name, value in given.items()}
+            values |= {f"strands_rollout.{name}": value for name, value in settings.items()}
             raise ConfigError(
                 f"slime's args can't be sent to episode workers: {unpicklable_value(values, dumps)}; expected values "
-                "that pickle takes, such as a dotted path in place of an object, or episode_workers: 0"
+                "that can be pickled, such as a dotted path instead of an object, or episode_workers: 0"
             ) from e
 
     def belongs_to(self, args: SlimeArgs) -> bool:
-        """Whether args are these, unchanged."""
+        """Return whether these are the same args, and unchanged."""
         try:
-            return args is self._args and vars(args) == self._values and _workers_settings(args) == self._settings
+            return args is self._args and vars(args) == self._values and _worker_settings(args) == self._settings
         except Exception:  # a user's values may refuse to be compared, as arrays do
             return False
 
 
-def _workers_settings(args: SlimeArgs) -> dict[str, Any]:
-    given = getattr(args, "strands_rollout", None) or {}
-    return {**{name: value for name, value in given.items() if name not in _DRIVERS}, "episode_workers": 0}
+def _worker_settings(args: SlimeArgs) -> dict[str, Any]:
+    settings = getattr(args, "strands_rollout", None) or {}
+    return {**{name: value for name, value in settings.items() if name not in _DRIVER_SETTINGS}, "episode_workers": 0}
 
 
 def unpicklable_value(values: Mapping[str, Any], dumps: Callable[[Any], object]) -> str:
-    """Name the first of these values that can't be pickled, with the reason."""
+    """Return the name of the first value that can't be pickled, with the reason."""
     for name, value in values.items():
         try:
             dumps(value)
         except Exception as e:  # a user's value may raise anything when it is pickled
             return f"got {name} of type {type(value).__name__} ({e})"
-    return "got what can't be pickled"
+    return "got a value that can't be pickled"
 
 
 def require_ray() -> Ray:
-    """Ray, to whose cluster this process is connected.
+    """Return the module `ray`.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: Ray is not installed, or this process is not connected to a Ray cluster.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(
@@ -493,20 +522,22 @@ def require_ray() -> Ray:
 
     if not ray.is_initialized():
         raise ConfigError(
-            "episode_workers needs a Ray cluster, and this process is connected to none: slime's jobs are; elsewhere "
-            "call ray.init() first, or give `strands-rollout eval` and `train` the option --workers; or set "
+            "episode_workers needs a Ray cluster, and this process is connected to none. slime's jobs are connected; "
+            "elsewhere call ray.init() first, run `strands-rollout eval` or `train` with --workers, or set "
             "episode_workers: 0"
         )
     return ray
 
 
 def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
-    """For each worker the node that it must be on, or None where Ray may choose; blocks while Ray's count is late.
+    """Return for each worker the node that it must run on, or None to let Ray choose.
+
+    Blocks for some seconds if resources are short, since Ray counts freed resources late.
 
     Raises:
-        ConfigError: There are fewer places than workers.
+        ConfigError: The cluster has too few free resources.
     """
-    give_up_at = time.monotonic() + _LATE_S
+    give_up_at = time.monotonic() + _RAY_DELAY_S
     while True:
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
         count = setting.count if setting.count is not None else len(nodes) * (setting.per_node or 1)
@@ -517,15 +548,15 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
         room = room if setting.per_node is None else min(room, setting.per_node * len(nodes))
         if room >= count or time.monotonic() > give_up_at:
             break
-        time.sleep(_LATE_S / 20)
+        time.sleep(_RAY_DELAY_S / 20)
     if room < count:
         total = ray.cluster_resources().get("CPU", 0.0)
-        most = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
+        node_limit = "" if setting.per_node is None else f", at most {setting.per_node} on a node"
         raise ConfigError(
-            f"got episode_workers for {count} workers of {wanted}{most}; the Ray cluster has {len(nodes)} nodes with "
-            f"{total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, trainer and others hold the rest), "
-            f"which is room for {room}. Set a count of {room} or less, less cpus for each, or give Ray more CPUs "
-            "(ray start --num-cpus)"
+            f"got episode_workers for {count} workers of {wanted}{node_limit}; the Ray cluster has {len(nodes)} nodes "
+            f"with {total:g} CPUs, of which {free.get('CPU', 0.0):g} are free (engines, trainer and others hold the "
+            f"rest), which is room for {room}. Set a count of {room} or less, set fewer cpus for each, or give Ray "
+            "more CPUs (ray start --num-cpus)"
         )
     if setting.per_node is None:
         return [None] * count
@@ -534,43 +565,47 @@ def choose_nodes(ray: Ray, setting: EpisodeWorkers) -> list[str | None]:
 
 
 def actor_options(setting: EpisodeWorkers, node: str | None) -> dict[str, Any]:
-    """Ray's options for a worker's actor."""
+    """Return Ray's options for a worker's actor."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    # where a node is lost, its workers may start on another
-    placing = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
+    # soft: if a node is lost, its workers may start on another
+    strategy = "SPREAD" if node is None else NodeAffinitySchedulingStrategy(node, soft=True)
     return {
         "num_cpus": setting.cpus,
         "resources": setting.resources or None,
         "max_restarts": 0,
         "max_task_retries": 0,
         "max_concurrency": 100_000,
-        "scheduling_strategy": placing,
+        "scheduling_strategy": strategy,
         **({"runtime_env": {"env_vars": dict(setting.env)}} if setting.env else {}),
     }
 
 
 def check_worker(info: WorkerInfo, ray: Ray) -> None:
-    """Raise ConfigError where a worker's node has other versions, or lacks what the settings name."""
+    """Check that a worker's node has the driver's versions and the code that the settings name.
+
+    Raises:
+        ConfigError: It has not.
+    """
     here = {"ray": ray.__version__, "strands-rollout": __version__}
     other = [f"{name} {info.versions[name]}" for name, own in here.items() if info.versions[name] != own]
     if other:
         wanted = ", ".join(f"{name} {version}" for name, version in here.items())
-        raise ConfigError(f"the node {info.host} has {' and '.join(other)}; expected {wanted}, as here")
-    if info.faults:
-        names = "\n  ".join(info.faults)
+        raise ConfigError(f"the node {info.host} has {' and '.join(other)}; expected {wanted}, as in the driver")
+    if info.load_errors:
+        lines = "\n  ".join(info.load_errors)
         raise ConfigError(
-            f"the settings name what can't be used on the node {info.host}; install it there, or have Ray bring it "
-            f"(runtime_env: py_modules, or env_vars with PYTHONPATH):\n  {names}"
+            f"the settings name code that can't be loaded on the node {info.host}; install it there, or let Ray ship "
+            f"it (runtime_env: py_modules, or env_vars with PYTHONPATH):\n  {lines}"
         )
 
 
 def log_tail(info: WorkerInfo | None) -> str:
-    """The end of a worker's log, or where it is."""
+    """Return the end of a worker's log, or a text that says where it is."""
     if info is None:
-        return "it has said nothing yet"
+        return "the worker has not started yet"
     try:
         lines = Path(info.log).read_text(errors="replace").splitlines()
     except OSError:
-        return f"it is on the node {info.host}, in {info.log or 'Ray session logs'}"
-    return "\n".join(lines[-_LOG_LINES:]) or "it is empty"
+        return f"the log is on the node {info.host}, in {info.log or 'the logs of the Ray session'}"
+    return "\n".join(lines[-_LOG_LINES:]) or "the log is empty"

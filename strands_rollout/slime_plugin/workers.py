@@ -1,8 +1,8 @@
-"""Episode workers in the driver, which is the process that calls `generate`: it assigns episodes to actors on Ray.
+"""The driver's side of episode workers: the process that calls `generate` assigns episodes to actors on Ray.
 
-Each episode goes to the worker that has least to do. The driver keeps the records of its steps, so that another worker
-continues it where one dies. All that Ray is asked happens in one thread with an event loop of its own; callers wait in
-theirs.
+Each episode goes to the least busy worker. The driver keeps the records of the episode's steps, so that another worker
+can continue it if the first one dies. All calls to Ray are made in one thread with an event loop of its own; callers
+wait in theirs.
 """
 
 from __future__ import annotations
@@ -59,62 +59,66 @@ from strands_rollout.slime_plugin.worker import (
 )
 
 logger = logging.getLogger(__name__)
-_START_LIMIT_S: Final = 120.0
-_RETRY_START_S: Final = 30.0  # after which a start that failed is tried again
+_START_TIMEOUT_S: Final = 120.0
+_RETRY_START_S: Final = 30.0  # seconds after which a failed start of the pool is tried again
 _ABORT_POLL_S: Final = 0.02
-_MOST_DEATHS: Final = 5
-_DEATHS_WITHIN_S: Final = 60.0
-_MOST_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
-_CAUSE_CHARS: Final = 200
-_LEFT_LIMIT_S: Final = 60.0
+_MAX_DEATHS: Final = 5  # of one worker within `_DEATH_WINDOW_S`; then the run ends
+_DEATH_WINDOW_S: Final = 60.0
+_MAX_ATTEMPTS: Final = 3  # of an episode that makes no progress between deaths of its workers
+_MAX_CAUSE_CHARS: Final = 200
+_READ_RECORDS_TIMEOUT_S: Final = 60.0
 _NODE_POLL_S: Final = 5.0
-_CLOSE_LIMIT_S: Final = 3.0
-_SEND_AFTER_S: Final = 0.005
-_TELL_LIMIT_S: Final = 0.5
-_MOST_GROUPS: Final = 4096
-_MOST_ARGS: Final = 8
-_GROUP_SLACK: Final = 1.25  # how much busier a worker may be that has a sibling
+_CLOSE_TIMEOUT_S: Final = 3.0
+_SEND_DELAY_S: Final = 0.005  # collects several messages into one call of an actor
+_SEND_ABORT_TIMEOUT_S: Final = 0.5
+_MAX_GROUPS: Final = 4096
+_MAX_ARGS: Final = 8
+_SIBLING_SLACK: Final = 1.25  # factor by which a sibling's worker may be busier and still be chosen
 _SMOOTHING: Final = 0.1
-_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
-_NO_ABORT: Final = AbortSignals(own=False, asked=None)
+_ANSI_COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NO_ABORT: Final = AbortSignals(slime=False, user=None)
 
 
 async def play_on_worker(call: GenerateCall, settings: RolloutSettings) -> SampleLike | list[SampleLike]:
-    """Play the episode of a call of `generate` in an episode worker; the settings are the run's.
+    """Play the episode of a call of `generate` in an episode worker.
+
+    Args:
+        call: The call of `generate`.
+        settings: The settings of the run, without the row's.
 
     Raises:
-        RolloutError: No worker can play it.
-        WorkersLostError: A worker dies again and again, which is to end the run.
+        RolloutError: No worker can play the episode.
+        WorkersLostError: A worker keeps dying; the run must end.
     """
     if settings.freeze_gc:
-        freeze_long_lived()  # full collections would look through what finished samples hold
-    pool, sample = _pool_of(settings.episode_workers), call.sample
+        freeze_long_lived()  # full collections would scan the contents of all finished samples
+    pool, sample = _get_pool(settings.episode_workers), call.sample
     job = _EpisodeJob(call, settings.should_abort)
 
     def conditions() -> dict[str, str]:
         return episode_conditions(call, with_row_settings(settings, sample.metadata))
 
     job.file = await open_journal(sample, settings, conditions, evaluation=call.evaluation)
-    job.records = [] if job.file is None else [*job.file.records]  # of a driver that died
+    job.records = [] if job.file is None else [*job.file.records]  # left by a driver that died
     try:
-        job.packed_call = pool.packed_call(job)
+        job.packed_call = pool.pack_call(job)
         result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.play(job), pool.loop))
-        await own_pass()  # results come in batches
-        return _filled(job, result)
+        await own_pass()  # results arrive in batches: fill one sample in each pass of the event loop
+        return _fill_samples(job, result)
     except WorkersLostError as e:
-        failed_groups_of(call.args).error = e  # for slime's fully-async rollout, which loses what is raised here
+        failed_groups_of(call.args).error = e  # slime's fully-async rollout loses exceptions, and reads this instead
         raise
     finally:
         if job.file is not None:
             job.file.close(keep=is_unfinished(sample))
 
 
-def _filled(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
-    """The caller's sample with what the worker gave, and its siblings; aborted where no worker had begun."""
+def _fill_samples(job: _EpisodeJob, result: Result | None) -> SampleLike | list[SampleLike]:
+    """Fill the caller's sample from a worker's result, and build its siblings; None means aborted before the start."""
     sample = job.call.sample
     if result is None:
         if not slime_adapter.may_return_aborted(job.call.args, sample):
-            raise errors.EngineAbortedError("the rollout was aborted before an episode worker had a place")
+            raise errors.EngineAbortedError("the rollout was aborted before an episode worker was free")
         sample.status = statuses_of(sample).ABORTED
         return sample
     is_list, (own, *others) = remote.unpack(result.data, result.buffers)
@@ -130,16 +134,23 @@ def _filled(job: _EpisodeJob, result: Result | None) -> SampleLike | list[Sample
 
 @dataclass(eq=False, slots=True)
 class _EpisodeJob:
-    """An episode that is assigned to workers, one after the other where they die.
+    """An episode that is assigned to a worker, and to the next one if that worker dies.
 
     Attributes:
-        done: Becomes its result; None where it was aborted before it had begun.
-        worker: Where it is played; None while it waits.
-        since: When it began to wait, or to be played.
-        records: Of its last attempt that has any.
-        fresh: Of this attempt, from its beginning, as far as they have come.
-        may_have_acted, is_certain: See `journal.RecordSink`.
-        told: The signals that its worker knows.
+        key: Identifies the episode in this driver.
+        sent: slime's args as the worker gets them.
+        packed_call: The packed `worker.RemoteCall`.
+        file: The journal's file of this sample; None without the setting `journal_dir`.
+        done: Its result; None if it was aborted before it began.
+        worker: The worker that plays it; None while it waits.
+        since: When it began to wait or to be played, by `time.monotonic`.
+        records: The records of the last attempt that has any.
+        new_records: The records of this attempt that have arrived so far.
+        may_have_acted: As in `journal.RecordSink`.
+        is_certain: As in `journal.RecordSink`.
+        sent_aborts: The abort signals that its worker knows.
+        attempts: Attempts in a row without progress.
+        queue_s: Seconds that it has waited for workers.
     """
 
     call: GenerateCall
@@ -152,76 +163,86 @@ class _EpisodeJob:
     worker: _Worker | None = None
     since: float = 0.0
     records: list[bytes] = field(default_factory=list)
-    fresh: list[bytes] = field(default_factory=list)
+    new_records: list[bytes] = field(default_factory=list)
     may_have_acted: bool = True
     is_certain: bool = False
-    told: AbortSignals = _NO_ABORT
+    sent_aborts: AbortSignals = _NO_ABORT
     attempts: int = 0
     queue_s: float = 0.0
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Return whether no caller waits for it any more."""
         return self.done is None or self.done.done()
 
-    def aborts(self) -> AbortSignals:
-        """The signals as they are now."""
+    def read_aborts(self) -> AbortSignals:
+        """Return the abort signals as they are now."""
         args, sample = self.call.args, self.call.sample
-        own = slime_adapter.is_aborting(args, sample)
+        slime = slime_adapter.is_aborting(args, sample)
         if self.should_abort is None:
-            return AbortSignals(own, None)
-        return AbortSignals(own, own or slime_adapter.is_aborting(args, sample, self.should_abort))
+            return AbortSignals(slime, None)
+        return AbortSignals(slime, slime or slime_adapter.is_aborting(args, sample, self.should_abort))
 
     def end(self, outcome: Result | RolloutError | None) -> None:
-        """Let its caller have what it came to."""
+        """Hand the outcome to the caller, unless it has one."""
         if self.done is None or self.done.done():
             return
         if isinstance(outcome, RolloutError):
-            self.done.set_exception(copy.copy(outcome))  # each raise adds to a traceback
+            self.done.set_exception(copy.copy(outcome))  # a copy, since each raise extends the traceback
         else:
             self.done.set_result(outcome)
 
     def begin_attempt(self, worker: _Worker) -> Assignment:
-        """Give it to a worker."""
+        """Assign the episode to a worker, and return the message for it."""
         now = time.monotonic()
         self.queue_s += now - self.since
         self.since, self.worker, worker.jobs[self.key] = now, worker, self
         if self.file is not None:
             self.file.begin()
         left = LeftRecords(self.records, self.may_have_acted, self.is_certain)
-        return Assignment(self.key, *self.packed_call, left, self.told)
+        return Assignment(self.key, *self.packed_call, left, self.sent_aborts)
 
     def on_worker_death(self, left: Sequence[bytes] | None) -> None:
-        """Count an attempt whose worker died; `left` are the records in its file, None where that can't be read."""
-        # a turn is sent before its tools run, and written after that; a call's result the other way round
-        ahead = 0 if left is None else len(self.fresh) - len(left)
-        fresh = self.fresh if left is None or ahead > 0 else [*left]
-        self.attempts = 0 if fresh else self.attempts + 1
-        if fresh:
-            self.records, self.may_have_acted, self.is_certain = fresh, ahead != 1, True
-        self.fresh, self.since, self.worker = [], time.monotonic(), None
-        if self.attempts >= _MOST_ATTEMPTS:
+        """Prepare the next attempt after the worker died.
+
+        Args:
+            left: The records in the worker's file; None if it can't be read.
+        """
+        # a turn's record is sent before its tools run, and written to the file after that; a call's result is written
+        # first. So if the driver has exactly one record more than the file, the tools had not begun
+        ahead = 0 if left is None else len(self.new_records) - len(left)
+        records = self.new_records if left is None or ahead > 0 else [*left]
+        self.attempts = 0 if records else self.attempts + 1
+        if records:
+            self.records, self.may_have_acted, self.is_certain = records, ahead != 1, True
+        self.new_records, self.since, self.worker = [], time.monotonic(), None
+        if self.attempts >= _MAX_ATTEMPTS:
             self.end(
-                errors.LostEpisodeError(f"{self.attempts} episode workers died one after the other as they played it")
+                errors.LostEpisodeError(f"{self.attempts} episode workers in a row died while they played the episode")
             )
 
-    def record(self, record: bytes) -> None:
-        """Keep a record of its steps."""
-        self.fresh.append(record)
+    def add_record(self, record: bytes) -> None:
+        """Keep a record of the episode's steps."""
+        self.new_records.append(record)
         if self.file is not None:
             self.file.write(record)
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """A place of the pool, and the actor that has it now.
+    """A worker of the pool, with its current actor, which is replaced when it dies.
 
     Attributes:
-        assignments, notices, cancelled: Arguments of the next call of `EpisodeWorker.assign`.
+        node: Ray's id of the node that it must run on; None to let Ray choose.
+        jobs: The episodes that it plays, by key.
+        assignments: For the next call of `EpisodeWorker.assign`, as are `notices` and `cancelled`.
+        has_args: The numbers of slime's args that the actor has, in the order in which they were sent.
+        busy: The CPU cores that it used lately.
+        episode_s: Smoothed seconds that an episode takes.
     """
 
     number: int
-    node: str | None  # that it must be on
+    node: str | None
     actor: Ray = None
     info: WorkerInfo | None = None
     is_ready: bool = False
@@ -229,120 +250,125 @@ class _Worker:
     assignments: list[Assignment] = field(default_factory=list)
     notices: list[AbortNotice] = field(default_factory=list)
     cancelled: list[int] = field(default_factory=list)
-    has_args: dict[int, None] = field(default_factory=dict)  # in the order in which they were sent
-    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_DEATHS))
+    has_args: dict[int, None] = field(default_factory=dict)
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_DEATHS))
     restarts: int = 0
     episodes: int = 0
     busy: float = 0.0
-    episode_s: float = 0.0  # that one takes, smoothed
+    episode_s: float = 0.0
 
     def __str__(self) -> str:
         where = f" (process {self.info.pid} on {self.info.host})" if self.info else ""
         return f"episode worker {self.number}{where}"
 
     def add_episode(self, seconds: float) -> None:
-        """Count an episode that it has played."""
+        """Count a played episode and its duration."""
         self.episodes += 1
         self.episode_s += (seconds - self.episode_s) * (_SMOOTHING if self.episode_s else 1.0)
 
-    def rank(self) -> float:
-        """The lowest gets the next episode: a slow node's is ranked as if it had more of them."""
+    def load(self) -> float:
+        """Return the seconds of work that it would have with one more episode; the lowest gets the next episode."""
         return (len(self.jobs) + 1) * (self.episode_s or 1.0)
 
 
 class WorkerPool:
-    """The workers of one setting. Coroutines run in the pool's own thread."""
+    """The workers of one value of the setting `episode_workers`; coroutines run in the pool's own thread."""
 
     def __init__(self, setting: EpisodeWorkers) -> None:
         self._setting = setting
         self._ray = remote.require_ray()
-        self._name = uuid.uuid4().hex  # tells its episodes from those of other pools
+        self._name = uuid.uuid4().hex  # distinguishes its records from those of other pools
         self._workers: list[_Worker] = []
         self._queue: deque[_EpisodeJob] = deque()
-        self._jobs: defaultdict[Hashable, dict[int, _EpisodeJob]] = defaultdict(dict)  # by what decides on their abort
-        self._groups: OrderedDict[Hashable, _Worker] = OrderedDict()
+        self._jobs: defaultdict[Hashable, dict[int, _EpisodeJob]] = defaultdict(dict)  # by `abort_key`, then by key
+        self._groups: OrderedDict[Hashable, _Worker] = OrderedDict()  # the worker of a group's last episode
         self._numbers = itertools.count(1)
         self._args: OrderedDict[int, SentArgs] = OrderedDict()
         self._args_lock = threading.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: asyncio.Task[None] | None = None
-        self.failed_at: float | None = None  # when no worker could be started
-        self._fault: RolloutError | None = None
+        self.failed_at: float | None = None  # when a start failed, by `time.monotonic`
+        self._error: RolloutError | None = None  # fails all episodes from now on
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="episode-workers", daemon=True)
         self._thread.start()
-        slime_adapter.ABORT_LISTENERS.add(self.tell_of_abort)
+        slime_adapter.ABORT_LISTENERS.add(self.announce_abort)
 
-    def packed_call(self, job: _EpisodeJob) -> Packed:
-        """The job's `worker.RemoteCall`, packed.
+    def pack_call(self, job: _EpisodeJob) -> Packed:
+        """Pickle the job's `worker.RemoteCall`, and give the job its key.
 
         Raises:
-            ConfigError: Something of it can't be pickled.
+            ConfigError: The args or the sample can't be pickled.
         """
         args, sample = job.call.args, job.call.sample
         slime_adapter.watch_aborts(args, sample)
-        job.sent = sent = self._as_sent(args)
-        job.key, job.told = next(self._numbers), job.aborts()
+        job.sent = sent = self._pack_args(args)
+        job.key, job.sent_aborts = next(self._numbers), job.read_aborts()
         spans = slime_adapter.open_spans(sample)
         params = dict(job.call.sampling_params)
         try:
             return remote.pack(RemoteCall(sent.number, sample, params, job.call.evaluation, spans))
         except Exception as e:  # a sample's values may raise anything when they are pickled
-            found = remote.unpicklable_value(vars(sample), pickle.dumps)
-            words = f"the sample can't be sent to an episode worker: {found}; expected values that pickle takes"
-            raise errors.ConfigError(f"{words}, or episode_workers: 0") from e
+            got = remote.unpicklable_value(vars(sample), pickle.dumps)
+            raise errors.ConfigError(
+                f"the sample can't be sent to an episode worker: {got}; expected values that can be pickled, or "
+                "episode_workers: 0"
+            ) from e
 
     async def play(self, job: _EpisodeJob) -> Result | None:
-        """What a worker fills the job's sample with; None where it was aborted before a worker had begun."""
-        if self._fault is not None:
-            raise copy.copy(self._fault)
+        """Play the job on a worker and return its result; None if it was aborted before a worker began."""
+        if self._error is not None:
+            raise copy.copy(self._error)
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
         job.done, job.since = self.loop.create_future(), time.monotonic()
         args, sample = job.call.args, job.call.sample
-        asked = slime_adapter.abort_key(args, sample, job.should_abort)
-        self._jobs[asked][job.key] = job
+        abort_key = slime_adapter.abort_key(args, sample, job.should_abort)
+        self._jobs[abort_key][job.key] = job
         self._queue.append(job)
         self._assign()
         try:
             return await job.done
         finally:
-            del self._jobs[asked][job.key]
-            if not self._jobs[asked]:
-                del self._jobs[asked]
-            if job.worker is not None and job.key in job.worker.jobs:  # its caller was cancelled
+            del self._jobs[abort_key][job.key]
+            if not self._jobs[abort_key]:
+                del self._jobs[abort_key]
+            if job.worker is not None and job.key in job.worker.jobs:  # the caller was cancelled
                 del job.worker.jobs[job.key]
                 job.worker.cancelled.append(job.key)
                 self._send_soon(job.worker)
                 self._assign()
 
     async def close(self) -> None:
-        """End all workers; what they play is lost."""
+        """End all workers; the episodes that they play are lost."""
         for task in self._tasks:
             task.cancel()
         try:
-            closing = [asyncio.ensure_future(one.actor.close.remote()) for one in self._workers if one.is_ready]
+            closing = [asyncio.ensure_future(each.actor.close.remote()) for each in self._workers if each.is_ready]
             if closing:
-                await asyncio.wait(closing, timeout=_CLOSE_LIMIT_S)
+                await asyncio.wait(closing, timeout=_CLOSE_TIMEOUT_S)
         except Exception:  # Ray may raise anything; a worker that can't be closed is killed
             logger.debug("episode workers can't be closed", exc_info=True)
         for worker in self._workers:
             self._kill(worker)
 
     def metrics(self) -> dict[str, float]:
-        """Of each worker: episodes and restarts so far, and the share of a CPU that it used lately."""
+        """Return for each worker its episodes and restarts so far, and the CPU cores that it used lately."""
         names = ("episodes", "restarts", "busy")
-        return {f"workers/{one.number}/{name}": float(getattr(one, name)) for one in self._workers for name in names}
+        return {f"workers/{each.number}/{name}": float(getattr(each, name)) for each in self._workers for name in names}
 
-    def tell_of_abort(self) -> None:
-        """Tell all workers of an abort; return when they know, or after a moment: slime's loop stands still."""
+    def announce_abort(self) -> None:
+        """Send an abort to all workers; return when they know or after `_SEND_ABORT_TIMEOUT_S`.
+
+        Blocks slime's event loop meanwhile, so that slime aborts the engines' requests only after that.
+        """
         with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(self._tell_of_aborts(), self.loop).result(_TELL_LIMIT_S)
+            asyncio.run_coroutine_threadsafe(self._send_aborts_and_wait(), self.loop).result(_SEND_ABORT_TIMEOUT_S)
 
     def stop(self) -> None:
         """End all workers and the pool's thread."""
-        slime_adapter.ABORT_LISTENERS.discard(self.tell_of_abort)
+        slime_adapter.ABORT_LISTENERS.discard(self.announce_abort)
         with suppress(Exception):
             asyncio.run_coroutine_threadsafe(self.close(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -350,31 +376,31 @@ class WorkerPool:
         if not self._thread.is_alive():
             self.loop.close()
 
-    def _as_sent(self, args: SlimeArgs) -> SentArgs:
-        """These args as they are now, with the number under which workers know them."""
+    def _pack_args(self, args: SlimeArgs) -> SentArgs:
+        """Return the args as they are now, pickled once per change, with the number by which workers know them."""
         with self._args_lock:
-            held = self._args.get(id(args))
-            if held is None or not held.belongs_to(args):
-                held = self._args[id(args)] = SentArgs(args, next(self._numbers))
-                while len(self._args) > _MOST_ARGS:
+            sent = self._args.get(id(args))
+            if sent is None or not sent.belongs_to(args):
+                sent = self._args[id(args)] = SentArgs(args, next(self._numbers))
+                while len(self._args) > _MAX_ARGS:
                     self._args.popitem(last=False)
             self._args.move_to_end(id(args))
-            return held
+            return sent
 
     async def _start(self) -> None:
         """Start all workers.
 
         Raises:
-            ConfigError: There are fewer places than workers, or the settings name what is not there.
+            ConfigError: The cluster has too few free resources, or code that the settings name can't be loaded.
             RolloutError: A worker does not start.
         """
         try:
-            places = await asyncio.to_thread(remote.choose_nodes, self._ray, self._setting)
-            self._workers = [_Worker(number, node) for number, node in enumerate(places)]
+            nodes = await asyncio.to_thread(remote.choose_nodes, self._ray, self._setting)
+            self._workers = [_Worker(number, node) for number, node in enumerate(nodes)]
             await asyncio.gather(*(self._start_worker(worker) for worker in self._workers))
         except RolloutError as e:
-            self._fault, self.failed_at = e, time.monotonic()
-            logger.error("event=episode_workers_not_started error=%s", e)  # noqa: TRY400 - it speaks for itself
+            self._error, self.failed_at = e, time.monotonic()
+            logger.error("event=episode_workers_not_started error=%s", e)  # noqa: TRY400 - no traceback is needed
             await self.close()
             raise
         for worker in self._workers:
@@ -387,15 +413,15 @@ class WorkerPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _start_worker(self, worker: _Worker) -> None:
-        """Make the worker's actor, and have it get ready.
+        """Create the worker's actor and start it.
 
         Raises:
-            RolloutError: It does not start, or not with what the settings name.
+            RolloutError: It does not start, or can't load code that the settings name.
         """
         with self._args_lock:
             sent = next(reversed(self._args.values()))
         level = logging.getLogger().getEffectiveLevel()
-        # a worker that died has left its records on its node
+        # restart on the node where the dead worker's records are
         node = worker.node or (worker.info.node if worker.info else None)
         worker.has_args, worker.info = {sent.number: None}, None
         try:
@@ -405,12 +431,13 @@ class WorkerPool:
                 .options(**options)
                 .remote(worker.number, self._name, level, KNOWN_VERSIONS.numbering)
             )
-            async with asyncio.timeout(_START_LIMIT_S):
-                info: WorkerInfo = await worker.actor.hello.remote(sent.number, sent.data)
+            async with asyncio.timeout(_START_TIMEOUT_S):
+                info: WorkerInfo = await worker.actor.start.remote(sent.number, sent.data)
         except TimeoutError:
             raise RolloutError(
-                f"episode worker {worker.number} did not start within {_START_LIMIT_S:.0f} s; `ray list actors` says "
-                "whether it waits for resources or for its runtime environment, and Ray's logs why"
+                f"episode worker {worker.number} did not start within {_START_TIMEOUT_S:.0f} s; run `ray list actors` "
+                "to see whether it waits for resources or for its runtime environment, and read Ray's logs for the "
+                "reason"
             ) from None
         except Exception as e:  # Ray may raise anything while it starts an actor
             raise RolloutError(f"episode worker {worker.number} can't start: {describe(e)}") from e
@@ -419,26 +446,26 @@ class WorkerPool:
         self._assign()
 
     async def _run_worker(self, worker: _Worker) -> None:
-        """Take the batches of a worker while it lives, and start it again when it died."""
-        fault: object = None
-        while self._fault is None:
+        """Process the batches of a worker while it lives, and restart it whenever it has died."""
+        cause: object = None
+        while self._error is None:
             try:
                 while worker.is_ready:
-                    self._take(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
+                    self._process_batch(worker, await worker.actor.collect.remote(is_clear=not self._is_aborting()))
             except Exception as e:  # whatever Ray raises here, the actor can't be reached any more
-                fault = e
+                cause = e
             try:
-                await self._restart(worker, shorten(describe(fault), _CAUSE_CHARS))
-                fault = None
-            except Exception as e:  # a worker that can't be started again has died once more
-                fault = e
+                await self._restart(worker, shorten(describe(cause), _MAX_CAUSE_CHARS))
+                cause = None
+            except Exception as e:  # a worker that can't be restarted has died once more
+                cause = e
 
-    def _take(self, worker: _Worker, batch: Batch) -> None:
+    def _process_batch(self, worker: _Worker, batch: Batch) -> None:
         worker.busy, results = batch.busy, batch.results
-        KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with it
+        KNOWN_VERSIONS.note(batch.newest_version)  # before any result that was sampled with that version
         for key, record in batch.records:
             if key in worker.jobs:
-                worker.jobs[key].record(record)
+                worker.jobs[key].add_record(record)
         for result in results:
             job = worker.jobs.pop(result.key, None)
             if job is None:
@@ -453,23 +480,24 @@ class WorkerPool:
     async def _restart(self, worker: _Worker, cause: str) -> None:
         worker.is_ready = False
         self._kill(worker)  # an actor that Ray can't reach may still run
-        now, died, lost = time.monotonic(), worker.info, worker.jobs
+        now, dead, lost = time.monotonic(), worker.info, worker.jobs
         worker.jobs, worker.assignments, worker.notices, worker.cancelled = {}, [], [], []
         worker.deaths.append(now)
         worker.restarts += 1
         logger.warning("event=episode_worker_died worker=%s episodes=%d cause=%s", worker, len(lost), cause)
-        if len(worker.deaths) == _MOST_DEATHS and now - worker.deaths[0] < _DEATHS_WITHIN_S:
-            words = f"{worker} died {_MOST_DEATHS} times within {_DEATHS_WITHIN_S:.0f} s, the last time by: {cause}."
-            self._fail(WorkersLostError(f"{words} The end of its log:\n{remote.log_tail(died)}"))
+        if len(worker.deaths) == _MAX_DEATHS and now - worker.deaths[0] < _DEATH_WINDOW_S:
+            message = f"{worker} died {_MAX_DEATHS} times within {_DEATH_WINDOW_S:.0f} s, the last time by: {cause}."
+            self._fail_all(WorkersLostError(f"{message} The end of its log:\n{remote.log_tail(dead)}"))
             return
         left: dict[int, Sequence[bytes]] | None = None
         starting = self.loop.create_task(self._start_worker(worker))
         try:
-            # without the records that it left, a tool that has finished counts as one that may be running
-            while self._near(died) is None and not starting.done() and await self._node_lasts(died):
+            # wait for any worker on the dead one's node, to read its records there: without them, a tool that has
+            # finished would count as one that may be running, and the episode would be lost
+            while self._worker_near(dead) is None and not starting.done() and await self._is_node_alive(dead):
                 await asyncio.wait({starting}, timeout=_NODE_POLL_S)
-            if died is not None and (near := self._near(died)) is not None:
-                left = await self._left(near, died)
+            if dead is not None and (near := self._worker_near(dead)) is not None:
+                left = await self._take_left_records(near, dead)
         finally:
             for key, job in lost.items():
                 job.on_worker_death(None if left is None else left.get(key, ()))
@@ -477,28 +505,28 @@ class WorkerPool:
             self._assign()
         await starting
 
-    async def _node_lasts(self, died: WorkerInfo | None) -> bool:
-        """Whether a worker's node is still there."""
+    async def _is_node_alive(self, dead: WorkerInfo | None) -> bool:
+        """Return whether the node of a dead worker is alive."""
         nodes = await asyncio.to_thread(self._ray.nodes)
-        return any(node["Alive"] and died is not None and node["NodeID"] == died.node for node in nodes)
+        return any(node["Alive"] and dead is not None and node["NodeID"] == dead.node for node in nodes)
 
-    def _near(self, died: WorkerInfo | None) -> _Worker | None:
-        """A worker on the node of one that died."""
-        ready = [(one, one.info) for one in self._workers if one.is_ready and one.info is not None]
-        return next((one for one, info in ready if died is not None and info.node == died.node), None)
+    def _worker_near(self, dead: WorkerInfo | None) -> _Worker | None:
+        """Return a ready worker on the node of a dead one."""
+        ready = [(each, each.info) for each in self._workers if each.is_ready and each.info is not None]
+        return next((each for each, info in ready if dead is not None and info.node == dead.node), None)
 
-    async def _left(self, worker: _Worker, died: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
-        """Records in the files of a dead process on the worker's node; the driver lacks the last of them."""
+    async def _take_left_records(self, worker: _Worker, dead: WorkerInfo) -> dict[int, Sequence[bytes]] | None:
+        """Return the records in the files of a dead worker, through a worker on its node; the driver lacks the last."""
         try:
-            async with asyncio.timeout(_LEFT_LIMIT_S):
-                found: dict[int, Sequence[bytes]] = await worker.actor.left.remote(died.folder)
-                return found
-        except Exception:  # Ray may raise anything; the driver has most of them itself
+            async with asyncio.timeout(_READ_RECORDS_TIMEOUT_S):
+                left: dict[int, Sequence[bytes]] = await worker.actor.take_left_records.remote(dead.folder)
+                return left
+        except Exception:  # Ray may raise anything; the driver has most of the records itself
             logger.debug("the records of a dead episode worker can't be read", exc_info=True)
             return None
 
-    def _fail(self, error: RolloutError) -> None:
-        self._fault = error
+    def _fail_all(self, error: RolloutError) -> None:
+        self._error = error
         logger.error("event=episode_workers_lost error=%s", error)
         for jobs in self._jobs.values():
             for job in jobs.values():
@@ -509,11 +537,11 @@ class WorkerPool:
             self._kill(worker)
 
     def _kill(self, worker: _Worker) -> None:
-        with suppress(Exception):  # it is gone already where Ray can't find it
+        with suppress(Exception):  # an actor that Ray can't find is dead already
             self._ray.kill(worker.actor, no_restart=True)
 
     def _assign(self) -> None:
-        """Give waiting jobs the free places, in their order."""
+        """Assign waiting jobs to workers, in order, while any worker is free."""
         while self._queue:
             job = self._queue[0]
             worker = None if job.is_over else self._choose(job)
@@ -526,33 +554,31 @@ class WorkerPool:
                 self._send_soon(worker)
 
     def _choose(self, job: _EpisodeJob) -> _Worker | None:
-        most = self._setting.max_episodes
-        free = [one for one in self._workers if one.is_ready and (most is None or len(one.jobs) < most)]
+        limit = self._setting.max_episodes
+        free = [each for each in self._workers if each.is_ready and (limit is None or len(each.jobs) < limit)]
         if not free:
             return None
-        chosen = min(free, key=_Worker.rank)
+        chosen = min(free, key=_Worker.load)
         group = getattr(job.call.sample, "group_index", None)
-        if group is not None:  # siblings begin with the same prompt, which is encoded once
-            siblings = self._groups.get(group)
-            if siblings in free and siblings.rank() <= _GROUP_SLACK * chosen.rank():
-                chosen = siblings
+        if group is not None:  # the samples of a group have one prompt, which a worker encodes once
+            group_worker = self._groups.get(group)
+            if group_worker in free and group_worker.load() <= _SIBLING_SLACK * chosen.load():
+                chosen = group_worker
             self._groups[group] = chosen
-            if len(self._groups) > _MOST_GROUPS:
+            if len(self._groups) > _MAX_GROUPS:
                 self._groups.popitem(last=False)
         return chosen
 
     def _send_soon(self, worker: _Worker) -> None:
-        """Send the actor what has gathered, together with what comes in the next moment."""
+        """Send the pending messages of a worker, together with those of the next moment."""
         if len(worker.assignments) + len(worker.notices) + len(worker.cancelled) == 1:
-            self.loop.call_later(_SEND_AFTER_S, self._send, worker, worker.actor)
+            self.loop.call_later(_SEND_DELAY_S, self._send, worker, worker.actor)
 
     def _send(self, worker: _Worker, actor: Ray) -> Ray | None:
-        """Send the actor what has gathered; Ray's reference of the call, if there is one."""
+        """Send the pending messages of a worker, and return Ray's reference to the call; None if nothing was sent."""
         if actor is not worker.actor or not worker.is_ready:  # it has died meanwhile
             return None
-        if not (
-            worker.assignments or worker.notices or worker.cancelled
-        ):  # all was sent with an abort, which can't wait
+        if not (worker.assignments or worker.notices or worker.cancelled):  # an abort has sent them already
             return None
         assignments, notices, cancelled = worker.assignments, worker.notices, worker.cancelled
         worker.assignments, worker.notices, worker.cancelled = [], [], []
@@ -565,51 +591,55 @@ class WorkerPool:
         if sent is not None and sent.number not in worker.has_args:
             worker.has_args[sent.number] = None
             remote.drop_oldest_args(worker.has_args)
-            with suppress(Exception):  # as above
+            with suppress(Exception):  # a failed send means a dead actor
                 worker.actor.set_args.remote(sent.number, sent.data)
 
     async def _poll_aborts(self) -> None:
-        """Tell workers of aborts of which nothing else tells."""
+        """Send aborts that no listener reports, such as those of `should_abort`, to the workers."""
         while True:
             await asyncio.sleep(_ABORT_POLL_S)
-            self._begin_to_tell_of_aborts()
+            self._send_aborts()
 
-    async def _tell_of_aborts(self) -> None:
-        """Return when the workers know."""
-        with suppress(Exception):  # as above
-            await asyncio.gather(*self._begin_to_tell_of_aborts(), return_exceptions=True)
+    async def _send_aborts_and_wait(self) -> None:
+        """Send aborts, and return when the workers know of them."""
+        with suppress(Exception):  # a failed send means a dead actor
+            await asyncio.gather(*self._send_aborts(), return_exceptions=True)
 
-    def _begin_to_tell_of_aborts(self) -> list[Ray]:
-        """Tell workers of aborts, which the calls returned do; what waits and has not begun ends at once."""
-        told: list[Ray] = []
+    def _send_aborts(self) -> list[Ray]:
+        """Send new aborts to the workers, and end jobs that wait and have not begun.
+
+        Returns:
+            Ray's references to the calls.
+        """
+        calls: list[Ray] = []
         for jobs in [*self._jobs.values()]:
-            now = _aborts_of(jobs)
-            if any(now):
-                told += self._tell_of_abort([job for job in jobs.values() if job.told != now], now)
-        return told
+            aborts = _read_aborts(jobs)
+            if any(aborts):
+                calls += self._send_abort([job for job in jobs.values() if job.sent_aborts != aborts], aborts)
+        return calls
 
     def _is_aborting(self) -> bool:
-        return any(any(_aborts_of(jobs)) for jobs in self._jobs.values())
+        return any(any(_read_aborts(jobs)) for jobs in self._jobs.values())
 
-    def _tell_of_abort(self, jobs: Sequence[_EpisodeJob], told: AbortSignals) -> list[Ray]:
+    def _send_abort(self, jobs: Sequence[_EpisodeJob], aborts: AbortSignals) -> list[Ray]:
         by_worker: defaultdict[_Worker, list[int]] = defaultdict(list)
         for job in jobs:
-            job.told = told
+            job.sent_aborts = aborts
             if job.worker is None:
                 if not job.records:
                     job.end(None)
-            elif job.key in job.worker.jobs:  # else its worker has died, and the next one is told with the assignment
+            elif job.key in job.worker.jobs:  # else its worker has died, and the next assignment holds the signals
                 by_worker[job.worker].append(job.key)
         for worker, keys in by_worker.items():
-            worker.notices.append(AbortNotice(keys, told))
+            worker.notices.append(AbortNotice(keys, aborts))
         calls = [self._send(worker, worker.actor) for worker in by_worker]
         return [call for call in calls if call is not None]
 
 
-def _aborts_of(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
-    """`_EpisodeJob.aborts` of jobs that share what decides on it."""
+def _read_aborts(jobs: Mapping[int, _EpisodeJob]) -> AbortSignals:
+    """Return the abort signals of jobs with one abort key, which share them."""
     try:
-        return next(iter(jobs.values())).aborts()
+        return next(iter(jobs.values())).read_aborts()
     except Exception:  # a user's should_abort may raise anything
         return _NO_ABORT
 
@@ -618,7 +648,7 @@ _POOLS: Final[dict[tuple[int, str], WorkerPool]] = {}
 _POOLS_LOCK: Final = threading.Lock()
 
 
-def _pool_of(setting: EpisodeWorkers) -> WorkerPool:
+def _get_pool(setting: EpisodeWorkers) -> WorkerPool:
     key = os.getpid(), json.dumps(setting.model_dump(mode="json"), sort_keys=True)
     with _POOLS_LOCK:
         pool = _POOLS.get(key)
@@ -631,7 +661,7 @@ def _pool_of(setting: EpisodeWorkers) -> WorkerPool:
 
 
 def pool_metrics() -> dict[str, float]:
-    """Of all workers of this process's pools; see `WorkerPool.metrics`."""
+    """Return the metrics of all workers of this process; see `WorkerPool.metrics`."""
     return {name: value for pool in list(_POOLS.values()) for name, value in pool.metrics().items()}
 
 
@@ -645,7 +675,7 @@ def close_pools() -> None:
 
 @contextmanager
 def local_workers(count: int) -> Iterator[None]:
-    """Have a Ray of this machine alone, with room for so many workers, while the block lasts; nothing for none."""
+    """Run Ray on this machine alone, with CPUs for `count` workers, within the block; do nothing for 0."""
     if not count:
         yield
         return
@@ -656,7 +686,7 @@ def local_workers(count: int) -> Iterator[None]:
     try:
         ray.init(address="local", num_cpus=count, include_dashboard=False, logging_level=logging.WARNING)
     except Exception as e:  # Ray may fail to start in many ways
-        raise errors.ConfigError(f"Ray can't be started here, for --workers: {describe(e)}") from e
+        raise errors.ConfigError(f"Ray can't be started here for --workers: {describe(e)}") from e
     try:
         yield
     finally:
@@ -664,9 +694,9 @@ def local_workers(count: int) -> Iterator[None]:
         ray.shutdown()
 
 
-def describe(fault: object) -> str:
-    """A fault in one line: its type, and the first and last line of the text, into which Ray puts a whole traceback."""
-    cause = getattr(fault, "cause", None) or fault
-    lines = [line.strip() for line in _COLOUR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
+def describe(error: object) -> str:
+    """Return an error in one line: its type, and the first and last line of its text, which may be a traceback."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in _ANSI_COLOUR.sub("", str(cause)).splitlines() if line.strip(" ^~")]
     text = " ... ".join([*lines[:1], *lines[1:][-1:]])
     return shorten(f"{type(cause).__name__}: {text}" if isinstance(cause, BaseException) else text, 500)

@@ -150,7 +150,7 @@ def test_without_the_hub_an_id_is_looked_for_in_the_cache_alone(name, variables,
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", refuse)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(ConfigError, match=f"{said}.*; expected the folder of a model.* hf download {name}"):
+    with pytest.raises(ConfigError, match=f"{said}.*; expected the folder of a model.* .hf download {name}"):
         tokenizer_of(SimpleNamespace(hf_checkpoint=name), Sample())
     assert asked == [True]
 
@@ -219,7 +219,7 @@ async def test_a_trace_that_fails_is_logged_once_and_the_episode_completes(
         assert sum(sample.loss_mask) > 0
     [warning] = [record for record in caplog.records if record.name == slime_seam.logger.name]
     assert "slime's trace could not" in warning.getMessage()
-    assert "episodes go on" in warning.getMessage()
+    assert "episodes continue" in warning.getMessage()
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -72,7 +72,7 @@ def cluster() -> Iterator[SimpleNamespace]:
 @pytest.fixture(autouse=True)
 def _ends_what_it_starts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     recorded_tools.clear_calls()
-    monkeypatch.setattr(workers, "_START_LIMIT_S", HANG_S)
+    monkeypatch.setattr(workers, "_START_TIMEOUT_S", HANG_S)
     if "alone" in request.keywords:
         close_pools()
     yield
@@ -225,9 +225,9 @@ async def test_what_waits_for_a_place_is_aborted_untouched(stage: Stage) -> None
 
 
 @pytest.mark.alone
-async def test_tell_of_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
+async def test_announce_abort_returns_when_every_worker_knows(stage: Stage, monkeypatch) -> None:
     monkeypatch.setattr(workers, "_ABORT_POLL_S", HANG_S)  # nothing else tells them
-    monkeypatch.setattr(workers, "_TELL_LIMIT_S", HANG_S)
+    monkeypatch.setattr(workers, "_SEND_ABORT_TIMEOUT_S", HANG_S)
     flag, goes_on = threading.Event(), asyncio.Event()
     reply = stage.policy.reply
 
@@ -240,7 +240,7 @@ async def test_tell_of_abort_returns_when_every_worker_knows(stage: Stage, monke
     await stage.fake.arrived(4)
     flag.set()
     [pool] = workers._POOLS.values()
-    await asyncio.to_thread(pool.tell_of_abort)
+    await asyncio.to_thread(pool.announce_abort)
     goes_on.set()
     assert {one.status.value for one in await running} == {"aborted"}
     assert len(stage.fake.requests) == 4
@@ -263,8 +263,8 @@ async def test_a_request_that_a_worker_sends_after_an_abort_is_ended_by_the_work
 async def test_a_request_from_before_an_abort_is_waited_for_in_a_worker(stage: Stage, monkeypatch) -> None:
     stage.fake._router = True
     flag, batches = threading.Event(), list[object]()
-    take = workers.WorkerPool._take
-    monkeypatch.setattr(workers.WorkerPool, "_take", lambda *given: (batches.append(given[1]), take(*given)))
+    take = workers.WorkerPool._process_batch
+    monkeypatch.setattr(workers.WorkerPool, "_process_batch", lambda *given: (batches.append(given[1]), take(*given)))
     stage.policy.disturb = lambda asked: hold_after(3) if asked.done == 0 else None
     running = asyncio.ensure_future(stage.play(1, should_abort=flag.is_set, abort_grace_s=HANG_S * 2))
     await wait_until(lambda: stage.fake.requests)
@@ -380,7 +380,7 @@ async def test_a_program_whose_tool_kills_each_worker_fails(stage: Stage) -> Non
     await stage.play_one(sample, **PROGRAM)
     facts = sample.metadata["strands_rollout"]
     assert (sample.status.value, facts["stop_reason"], sample.remove_sample) == ("failed", "worker_error", True)
-    assert "episode workers died one after the other" in facts["error"]
+    assert "episode workers in a row died" in facts["error"]
     assert Counter(recorded_tools.ended_calls()) == {"deadly-0:0": 4, "deadly-0:1": 4}
 
 
@@ -438,7 +438,7 @@ async def test_what_cant_be_done_is_said_before_the_first_episode(stage: Stage, 
     message = await error_of(stage, odd, episode_workers=1)
     assert "the sample can't be sent" in message
     assert "metadata" in message
-    monkeypatch.setattr(workers, "_START_LIMIT_S", 0.5)
+    monkeypatch.setattr(workers, "_START_TIMEOUT_S", 0.5)
     assert (
         "did not start within" in await error_of(stage, episode_workers={"count": 1, "resources": {"here": 0.0001}})
         or True
@@ -465,7 +465,7 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
         workers._EpisodeJob(call_of(Sample()), None, key=7),
         list[int](),
     )
-    place.jobs, job.fresh, job.worker = {7: job}, [b"turn"], place
+    place.jobs, job.new_records, job.worker = {7: job}, [b"turn"], place
     pool = object.__new__(workers.WorkerPool)
     pool.loop, pool._workers, pool._queue = asyncio.get_running_loop(), [place], deque()
 
@@ -480,7 +480,8 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
     async def left(_near: Any, _died: Any) -> dict[int, list[bytes]]:
         return {7: [b"turn", b"result"]}
 
-    pool._ray, pool._start_worker, pool._left = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None), greet, left
+    pool._ray = SimpleNamespace(nodes=nodes, kill=lambda *_a, **_k: None)
+    pool._start_worker, pool._take_left_records = greet, left
     monkeypatch.setattr(pool, "_assign", lambda: None)
     await pool._restart(place, "killed")
     assert (job.records, list(pool._queue)) == ([b"turn", b"result"], [job])
@@ -489,7 +490,7 @@ async def test_what_a_dead_worker_left_is_read_however_long_the_next_one_takes_t
 def test_a_dead_workers_file_and_the_drivers_records_tell_whether_tools_may_have_begun() -> None:
     cases = [([b"a"], [], [b"a"], False), ([b"a"], None, [b"a"], True), ([b"a"], [b"a", b"b"], [b"a", b"b"], True)]
     for sent, left, kept, may_have_acted in [*cases, ([b"a", b"b", b"c"], [b"a"], [b"a", b"b", b"c"], True)]:
-        job = workers._EpisodeJob(call_of(Sample()), None, fresh=sent)
+        job = workers._EpisodeJob(call_of(Sample()), None, new_records=sent)
         job.on_worker_death(left)
         assert (job.records, job.may_have_acted, job.is_certain) == (kept, may_have_acted, True)
 
@@ -503,7 +504,7 @@ async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follow
     pool.loop, pool._setting, pool._workers = loop, SimpleNamespace(max_episodes=None), [place]
     pool._groups, pool._queue = OrderedDict(), deque()
     lost = workers._EpisodeJob(call_of(Sample(index=1)), None, key=1, done=loop.create_future(), worker=place)
-    assert pool._tell_of_abort([lost], worker.AbortSignals(True, None)) == []
+    assert pool._send_abort([lost], worker.AbortSignals(True, None)) == []
     lost.on_worker_death([b"a turn"])
     later = workers._EpisodeJob(call_of(Sample(index=2)), None, key=2, done=loop.create_future())
     place.is_ready = True
@@ -511,7 +512,7 @@ async def test_a_worker_that_was_started_again_in_an_abort_is_handed_what_follow
     pool._assign()
     await wait_until(lambda: bool(told))
     ((assignments, notices, cancelled),) = told
-    assert [(one.key, one.aborts.own) for one in assignments] == [(1, True), (2, False)]
+    assert [(one.key, one.aborts.slime) for one in assignments] == [(1, True), (2, False)]
     assert (notices, cancelled) == ([], [])
 
 

@@ -367,6 +367,9 @@ class EpisodeFacts:
         return {name: value for name, value in values.items() if value is not None or keeps_none.get(name)}
 
 
+_NO_FACTS: Final = EpisodeFacts()
+
+
 @functools.cache
 def _fact_types() -> dict[str, type]:
     """Return the classes of the facts by name, from their annotations `TYPE | None`."""
@@ -386,7 +389,8 @@ def _read_fact(value: object, kind: type) -> Any:  # noqa: ANN401 - an instance 
 
 def facts_of(sample: object) -> EpisodeFacts:
     """Return the facts of the sample's episode; all unknown for a foreign sample."""
-    return EpisodeFacts.read(recorded_facts(getattr(sample, "metadata", None)))
+    facts = recorded_facts(getattr(sample, "metadata", None))
+    return EpisodeFacts.read(facts) if facts else _NO_FACTS
 
 
 def recorded_facts(metadata: object) -> Mapping[str, Any]:

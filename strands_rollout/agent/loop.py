@@ -166,9 +166,7 @@ class DirectInvocation:
         self._agent = agent
         self._state = state
         self._is_observed = listeners is None
-        self._hooks = agent.hooks if listeners is None else hooks.HookRegistry()
-        for listener in listeners or ():
-            self._hooks.add_hook(listener)
+        self._listeners = listeners
         self._callbacks: dict[type, list[Any]] = {}  # the listeners', by the event's class
         self._specs: list[ToolSpec] = agent.tool_registry.get_all_tool_specs()
         self._given_specs: list[ToolSpec] = []
@@ -283,7 +281,7 @@ class DirectInvocation:
         """Return True if a hook may read a model call's projected tokens; Strands' hooks of most agents don't."""
         if getattr(self._agent.conversation_manager, "_compression_threshold", None) is not None:
             return True
-        listening = self._hooks.get_callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
+        listening = self._callbacks_for(hooks.BeforeModelCallEvent(agent=self._agent))
         return any(
             not getattr(listen, "__module__", "").startswith(_MODULES_WITHOUT_TOKEN_READERS) for listen in listening
         )
@@ -510,12 +508,15 @@ class DirectInvocation:
         return [*interrupts.values()]
 
     def _callbacks_for(self, event: hooks.BaseHookEvent) -> Iterable[Any]:
-        """Return the callbacks of an event in their order, which is looked up once where nobody can add any."""
-        if self._is_observed:
-            return self._hooks.get_callbacks_for(event)
+        """Return the callbacks of an event in their order; those of listeners, which stay the same, are found once."""
+        registered = self._agent.hooks.get_callbacks_for
+        if self._listeners is None:
+            return registered(event)
         kind = type(event)
         if kind not in self._callbacks:
-            self._callbacks[kind] = [*self._hooks.get_callbacks_for(event)]
+            own = self._listeners
+            # callbacks of listeners are methods of theirs
+            self._callbacks[kind] = [one for one in registered(event) if getattr(one, "__self__", None) in own]
         return self._callbacks[kind]
 
 

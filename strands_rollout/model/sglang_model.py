@@ -67,7 +67,7 @@ class SGLangModel(Model):
         continue_aborted: Continue a turn that the engine aborts, as it does for a weight update, from its own tokens;
             otherwise raise `EngineAbortedError`.
         should_abort: Function that returns true once the rollout is aborted; no aborted turn is continued then.
-        control: The episode's control, which has a `should_abort` of its own.
+        control: The episode's control, which has a `should_abort` of its own: give one of the two.
         request_span: Context manager around each request; see `RequestSpan`.
         on_rewritten_history: For a history that does not extend what the policy has read, and for another system prompt
             or a further tool in mid-conversation: "error" refuses it; "segment" begins a new trajectory with it, which
@@ -111,6 +111,11 @@ class SGLangModel(Model):
     ) -> None:
         if (base_url is None) == (client is None):
             raise ConfigError(f"got base_url={base_url!r} and client={client!r}; expected exactly one of them")
+        if control is not None and should_abort is not never:
+            raise ConfigError(
+                "got control and should_abort, of which the control has its own; expected one of them, "
+                "such as control=Control(should_abort)"
+            )
         given = {name: value for name, value in model_config.items() if value is not None}
         self.config = sampling.updated_config(sampling.DEFAULT_CONFIG, given)
         thinking = {} if enable_thinking is None else {"enable_thinking": enable_thinking}

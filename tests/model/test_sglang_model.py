@@ -17,6 +17,7 @@ from strands.types.exceptions import (
 )
 
 from strands_rollout import SGLangClient, SGLangModel, TokenLimits, create_client
+from strands_rollout.control import Control
 from strands_rollout.errors import BudgetExhaustedError, ConfigError, PromptError, TrajectoryError
 
 
@@ -120,6 +121,11 @@ def test_sglang_model_needs_either_base_url_or_client(shipped_tokenizer: Any, bo
     client = create_client("http://127.0.0.1:1")
     with pytest.raises(ConfigError, match="expected exactly one"):
         SGLangModel(tokenizer=shipped_tokenizer, **({"base_url": "http://x", "client": client} if both else {}))
+
+
+def test_sglang_model_takes_should_abort_or_a_control_that_has_its_own(shipped_tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"got control and should_abort.*Control\(should_abort\)"):
+        SGLangModel(shipped_tokenizer, "http://127.0.0.1:1", control=Control(), should_abort=lambda: False)
 
 
 def test_sglang_model_in_a_synchronous_agent(shipped_tokenizer: Any) -> None:
